@@ -1,6 +1,8 @@
 """`decisionllm serve`: a trained run behind HTTP, with a journal of requests and answers."""
 
+import json
 import os
+import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
     from decisionllm.serving.shadow import Shadow
 
 
+# fields of a policy that change its answers
+ACTING = (
+    "window",
+    "stride",
+    "decode",
+    "target_return",
+    "execution",
+    "planning_horizon",
+    "planning_value",
+)
 POSITIVE = (
     "deadline_ms",
     "max_batch_size",
@@ -139,6 +151,7 @@ def application(config: dict[str, Any]) -> Any:
         journal,
         token=os.environ.get("DECISIONLLM_TOKEN") or None,
         campaigns=campaigns,
+        move_campaigns=config["move_campaigns"],
         shadow=shadow,
         exchange=exchange,
         log=config["log"],
@@ -181,14 +194,22 @@ def journal_path(config: dict[str, Any]) -> Path:
 def model_info(
     run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """The answer of /v1/model."""
+    """The answer of /v1/model. `model` names the run and what decides its answers: a digest of its
+    weights and of how the policy acts.
+    """
     folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config))
+    weights = (folder / "model.safetensors").read_bytes()
+    acting = {name: getattr(policy, name) for name in ACTING} | {"spec": run_info["spec"]}
+    digest = blake2b(weights + json.dumps(acting, sort_keys=True).encode(), digest_size=6)
+    # a header, which names the model in each answer, has no other letters
+    name = re.sub(r"[^\w.-]", "_", Path(run).name, flags=re.ASCII)
     backbone = dict(run_config["backbone"])
     if "folder" in backbone:
         backbone["folder"] = None  # a path of this machine
     return {
         "run": Path(run).name,
-        "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
+        "model": f"{name}@{digest.hexdigest()}",
+        "weights": blake2b(weights, digest_size=6).hexdigest(),
         "dataset": run_info["dataset"]["name"],
         "fingerprint": run_info["fingerprint"],
         "spec": run_info["spec"],

@@ -88,6 +88,7 @@ def create_app(
     max_body_bytes: int = 8_000_000,
     campaigns: dict[str, Any] | None = None,
     exchange: dict[str, Any] | None = None,
+    move_campaigns: bool = False,
     **limits: Any,
 ) -> FastAPI:
     """The FastAPI app of a policy.
@@ -100,7 +101,11 @@ def create_app(
         campaigns: options of CampaignManager.
         exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice
             counts as won.
+        move_campaigns: open campaigns of another model go on with this one.
         limits: of Service.
+
+    Raises:
+        ValueError: the journal has open campaigns that this model may not or cannot answer.
     """
     manager = None
     open_bids = None
@@ -110,6 +115,9 @@ def create_app(
         manager = CampaignManager(
             policy, observation, journal, name=model_info["model"], **campaigns or {}
         )
+        # the service finds a damaged file too, and reports it
+        with logs.written(limits.get("log", "none")), contextlib.suppress(sqlite3.Error):
+            manager.check_open(move=move_campaigns)
         open_bids = openrtb.reservations(manager.journal, expiry)
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, model_info)
@@ -156,7 +164,11 @@ def create_app(
     ]
     app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
     app.add_middleware(
-        RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response
+        RequestGuard,
+        token=token,
+        max_body_bytes=max_body_bytes,
+        on_response=metrics.on_response,
+        model=model_info["model"],
     )
     return app
 

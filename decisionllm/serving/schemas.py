@@ -232,6 +232,7 @@ class Campaign(BaseModel):
     text: str
     target_return: float | None
     bid_cap: float | None
+    model: str | None = Field(description="that answers the campaign")
 
 
 class CampaignWithTicks(Campaign):

@@ -181,7 +181,7 @@ def test_another_file_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "other.sqlite") as file:
         file.execute("CREATE TABLE notes (text)")
     with pytest.raises(
-        ValueError, match="journal: expected one of version 1, got another database"
+        ValueError, match="journal: expected one of version 2, got another database"
     ):
         load(path=str(tmp_path / "other.sqlite"))
     with pytest.raises(

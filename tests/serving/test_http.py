@@ -340,6 +340,25 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     )
 
 
+def test_answers_logs_and_metrics_name_the_model(tmp_path, capfd):
+    app = create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"), log="json")
+    with serving(app) as client:
+        id = begun(client)
+        tick = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        bid = {"id": "r", "imp": [{"id": "1", "ext": {"value": 0.02}}], "ext": {"campaign": id}}
+        answers = [tick, client.post("/openrtb/2.6/bid", json=bid)]
+        assert [(a.status_code, a.headers["x-model"]) for a in answers] == [(200, "m1")] * 2
+        assert client.get(f"/v1/campaigns/{id}").json()["model"] == "m1"
+        assert 'model="m1"' in client.get("/metrics").text
+    requests = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert {line["model"] for line in requests if line["message"] == "request"} == {"m1"}
+    other = MODEL_INFO | {"model": "m2"}
+    with pytest.raises(ValueError, match="expected m2, got open campaigns of another model"):
+        create_app(policy_of(), other, SPEC, Journal(tmp_path / "j"))
+    create_app(policy_of(), other, SPEC, Journal(tmp_path / "j"), move_campaigns=True)
+    assert Journal(tmp_path / "j").campaign(id)["model"] == "m2"
+
+
 def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         ids = [begun(client, i) for i in range(3)]

@@ -18,14 +18,19 @@ from decisionllm.files import atomic, explained
 
 Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
 
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
-SCHEMA = (
-    # facts: the settings in JSON; the column's name belongs to version 1
+VERSION_1 = (
+    # facts: the settings in JSON
     "CREATE TABLE campaigns (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE,"
     " opened REAL NOT NULL, facts TEXT NOT NULL, ended TEXT)",
     "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL,"
     " request TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
+)
+# What version 2 adds; a file of version 1 gets it when a server opens it.
+VERSION_2 = (
+    # model: that answers the campaign; NULL: version 1 did not know it
+    "ALTER TABLE campaigns ADD COLUMN model TEXT",
 )
 LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
@@ -67,6 +72,8 @@ class Journal:
         got = "another database"
         if application == APPLICATION:
             got = f"version {version}"
+            if version == 1:
+                got += ", which a server that starts with it brings up to date"
         if (application, version) != (APPLICATION, VERSION):
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
@@ -82,16 +89,23 @@ class Journal:
         self._writer.execute("PRAGMA synchronous=FULL")
         # of two processes that start together, one makes the tables
         with transaction(self._writer):
-            if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in SCHEMA:
+            empty = not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone()
+            statements = VERSION_1 if empty else ()
+            if empty or self._is_version_1():
+                for statement in (*statements, *VERSION_2):
                     self._writer.execute(statement)
                 self._writer.execute(f"PRAGMA application_id={APPLICATION}")
                 self._writer.execute(f"PRAGMA user_version={VERSION}")
 
-    def write(self, entries: Sequence[Entry]) -> list[bool]:
-        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new.
+    def _is_version_1(self) -> bool:
+        pragmas = "PRAGMA application_id", "PRAGMA user_version"
+        found = [self._writer.execute(pragma).fetchone()[0] for pragma in pragmas]
+        return found == [APPLICATION, 1]
 
-        No row is changed.
+    def write(self, entries: Sequence[Entry]) -> list[bool]:
+        """Write all entries of `opened`, `ticked`, `ended` and `moved`, or none.
+
+        Returns which were new. No answer is changed.
         """
         with self._writing, transaction(self._writer):
             return [self._writer.execute(*entry).rowcount == 1 for entry in entries]
@@ -99,7 +113,7 @@ class Journal:
     def campaigns(self) -> list[dict[str, Any]]:
         """Every campaign in the order of opening.
 
-        It has id, opened (seconds since 1970), ended (how, or None) and its settings.
+        It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
         return [campaign for campaign, _ in self._found("ORDER BY number")]
 
@@ -130,11 +144,12 @@ class Journal:
         return next(iter(self._found("WHERE id = ?", id, answer=LAST)), None)
 
     def _found(self, which: str, *values: Any, answer: str = "NULL") -> list[Row]:
-        columns = f"id, opened, ended, facts, {answer}"
+        columns = f"id, opened, ended, model, facts, {answer}"
         rows = self._read(f"SELECT {columns} FROM campaigns {which}", *values)
         found = []
-        for id, opened, ended, settings, last in rows:
-            campaign = {"id": id, "opened": opened, "ended": ended, **json.loads(settings)}
+        for id, opened, ended, model, settings, last in rows:
+            campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
+            campaign |= json.loads(settings)
             found.append((campaign, json.loads(last) if last else None))
         return found
 
@@ -143,10 +158,16 @@ class Journal:
         ((count,),) = self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")
         return int(count)
 
-    def open_ids(self, count: int) -> list[str]:
-        """Ids of campaigns that have not ended, the one opened last first, at most so many."""
-        query = "SELECT id FROM campaigns WHERE ended IS NULL ORDER BY number DESC LIMIT ?"
-        return [id for (id,) in self._read(query, count)]
+    def open_models(self) -> list[tuple[str | None, int, int]]:
+        """(model, number of its campaigns that have not ended, steps of the longest) of each."""
+        longest = "MAX(json_extract(facts, '$.horizon'))"
+        query = f"SELECT model, COUNT(*), {longest} FROM campaigns WHERE ended IS NULL"
+        return self._read(f"{query} GROUP BY model")
+
+    def open_ids(self, count: int, model: str) -> list[str]:
+        """Ids of a model's campaigns that have not ended, the newest first, at most so many."""
+        which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
+        return [id for (id,) in self._read(f"SELECT id FROM campaigns WHERE {which}", model, count)]
 
     def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
         """The ticks of a campaign from this one on, in their order: index, request and answer."""
@@ -263,27 +284,29 @@ def _copy(source: sqlite3.Connection, to: Path) -> None:
         copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
 
 
-def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:
+def opened(id: str, key: str | None, settings: dict[str, Any], model: str = "") -> Entry:
     """The entry of a new campaign. Of several with the same key only the first is written."""
-    values = id, key, time.time(), json.dumps(settings)
-    return "INSERT OR IGNORE INTO campaigns (id, key, opened, facts) VALUES (?, ?, ?, ?)", values
+    values = id, key, time.time(), json.dumps(settings), model
+    columns = "id, key, opened, facts, model"
+    return f"INSERT OR IGNORE INTO campaigns ({columns}) VALUES (?, ?, ?, ?, ?)", values
 
 
-def ticked(id: str, step: int, request: str, answer: str) -> Entry:
-    """The entry of a tick of a campaign that has not ended.
+def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> Entry:
+    """The entry of a tick of a campaign that has not ended and is this model's.
 
     Request and answer are JSON and read back unchanged.
     """
-    still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL)"
-    return f"INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE {still_open}", (
-        id,
-        step,
-        request,
-        answer,
-        id,
-    )
+    columns = "campaign, step, request, answer"
+    still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL AND model = ?)"
+    values = id, step, request, answer, id, model
+    return f"INSERT OR IGNORE INTO ticks ({columns}) SELECT ?, ?, ?, ? WHERE {still_open}", values
 
 
 def ended(id: str, how: str) -> Entry:
     """The entry of the end of a campaign."""
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
+
+
+def moved(model: str) -> Entry:
+    """The entry after which this model answers all campaigns that have not ended."""
+    return "UPDATE campaigns SET model = ? WHERE ended IS NULL AND model IS NOT ?", (model, model)
