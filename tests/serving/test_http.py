@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -452,6 +453,43 @@ def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
         assert client.get("/readyz").status_code == 503 and "is full" in caplog.text
         journal._writer.execute("PRAGMA max_page_count=1000000")
         assert client.get("/readyz").status_code == 200
+
+
+def test_a_locked_journal_is_a_503_at_the_deadline_and_changes_nothing(tmp_path):
+    app = create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"), deadline=0.3)
+    other = sqlite3.connect(tmp_path / "j", isolation_level=None)
+    with serving(app) as client, contextlib.closing(other):
+        id = begun(client)
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        not_ready = client.get("/readyz")
+        assert time.monotonic() - began < 5, "SQLite itself waits 10 s"
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert "locked" in late.json()["detail"][0]["msg"] and not_ready.status_code == 503
+        other.execute("ROLLBACK")
+        assert client.get("/readyz").status_code == 200
+        assert client.get(f"/v1/campaigns/{id}").json()["step"] == 0
+        other_request = drawn(0, 0) | {"key": "other"}
+        assert client.post(f"/v1/campaigns/{id}/tick", json=other_request).status_code == 200
+
+
+def test_a_write_that_hangs_is_answered_at_the_deadline_and_not_ready(tmp_path):
+    journal, gate = Journal(tmp_path / "j"), threading.Event()
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal, deadline=0.3)) as client:
+        id, write = begun(client), journal.write
+
+        def slow(*given, **more):
+            gate.wait(PATIENCE)
+            return write(*given, **more)
+
+        journal.write = slow
+        tick = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        assert (tick.status_code, tick.json()["detail"][0]["loc"]) == (503, ["server", "journal"])
+        assert client.get("/readyz").status_code == 503
+        gate.set()
+        again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        assert again.status_code == 200 and client.get("/readyz").status_code == 200
 
 
 def test_a_stop_leaves_every_tick_in_the_file(tmp_path):

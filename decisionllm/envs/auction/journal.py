@@ -32,8 +32,15 @@ VERSION_2 = (
     # model: that answers the campaign; NULL: version 1 did not know it
     "ALTER TABLE campaigns ADD COLUMN model TEXT",
 )
+WAIT = 10.0  # most seconds for a lock that another process holds
+# of reads, which wait for no write in WAL mode, so that they may run in an event loop
+READ_WAIT = 0.25
 LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
+
+
+class JournalBusyError(sqlite3.OperationalError):
+    """Another process or thread has the lock for writing."""
 
 
 class Journal:
@@ -67,7 +74,7 @@ class Journal:
             self._reader = self._writer
             self._reading = self._writing
             if not in_memory and not read_only:  # readers do not wait for a write
-                self._reader = _connect(self.path)
+                self._reader = _connect(self.path, READ_WAIT)
                 self._reading = threading.Lock()
         got = "another database"
         if application == APPLICATION:
@@ -102,13 +109,38 @@ class Journal:
         found = [self._writer.execute(pragma).fetchone()[0] for pragma in pragmas]
         return found == [APPLICATION, 1]
 
-    def write(self, entries: Sequence[Entry]) -> list[bool]:
+    def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
         """Write all entries of `opened`, `ticked`, `ended` and `moved`, or none.
 
         Returns which were new. No answer is changed.
+
+        Args:
+            wait: most seconds for the lock.
+
+        Raises:
+            JournalBusyError: others had the lock for so long; nothing is written.
+            sqlite3.Error: the disk is full or the file is damaged; nothing is written.
         """
-        with self._writing, transaction(self._writer):
-            return [self._writer.execute(*entry).rowcount == 1 for entry in entries]
+        with self._locked(wait) as writer, transaction(writer):
+            return [writer.execute(*entry).rowcount == 1 for entry in entries]
+
+    @contextmanager
+    def _locked(self, wait: float) -> Iterator[sqlite3.Connection]:
+        """The connection that writes, waiting at most so many seconds for threads and processes."""
+        end = time.monotonic() + wait
+        if not self._writing.acquire(timeout=wait):
+            raise JournalBusyError("locked by another thread")
+        try:
+            left = max(int(1000 * (end - time.monotonic())), 0)
+            self._writer.execute(f"PRAGMA busy_timeout={left}")
+            yield self._writer
+        except sqlite3.OperationalError as error:
+            # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise JournalBusyError("locked by another process") from error
+            raise
+        finally:
+            self._writing.release()
 
     def campaigns(self) -> list[dict[str, Any]]:
         """Every campaign in the order of opening.
@@ -201,11 +233,11 @@ class Journal:
             raise sqlite3.DatabaseError(found[0][0])
 
     def check_room(self) -> None:
-        """Write and delete 100 kB. Raises sqlite3.Error if that fails."""
-        with self._writing:
-            self._writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
-            self._writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
-            self._writer.execute("DROP TABLE room")
+        """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
+        with self._locked(READ_WAIT) as writer:
+            writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
+            writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
+            writer.execute("DROP TABLE room")
 
     def backup(self, to: str | Path) -> None:
         """Copy the journal, and the decisions of a shadow policy beside it, also while a server
@@ -249,10 +281,10 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _connect(path: str) -> sqlite3.Connection:
+def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
     return sqlite3.connect(
         path,
-        timeout=10,
+        timeout=wait,
         isolation_level=None,
         check_same_thread=False,
         uri=path.startswith("file:"),
