@@ -315,12 +315,10 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     )
     async def campaigns(search: Search = "", before: Before = None) -> dict[str, Any]:
         """The campaigns opened last, newest first."""
-        found = await asyncio.to_thread(journal.latest, LISTED + 1, search=search, before=before)
-        listed, still_open = (
-            [with_status(*row) for row in found[:LISTED]],
-            await asyncio.to_thread(journal.still_open),
-        )
-        return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
+        rows, older = await asyncio.to_thread(journal.latest, LISTED, search=search, before=before)
+        still_open = await asyncio.to_thread(journal.still_open)
+        listed = [with_status(*row) for row in rows]
+        return {"campaigns": listed, "more": older is not None, "older": older, "open": still_open}
 
     whole: dict[str, Any] = {
         "response_model": schemas.CampaignWithTicks,

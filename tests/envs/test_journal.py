@@ -3,12 +3,15 @@ nothing can be written.
 """
 
 import sqlite3
+import threading
+import time
 from contextlib import closing
 
 import pytest
 
-from decisionllm.envs.auction.journal import Journal, opened, ticked
-from tests.conftest import command
+from decisionllm.envs.auction import journal as journals
+from decisionllm.envs.auction.journal import Journal, ended, opened, ticked
+from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
 
@@ -69,6 +72,63 @@ def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_pat
         "copy.shadow, which exists" in capsys.readouterr().err
         and not (tmp_path / "b" / "copy").exists()
     )
+
+
+def test_a_search_delays_no_other_read(tmp_path):
+    """Its thread waits within SQLite, as long as the others need."""
+    journal = written(tmp_path / "j", 3)
+    read, found = threading.Event(), []
+    connections = [x for x in vars(journal).values() if isinstance(x, sqlite3.Connection)]
+    search = threading.Thread(target=lambda: found.append(journal.latest(5, search="none")))
+    others = threading.Thread(target=lambda: (journal.last("c"), journal.steps("c"), read.set()))
+
+    def wait_if_searching():
+        if threading.current_thread() is search:
+            read.wait(PATIENCE)
+
+    for connection in connections:
+        connection.set_progress_handler(wait_if_searching, 1)
+    search.start()
+    while not search.is_alive():
+        time.sleep(0.001)
+    time.sleep(0.1)
+    others.start()
+    others.join(5)
+    late = not read.is_set()
+    read.set()
+    search.join()
+    others.join()
+    assert not late and found == [([], None)]
+
+
+def test_a_search_looks_at_so_many_campaigns_and_says_where_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "SEARCHED", 10)
+    journal = Journal(tmp_path / "j")
+    for i in range(25):
+        named = SETTINGS | {"name": "shoes" if i in (3, 14) else f"hats {i}"}
+        journal.write([opened(f"id-{i}", f"key-{i}", named)])
+
+    def ids(*arguments, **more):
+        rows, older = journal.latest(*arguments, **more)
+        return [campaign["id"] for campaign, _ in rows], older
+
+    assert ids(5, search="shoes") == ([], "id-15")
+    assert ids(5, search="shoes", before="id-15") == (["id-14"], "id-5")
+    assert ids(5, search="shoes", before="id-5") == (["id-3"], None)
+    assert ids(2, search="hats") == (["id-24", "id-23"], "id-23")
+    assert ids(5, search="id-0") == (["id-0"], "id-15"), "a whole id or key is found at once"
+    assert ids(5, search="key-0") == (["id-0"], "id-15")
+    assert ids(30)[1] is None and ids(2, before="id-1") == (["id-0"], None)
+
+
+def test_open_campaigns_are_counted_as_they_are_written(tmp_path):
+    journal = Journal(tmp_path / "j")
+    for id, key in (("a", "k"), ("b", "k"), ("c", None), ("d", None)):
+        journal.write([opened(id, key, SETTINGS)])
+    journal.write([ended("a", "closed"), ended("a", "over")])
+    with pytest.raises(sqlite3.OperationalError):
+        journal.write([ended("c", "closed"), ("no statement", ())])
+    assert Journal(tmp_path / "j").still_open() == 2
 
 
 def test_a_journal_is_read_where_nothing_can_be_written(tmp_path):

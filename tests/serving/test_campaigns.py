@@ -625,7 +625,8 @@ def test_a_journal_reads_back_requests_and_answers(tmp_path):
         tick["answer"] for tick in ticks
     ] == answers
     assert answers[0]["model"] == "m1"
-    assert journal.latest(1) == [(second, None)] and journal.latest(9)[1] == (first, answers[2])
+    assert journal.latest(1) == ([(second, None)], second["id"])
+    assert journal.latest(9) == ([(second, None), (first, answers[2])], None)
     assert journal.still_open() == 1
 
 

@@ -31,11 +31,22 @@ VERSION_1 = (
 VERSION_2 = (
     # model: that answers the campaign; NULL: version 1 did not know it
     "ALTER TABLE campaigns ADD COLUMN model TEXT",
+    # Counted as it is written: /metrics and the page ask for it all the time.
+    "CREATE TABLE counts (open INTEGER NOT NULL)",
+    "INSERT INTO counts SELECT COUNT(*) FROM campaigns WHERE ended IS NULL",
+    "CREATE TRIGGER campaign_opened AFTER INSERT ON campaigns"
+    " BEGIN UPDATE counts SET open = open + 1; END",
+    "CREATE TRIGGER campaign_ended AFTER UPDATE OF ended ON campaigns"
+    " WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL"
+    " BEGIN UPDATE counts SET open = open - 1; END",
+    "CREATE INDEX open_campaigns ON campaigns (number) WHERE ended IS NULL",
 )
 WAIT = 10.0  # most seconds for a lock that another process holds
 # of reads, which wait for no write in WAL mode, so that they may run in an event loop
 READ_WAIT = 0.25
+SEARCHED = 50_000  # most campaigns that one search reads
 LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
+COLUMNS = "id, opened, ended, model, facts"  # of a campaign
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
 
 
@@ -71,11 +82,14 @@ class Journal:
                 self._open_to_write()
             pragmas = "PRAGMA application_id", "PRAGMA user_version"
             application, version = (self._writer.execute(x).fetchone()[0] for x in pragmas)
-            self._reader = self._writer
-            self._reading = self._writing
-            if not in_memory and not read_only:  # readers do not wait for a write
+            self._reader = self._lister = self._writer
+            self._reading = self._listing = self._writing
+            if not in_memory and not read_only:
+                # Reads of one campaign, which bids need, wait neither for a write nor for a list.
                 self._reader = _connect(self.path, READ_WAIT)
                 self._reading = threading.Lock()
+                self._lister = _connect(self.path)
+                self._listing = threading.Lock()
         got = "another database"
         if application == APPLICATION:
             got = f"version {version}"
@@ -147,7 +161,7 @@ class Journal:
 
         It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
-        return [campaign for campaign, _ in self._found("ORDER BY number")]
+        return [campaign for campaign, _ in self._listed("ORDER BY number", answer="NULL")]
 
     def campaign(self, id: str) -> dict[str, Any] | None:
         return next((campaign for campaign, _ in self._found("WHERE id = ?", id)), None)
@@ -156,50 +170,73 @@ class Journal:
         """The campaign opened with this key."""
         return next((campaign for campaign, _ in self._found("WHERE key = ?", key)), None)
 
-    def latest(self, count: int, *, search: str = "", before: str | None = None) -> list[Row]:
+    def latest(
+        self, count: int, *, search: str = "", before: str | None = None
+    ) -> tuple[list[Row], str | None]:
         """The campaigns opened last, newest first, each with the answer to its last tick.
 
         Args:
-            search: part of the name, or the beginning of the id or the key.
+            count: most campaigns.
+            search: part of the name, or the beginning of the id or the key. One call looks at the
+                latest SEARCHED campaigns; a whole id or key is found at once.
             before: the id of a campaign; only those opened before it.
+
+        Returns:
+            (campaigns, `before` of the call that goes on with older ones; None: there are none).
         """
-        where = (
-            "WHERE (? = '' OR instr(lower(json_extract(facts, '$.name')), lower(?))"
-            " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
-            " AND (? IS NULL OR number < (SELECT number FROM campaigns WHERE id = ?))"
-            " ORDER BY number DESC LIMIT ?"
+        last = "(SELECT MAX(number) FROM campaigns)"
+        if before is not None:
+            last = "(SELECT number - 1 FROM campaigns WHERE id = ?)"
+        ((newest,),) = self._list(f"SELECT {last}", *[before] * (before is not None))
+        if newest is None:
+            return [], None
+        oldest = 1
+        exact: list[Row] = []
+        which = "number BETWEEN ? AND ?"
+        words: list[str] = []
+        if search:
+            oldest = max(newest - SEARCHED + 1, 1)
+            which += " AND (instr(lower(json_extract(facts, '$.name')), lower(?))"
+            which += " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
+            words = [search] * 3
+            if before is None:
+                known = "WHERE (id = ? OR key = ?) AND number < ?"
+                exact = self._listed(known, search, search, oldest)
+        rows = self._listed(
+            f"WHERE {which} ORDER BY number DESC LIMIT ?", oldest, newest, *words, count + 1
         )
-        return self._found(where, *(search,) * 4, before, before, count, answer=LAST)
+        if len(rows) > count:
+            return exact + rows[:count], rows[count - 1][0]["id"]
+        if oldest == 1:
+            return exact + rows, None
+        ((older,),) = self._list("SELECT id FROM campaigns WHERE number >= ? LIMIT 1", oldest)
+        return exact + rows, older
 
     def last(self, id: str) -> Row | None:
         """A campaign with the answer to its last tick."""
         return next(iter(self._found("WHERE id = ?", id, answer=LAST)), None)
 
     def _found(self, which: str, *values: Any, answer: str = "NULL") -> list[Row]:
-        columns = f"id, opened, ended, model, facts, {answer}"
-        rows = self._read(f"SELECT {columns} FROM campaigns {which}", *values)
-        found = []
-        for id, opened, ended, model, settings, last in rows:
-            campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
-            campaign |= json.loads(settings)
-            found.append((campaign, json.loads(last) if last else None))
-        return found
+        return _rows(self._read(f"SELECT {COLUMNS}, {answer} FROM campaigns {which}", *values))
+
+    def _listed(self, which: str, *values: Any, answer: str = LAST) -> list[Row]:
+        return _rows(self._list(f"SELECT {COLUMNS}, {answer} FROM campaigns {which}", *values))
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
-        ((count,),) = self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")
+        ((count,),) = self._list("SELECT open FROM counts")
         return int(count)
 
     def open_models(self) -> list[tuple[str | None, int, int]]:
         """(model, number of its campaigns that have not ended, steps of the longest) of each."""
         longest = "MAX(json_extract(facts, '$.horizon'))"
         query = f"SELECT model, COUNT(*), {longest} FROM campaigns WHERE ended IS NULL"
-        return self._read(f"{query} GROUP BY model")
+        return self._list(f"{query} GROUP BY model")
 
     def open_ids(self, count: int, model: str) -> list[str]:
         """Ids of a model's campaigns that have not ended, the newest first, at most so many."""
         which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
-        return [id for (id,) in self._read(f"SELECT id FROM campaigns WHERE {which}", model, count)]
+        return [id for (id,) in self._list(f"SELECT id FROM campaigns WHERE {which}", model, count)]
 
     def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
         """The ticks of a campaign from this one on, in their order: index, request and answer."""
@@ -226,9 +263,14 @@ class Journal:
         with self._reading:
             return self._reader.execute(query, values).fetchall()
 
+    def _list(self, query: str, *values: Any) -> list[Any]:
+        """Rows of a query that reads many of them, on a connection of its own."""
+        with self._listing:
+            return self._lister.execute(query, values).fetchall()
+
     def verify(self) -> None:
         """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
-        found = self._read("PRAGMA quick_check(1)")
+        found = self._list("PRAGMA quick_check(1)")
         if found != [("ok",)]:
             raise sqlite3.DatabaseError(found[0][0])
 
@@ -262,10 +304,12 @@ class Journal:
 
         What SQLite kept beside it is then in it, unless another process has it open.
         """
-        with self._writing:
-            self._writer.close()
         with self._reading:
             self._reader.close()
+        with self._listing:
+            self._lister.close()
+        with self._writing:
+            self._writer.close()
 
 
 @contextmanager
@@ -308,6 +352,16 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
             raise
         connection = _connect(f"{file.as_uri()}?immutable=1")
     return connection
+
+
+def _rows(found: list[Any]) -> list[Row]:
+    """Rows of COLUMNS and an answer, read from their JSON."""
+    rows = []
+    for id, opened, ended, model, settings, last in found:
+        campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
+        campaign |= json.loads(settings)
+        rows.append((campaign, json.loads(last) if last else None))
+    return rows
 
 
 def _copy(source: sqlite3.Connection, to: Path) -> None:
