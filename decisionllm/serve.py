@@ -14,7 +14,7 @@ from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.files import explained
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
-from decisionllm.serving import replicas
+from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
     from decisionllm.serving.shadow import Shadow
@@ -71,14 +71,15 @@ def serve(config: dict[str, Any]) -> None:
     )
     if several:
         listener.close()
-        return replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
+        with logs.written(config["log"]):
+            replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
+        return
     with listener:
         protocol.server(app).run(sockets=[listener])
 
 
 def check(config: dict[str, Any]) -> None:
     """Raise a ValueError for an option that cannot be."""
-    from decisionllm.serving import logs
     from decisionllm.serving.middleware import loopback
 
     host = config["host"]
@@ -101,7 +102,7 @@ def check(config: dict[str, Any]) -> None:
         )
 
 
-def replica(config: dict[str, Any]) -> None:
+def replica(config: dict[str, Any], number: int, beat: replicas.Beat) -> None:
     """Serve until interrupted, as one of several processes."""
     import torch
 
@@ -110,7 +111,7 @@ def replica(config: dict[str, Any]) -> None:
     torch.set_num_threads(max(torch.get_num_threads() // config["replicas"], 1))
     app = application(config)
     with listen(config["host"], config["port"], reuse_port=True) as listener:
-        protocol.server(app).run(sockets=[listener])
+        protocol.server(app, beat=beat).run(sockets=[listener])
 
 
 def listen(host: str, port: int, **options: Any) -> socket.socket:

@@ -4,6 +4,7 @@ answered as such.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -1117,7 +1119,46 @@ def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
 
 def test_a_replica_that_does_not_start_is_an_error():
     with pytest.raises(OSError, match="one ended with exit code 1 as it started"):
-        replicas.run(sys.exit, 1, replicas=2)
+        replicas.run(leave, replicas=2)
+
+
+def leave(number, beat):
+    sys.exit(1)
+
+
+def lives(folder, number, beat):
+    """A replica whose first life ends, whose second and third hang or end, and then it is well."""
+    life = len(list(folder.iterdir()))
+    (folder / str(life)).touch()
+    beat()
+    while life > 2:
+        beat()
+        time.sleep(0.01)
+        if life == 3:
+            os.kill(os.getppid(), signal.SIGTERM)  # enough was seen
+    if life == 1:
+        time.sleep(PATIENCE)
+    os._exit(7)
+
+
+def test_replicas_that_die_again_or_hang_are_replaced(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(replicas, "HUNG", 0.5)
+    monkeypatch.setattr(replicas, "PAUSES", (0.0, 0.05, 0.1))
+    replicas.run(lives, tmp_path, replicas=1)
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["0", "1", "2", "3"]
+    said = [record.getMessage() for record in caplog.records]
+    assert "replica 0 ended with exit code 7; it is started again in 0 s" in said[0]
+    assert "replica 0 hangs" in said[1] and "exit code -9" in said[2] and "7" in said[3]
+
+
+def test_the_pause_before_a_new_start_grows():
+    dead = SimpleNamespace(is_alive=lambda: False, exitcode=1)
+    replica, pauses = replicas.Replica(0, ctypes.c_double(1.0)), []
+    for now in (10, 20, 30, 40, 50, 60, 70, 80, 90, 1000):
+        replica.process, replica.started = dead, now - 5 if now < 1000 else 100
+        replicas.look_after(replica, now)
+        pauses.append(replica.due - now)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 0]
 
 
 @pytest.mark.numeric
