@@ -246,10 +246,18 @@ def policy_routes(
         responses={503: {"model": schemas.Error, "description": "not yet"}},
     )
     async def readyz() -> dict[str, str]:
-        """Whether the model is loaded and has made a decision, and the journal can be written."""
+        """Whether the model is loaded and has made a decision, and the journal can be written.
+
+        `degraded`: all but the rows that are named is served.
+        """
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
+        if service.manager is None:
+            return {"status": "ready"}
         await service.check_journal()
+        damaged = sorted(service.manager.journal.damaged)
+        if damaged:
+            return {"status": "degraded", "damaged": "; ".join(damaged[:20])}
         return {"status": "ready"}
 
     prometheus: dict[int | str, dict[str, Any]] = {
@@ -291,7 +299,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         known = journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        ticks = [tick["answer"] for tick in journal.ticks(id)]
+        ticks = [tick["answer"] for tick in journal.ticks(id, damaged="skip")]
         if service.shadow is not None:
             beside = service.shadow.decisions(id)
             ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]

@@ -11,6 +11,7 @@ import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -360,7 +361,8 @@ class CampaignManager:
         waits for a replay.
         """
         for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
-            self.replay(id)
+            with suppress(journals.DamagedRowError):  # the journal logged it; the others are served
+                self.replay(id)
 
     def replay(
         self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None

@@ -113,6 +113,8 @@ class Metrics(Collector):
         yield gauge(
             "journal_fault", "1 while the journal cannot be read or written.", bool(service.fault)
         )
+        damaged = "Rows of the journal that were found not to be as they were written."
+        yield gauge("damaged_rows", damaged, len(manager.journal.damaged))
         yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
         if manager.cache is not None:
             yield counter(

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.journal import DamagedRowError, Journal
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.reservations import Reservations
@@ -290,6 +290,8 @@ def router(
                 response, reason = decided(request)
             except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
                 reason = "busy"
+            except DamagedRowError:
+                reason = "damaged"
         outcome(reason or "bid", request.test or 0).inc()
         if response is None:
             return no_bid

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from decisionllm.envs.auction.journal import Entry, JournalBusyError
+from decisionllm.envs.auction.journal import DamagedRowError, Entry, JournalBusyError
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs
@@ -223,6 +223,8 @@ class Service:
 
         Returns the error of the request.
         """
+        if isinstance(error, DamagedRowError):  # the others can be read
+            return RequestError(503, "journal", str(error))
         self.counts["journal failed"] += 1
         if str(error) != str(self.fault):
             logger.error("journal %s: %s", self.campaigns.journal.path, error)
@@ -235,6 +237,10 @@ class Service:
         """Raise a RequestError while the journal is damaged, has no room, or takes no write."""
         if self.journal_writer.age > self.deadline:
             raise RequestError(503, "journal", "a write takes longer than the deadline")
+        try:
+            await asyncio.to_thread(self.campaigns.journal.check_file)
+        except sqlite3.Error as error:
+            raise self.failed(error) from error
         # which may pass; a damaged file needs a person
         if isinstance(self.fault, sqlite3.OperationalError):
             try:

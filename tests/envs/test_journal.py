@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from decisionllm.envs.auction import journal as journals
-from decisionllm.envs.auction.journal import Journal, ended, opened, ticked
+from decisionllm.envs.auction.journal import DamagedRowError, Journal, ended, opened, ticked
 from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
@@ -72,6 +72,64 @@ def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_pat
         "copy.shadow, which exists" in capsys.readouterr().err
         and not (tmp_path / "b" / "copy").exists()
     )
+
+
+CHANGES = {
+    "digit": "CAST(replace(CAST({column} AS TEXT), '9', '8') AS TEXT)",
+    "byte": "CAST(replace(CAST({column} AS BLOB), '9', x'ff') AS TEXT)",
+    "end": "substr({column}, 1, 5)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_damaged_row_is_named_and_left_out(tmp_path, change, caplog):
+    journal = Journal(tmp_path / "j")
+    answer = '{"index": 0, "spend": 9.5}'
+    for id in ("a", "b", "c", "d"):
+        journal.write([opened(id, f"key-{id}", SETTINGS | {"name": id})])
+        journal.write([ticked(id, step, '{"x": 9}', answer) for step in range(3)])
+    with sqlite3.connect(tmp_path / "j") as file:
+        for table, column, row in (
+            ("campaigns", "facts", "id = 'a'"),
+            ("ticks", "answer", "campaign = 'b' AND step = 2"),
+            ("ticks", "request", "campaign = 'c' AND step = 1"),
+        ):
+            changed = CHANGES[change].format(column=column)
+            file.execute(f"UPDATE {table} SET {column} = {changed} WHERE {row}")
+    file.close()
+    rows, _ = journal.latest(5)
+    assert [campaign["id"] for campaign, _ in rows] == ["d", "c"]
+    assert [campaign["id"] for campaign in journal.campaigns()] == ["b", "c", "d"]
+    rows, _ = journal.latest(5, search="d")
+    assert [campaign["id"] for campaign, _ in rows] == ["d"]
+    for read, row in (
+        (lambda: journal.campaign("a"), "campaign a"),
+        (lambda: journal.keyed("key-a"), "campaign a"),
+        (lambda: journal.last("b"), "tick 2 of campaign b"),
+        (lambda: journal.tick("c", 1), "tick 1 of campaign c"),
+        (lambda: journal.ticks("c"), "tick 1 of campaign c"),
+    ):
+        with pytest.raises(DamagedRowError, match=f"^{row} is damaged"):
+            read()
+    assert [tick["index"] for tick in journal.ticks("c", damaged="skip")] == [0, 2]
+    assert journal.tick("c", 2) == ('{"x": 9}', answer) and len(journal.ticks("d")) == 3
+    named = {"campaign a", "tick 2 of campaign b", "tick 1 of campaign c"}
+    assert journal.damaged == named and len(caplog.records) == 3, "each is logged once"
+    assert journal.open_models() == [("", 4, 2)]
+
+
+def test_a_journal_that_was_removed_or_replaced_takes_no_write(tmp_path):
+    journal = written(tmp_path / "j", 3)
+    (tmp_path / "j").rename(tmp_path / "moved")
+    for _ in range(2):
+        for work in (journal.check_file, journal.check_room):
+            with pytest.raises(sqlite3.DatabaseError, match="was removed or replaced"):
+                work()
+        with pytest.raises(sqlite3.DatabaseError, match="was removed or replaced"):
+            journal.write([ticked("c", 3, "{}", "{}")])
+        written(tmp_path / "j", 1)
+    journal.close()
+    assert Journal(tmp_path / "j").steps("c") == 1
 
 
 def test_a_search_delays_no_other_read(tmp_path):

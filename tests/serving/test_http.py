@@ -442,6 +442,48 @@ def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
     )
 
 
+def test_a_damaged_row_is_degraded_and_the_rest_is_served(tmp_path):
+    def app():
+        return create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))
+
+    with serving(app()) as client:
+        bad, good = begun(client, 0), begun(client, 1)
+        for id in (bad, good):
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).raise_for_status()
+        assert client.get("/readyz").json() == {"status": "ready"}
+        with sqlite3.connect(tmp_path / "j") as file:
+            file.execute(
+                "UPDATE ticks SET answer = CAST(CAST(answer AS BLOB) || x'ff' AS TEXT)"
+                " WHERE campaign = ?",
+                (bad,),
+            )
+        file.close()
+    with serving(app()) as client:
+        ready = client.get("/readyz")
+        row = f"tick 0 of campaign {bad}"
+        assert (ready.status_code, ready.json()) == (200, {"status": "degraded", "damaged": row})
+        assert [c["id"] for c in client.get("/v1/campaigns").json()["campaigns"]] == [good]
+        refused = client.post(f"/v1/campaigns/{bad}/tick", json=drawn(0, 1))
+        assert refused.status_code == 503 and row in refused.json()["detail"][0]["msg"]
+        assert client.get(f"/v1/campaigns/{bad}").json()["ticks"] == []
+        bid = {"id": "r", "imp": [{"id": "1", "ext": {"value": 0.02}}], "ext": {"campaign": bad}}
+        assert client.post("/openrtb/2.6/bid", json=bid).status_code == 204
+        assert client.post(f"/v1/campaigns/{good}/tick", json=drawn(0, 1)).status_code == 200
+        metrics = client.get("/metrics").text
+        assert "decisionllm_damaged_rows 1.0" in metrics
+        assert "decisionllm_journal_fault 0.0" in metrics
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_journal_that_is_gone_is_not_ready_and_answers_nothing(tmp_path):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        id = begun(client)
+        (tmp_path / "j").rename(tmp_path / "moved")
+        assert client.get("/readyz").status_code == 503
+        assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).status_code == 503
+        assert client.post("/v1/campaigns", json=settings_of(1)).status_code == 503
+
+
 def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
     journal = Journal(tmp_path / "j")
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
@@ -718,7 +760,7 @@ def test_one_bad_tick_fails_alone(client):
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
     client.app.state.service.campaigns.journal._writer.execute(
-        "UPDATE campaigns SET facts = '{' WHERE id = ?", (other,)
+        "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (other,)
     )
     answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
     client.app.state.service.campaigns.journal._writer.execute(
@@ -731,7 +773,7 @@ def test_one_bad_tick_fails_alone(client):
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
     client.app.state.service.campaigns.journal._writer.execute(
-        "UPDATE campaigns SET facts = '{' WHERE id = ?", (id,)
+        "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (id,)
     )
     # as the server does
     answer = client.post(

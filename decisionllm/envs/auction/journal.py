@@ -6,11 +6,14 @@ answered tick; writes that come together share a transaction.
 """
 
 import json
+import logging
+import os
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ VERSION_1 = (
 VERSION_2 = (
     # model: that answers the campaign; NULL: version 1 did not know it
     "ALTER TABLE campaigns ADD COLUMN model TEXT",
+    # sum: see `checksum`; NULL: a row of version 1
+    "ALTER TABLE campaigns ADD COLUMN sum INTEGER",
+    "ALTER TABLE ticks ADD COLUMN sum INTEGER",
     # Counted as it is written: /metrics and the page ask for it all the time.
     "CREATE TABLE counts (open INTEGER NOT NULL)",
     "INSERT INTO counts SELECT COUNT(*) FROM campaigns WHERE ended IS NULL",
@@ -44,14 +50,28 @@ VERSION_2 = (
 WAIT = 10.0  # most seconds for a lock that another process holds
 # of reads, which wait for no write in WAL mode, so that they may run in an event loop
 READ_WAIT = 0.25
+MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 SEARCHED = 50_000  # most campaigns that one search reads
-LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
-COLUMNS = "id, opened, ended, model, facts"  # of a campaign
+CAMPAIGN = "id, key, opened, facts, sum, ended, model"
+TICK = "campaign, step, request, answer, sum"
+# the last tick of each campaign beside it
+LAST = (
+    "LEFT JOIN (SELECT campaign, step, request, answer, sum AS tick_sum FROM ticks)"
+    " ON campaign = id AND step = (SELECT MAX(step) FROM ticks WHERE campaign = id)"
+)
+LAST_TICK = "campaign, step, request, answer, tick_sum"
+NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
+HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
+logger = logging.getLogger("decisionllm.serving")
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
 
 
 class JournalBusyError(sqlite3.OperationalError):
     """Another process or thread has the lock for writing."""
+
+
+class DamagedRowError(sqlite3.DatabaseError):
+    """A row is not as it was written."""
 
 
 class Journal:
@@ -70,6 +90,7 @@ class Journal:
         self.path = str(path)
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
+        self.damaged: set[str] = set()  # rows that were found not to be as they were written
         in_memory = self.path == ":memory:"
         kind = "a file to write, or one written by a server"
         if read_only:
@@ -90,6 +111,7 @@ class Journal:
                 self._reading = threading.Lock()
                 self._lister = _connect(self.path)
                 self._listing = threading.Lock()
+        self._file = None if in_memory else _identity(self.path)
         got = "another database"
         if application == APPLICATION:
             got = f"version {version}"
@@ -145,6 +167,7 @@ class Journal:
         if not self._writing.acquire(timeout=wait):
             raise JournalBusyError("locked by another thread")
         try:
+            self.check_file()
             left = max(int(1000 * (end - time.monotonic())), 0)
             self._writer.execute(f"PRAGMA busy_timeout={left}")
             yield self._writer
@@ -161,14 +184,21 @@ class Journal:
 
         It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
-        return [campaign for campaign, _ in self._listed("ORDER BY number", answer="NULL")]
+        found = []
+        for row in self._list(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
+            with suppress(DamagedRowError):
+                found.append(self._campaign_of(row))
+        return found
 
     def campaign(self, id: str) -> dict[str, Any] | None:
-        return next((campaign for campaign, _ in self._found("WHERE id = ?", id)), None)
+        """The campaign with this id. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE id = ?", id)
+        return self._campaign_of(rows[0]) if rows else None
 
     def keyed(self, key: str) -> dict[str, Any] | None:
-        """The campaign opened with this key."""
-        return next((campaign for campaign, _ in self._found("WHERE key = ?", key)), None)
+        """The campaign opened with this key. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE key = ?", key)
+        return self._campaign_of(rows[0]) if rows else None
 
     def latest(
         self, count: int, *, search: str = "", before: str | None = None
@@ -196,7 +226,7 @@ class Journal:
         words: list[str] = []
         if search:
             oldest = max(newest - SEARCHED + 1, 1)
-            which += " AND (instr(lower(json_extract(facts, '$.name')), lower(?))"
+            which += f" AND (instr(lower({NAME}), lower(?))"
             which += " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
             words = [search] * 3
             if before is None:
@@ -213,14 +243,9 @@ class Journal:
         return exact + rows, older
 
     def last(self, id: str) -> Row | None:
-        """A campaign with the answer to its last tick."""
-        return next(iter(self._found("WHERE id = ?", id, answer=LAST)), None)
-
-    def _found(self, which: str, *values: Any, answer: str = "NULL") -> list[Row]:
-        return _rows(self._read(f"SELECT {COLUMNS}, {answer} FROM campaigns {which}", *values))
-
-    def _listed(self, which: str, *values: Any, answer: str = LAST) -> list[Row]:
-        return _rows(self._list(f"SELECT {COLUMNS}, {answer} FROM campaigns {which}", *values))
+        """A campaign with the answer to its last tick. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} WHERE id = ?", id)
+        return self._with_last(rows[0]) if rows else None
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
@@ -229,7 +254,7 @@ class Journal:
 
     def open_models(self) -> list[tuple[str | None, int, int]]:
         """(model, number of its campaigns that have not ended, steps of the longest) of each."""
-        longest = "MAX(json_extract(facts, '$.horizon'))"
+        longest = f"COALESCE(MAX({HORIZON}), 0)"
         query = f"SELECT model, COUNT(*), {longest} FROM campaigns WHERE ended IS NULL"
         return self._list(f"{query} GROUP BY model")
 
@@ -238,13 +263,25 @@ class Journal:
         which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
         return [id for (id,) in self._list(f"SELECT id FROM campaigns WHERE {which}", model, count)]
 
-    def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
-        """The ticks of a campaign from this one on, in their order: index, request and answer."""
+    def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[dict[str, Any]]:
+        """The ticks of a campaign from this one on, in their order: index, request and answer.
+
+        Args:
+            damaged: `skip` leaves damaged ticks out.
+
+        Raises:
+            DamagedRowError: a tick is damaged.
+        """
         which = "campaign = ? AND step >= ? ORDER BY step"
-        rows = self._read(f"SELECT step, request, answer FROM ticks WHERE {which}", id, first)
         found = []
-        for step, request, answer in rows:
-            tick = {"index": step, "request": json.loads(request), "answer": json.loads(answer)}
+        for row in self._read(f"SELECT {TICK} FROM ticks WHERE {which}", id, first):
+            try:
+                request, answer = self._tick_of(row)
+            except DamagedRowError:
+                if damaged != "skip":
+                    raise
+                continue
+            tick = {"index": row[1], "request": json.loads(request), "answer": json.loads(answer)}
             found.append(tick)
         return found
 
@@ -254,10 +291,50 @@ class Journal:
         return int(count)
 
     def tick(self, id: str, step: int) -> tuple[str, str] | None:
-        """(request, answer) of a tick as they were written."""
-        query = "SELECT request, answer FROM ticks WHERE campaign = ? AND step = ?"
-        found = self._read(query, id, step)
-        return found[0] if found else None
+        """(request, answer) of a tick as they were written. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {TICK} FROM ticks WHERE campaign = ? AND step = ?", id, step)
+        return self._tick_of(rows[0]) if rows else None
+
+    def _listed(self, which: str, *values: Any) -> list[Row]:
+        """Campaigns with the answer to their last tick, without those of which a row is damaged."""
+        found = []
+        query = f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} {which}"
+        for row in self._list(query, *values):
+            with suppress(DamagedRowError):
+                found.append(self._with_last(row))
+        return found
+
+    def _with_last(self, row: tuple[Any, ...]) -> Row:
+        """CAMPAIGN and LAST_TICK of a row."""
+        campaign = self._campaign_of(row[:7])
+        if row[7] is None:
+            return campaign, None
+        _, answer = self._tick_of(row[7:])
+        return campaign, json.loads(answer)
+
+    def _campaign_of(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """A row of CAMPAIGN, checked."""
+        id, key, opened, settings, sum, ended, model = row
+        if sum not in (None, checksum(id, key, opened, settings)):
+            raise self._damage(f"campaign {id}")
+        campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
+        campaign |= json.loads(settings)
+        return campaign
+
+    def _tick_of(self, row: tuple[Any, ...]) -> tuple[str, str]:
+        """(request, answer) of a row of TICK, checked."""
+        campaign, step, request, answer, sum = row
+        if sum not in (None, checksum(campaign, step, request, answer)):
+            raise self._damage(f"tick {step} of campaign {campaign}")
+        return request, answer
+
+    def _damage(self, row: str) -> DamagedRowError:
+        """The error of a damaged row, which is logged when it is found first."""
+        message = f"{row} is damaged"
+        if row not in self.damaged and len(self.damaged) < MOST_DAMAGED:
+            self.damaged.add(row)
+            logger.error("journal %s: %s", self.path, message)
+        return DamagedRowError(message)
 
     def _read(self, query: str, *values: Any) -> list[Any]:
         with self._reading:
@@ -273,6 +350,11 @@ class Journal:
         found = self._list("PRAGMA quick_check(1)")
         if found != [("ok",)]:
             raise sqlite3.DatabaseError(found[0][0])
+
+    def check_file(self) -> None:
+        """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
+        if self._file is not None and self._file != _identity(self.path):
+            raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
 
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
@@ -325,14 +407,31 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+def checksum(*values: str | float | None) -> int:
+    """Of the values of a row that never change. Bytes that are no text count as they are."""
+    return zlib.crc32(repr(values).encode(errors="surrogateescape"))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file lies at a path; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
-    return sqlite3.connect(
+    connection = sqlite3.connect(
         path,
         timeout=wait,
         isolation_level=None,
         check_same_thread=False,
         uri=path.startswith("file:"),
     )
+    # a damaged byte is found by the checksum of its row
+    connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+    return connection
 
 
 def _connect_to_read(path: str) -> sqlite3.Connection:
@@ -354,16 +453,6 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _rows(found: list[Any]) -> list[Row]:
-    """Rows of COLUMNS and an answer, read from their JSON."""
-    rows = []
-    for id, opened, ended, model, settings, last in found:
-        campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
-        campaign |= json.loads(settings)
-        rows.append((campaign, json.loads(last) if last else None))
-    return rows
-
-
 def _copy(source: sqlite3.Connection, to: Path) -> None:
     with closing(sqlite3.connect(to)) as copy:
         source.backup(copy)
@@ -372,9 +461,12 @@ def _copy(source: sqlite3.Connection, to: Path) -> None:
 
 def opened(id: str, key: str | None, settings: dict[str, Any], model: str = "") -> Entry:
     """The entry of a new campaign. Of several with the same key only the first is written."""
-    values = id, key, time.time(), json.dumps(settings), model
-    columns = "id, key, opened, facts, model"
-    return f"INSERT OR IGNORE INTO campaigns ({columns}) VALUES (?, ?, ?, ?, ?)", values
+    values = id, key, time.time(), json.dumps(settings)
+    columns = "id, key, opened, facts, model, sum"
+    return (
+        f"INSERT OR IGNORE INTO campaigns ({columns}) VALUES (?, ?, ?, ?, ?, ?)",
+        (*values, model, checksum(*values)),
+    )
 
 
 def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> Entry:
@@ -382,10 +474,12 @@ def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> En
 
     Request and answer are JSON and read back unchanged.
     """
-    columns = "campaign, step, request, answer"
     still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL AND model = ?)"
-    values = id, step, request, answer, id, model
-    return f"INSERT OR IGNORE INTO ticks ({columns}) SELECT ?, ?, ?, ? WHERE {still_open}", values
+    values = id, step, request, answer
+    return (
+        f"INSERT OR IGNORE INTO ticks ({TICK}) SELECT ?, ?, ?, ?, ? WHERE {still_open}",
+        (*values, checksum(*values), id, model),
+    )
 
 
 def ended(id: str, how: str) -> Entry:
