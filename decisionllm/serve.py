@@ -37,6 +37,7 @@ POSITIVE = (
     "max_body_bytes",
     "bid_expiry_s",
     "bid_wait_ms",
+    "max_tick_age_s",
     "max_campaigns",
     "horizon",
     "pacing",
@@ -145,6 +146,7 @@ def application(config: dict[str, Any]) -> Any:
         known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
     exchange = {name: config[name] for name in ("currency", "seat", "bid_expiry_s", "notice_url")}
     exchange["bid_wait"] = config["bid_wait_ms"] / 1000
+    exchange["max_tick_age"] = config["max_tick_age_s"]
     return create_app(
         policy,
         known,

@@ -219,11 +219,13 @@ def router(
     seat: str = "decisionllm",
     notice_url: str | None = None,
     bid_wait: float = math.inf,
+    max_tick_age: float = math.inf,
 ) -> APIRouter:
     """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
 
     Args:
         bid_wait: seconds; a request that waited longer to be read has no bid.
+        max_tick_age: seconds; without a tick for so long, a campaign has no bids.
         notice_url: address of this server for the exchange's notices, such as
             https://bidder.example; None: bids have no notices.
     """
@@ -250,6 +252,8 @@ def router(
         if found is None:
             raise RequestError(404, "ext.campaign", "no such campaign")
         known, last = found
+        if last and not known["ended"] and time.time() - known["ticked"] > max_tick_age:
+            return None, "old tick"
         if last is None:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
         step, left = last["index"], last["remaining"]

@@ -37,6 +37,8 @@ VERSION_2 = (
     # sum: see `checksum`; NULL: a row of version 1
     "ALTER TABLE campaigns ADD COLUMN sum INTEGER",
     "ALTER TABLE ticks ADD COLUMN sum INTEGER",
+    # at: seconds since 1970; 0: version 1 did not know it
+    "ALTER TABLE ticks ADD COLUMN at REAL NOT NULL DEFAULT 0",
     # Counted as it is written: /metrics and the page ask for it all the time.
     "CREATE TABLE counts (open INTEGER NOT NULL)",
     "INSERT INTO counts SELECT COUNT(*) FROM campaigns WHERE ended IS NULL",
@@ -53,13 +55,13 @@ READ_WAIT = 0.25
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 SEARCHED = 50_000  # most campaigns that one search reads
 CAMPAIGN = "id, key, opened, facts, sum, ended, model"
-TICK = "campaign, step, request, answer, sum"
+TICK = "campaign, step, request, answer, at, sum"
 # the last tick of each campaign beside it
 LAST = (
-    "LEFT JOIN (SELECT campaign, step, request, answer, sum AS tick_sum FROM ticks)"
+    "LEFT JOIN (SELECT campaign, step, request, answer, at, sum AS tick_sum FROM ticks)"
     " ON campaign = id AND step = (SELECT MAX(step) FROM ticks WHERE campaign = id)"
 )
-LAST_TICK = "campaign, step, request, answer, tick_sum"
+LAST_TICK = "campaign, step, request, answer, at, tick_sum"
 NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
 HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
 logger = logging.getLogger("decisionllm.serving")
@@ -243,9 +245,18 @@ class Journal:
         return exact + rows, older
 
     def last(self, id: str) -> Row | None:
-        """A campaign with the answer to its last tick. Raises DamagedRowError."""
+        """A campaign with the answer to its last tick. `ticked` of the campaign is the time of that
+        tick, seconds since 1970; None: there is none.
+
+        Raises:
+            DamagedRowError: the campaign or the tick is damaged.
+        """
         rows = self._read(f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} WHERE id = ?", id)
-        return self._with_last(rows[0]) if rows else None
+        if not rows:
+            return None
+        campaign, answer = self._with_last(rows[0])
+        *_, ticked, _ = rows[0]
+        return campaign | {"ticked": ticked}, answer
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
@@ -323,8 +334,8 @@ class Journal:
 
     def _tick_of(self, row: tuple[Any, ...]) -> tuple[str, str]:
         """(request, answer) of a row of TICK, checked."""
-        campaign, step, request, answer, sum = row
-        if sum not in (None, checksum(campaign, step, request, answer)):
+        campaign, step, request, answer, at, sum = row
+        if sum not in (None, checksum(campaign, step, request, answer, at)):
             raise self._damage(f"tick {step} of campaign {campaign}")
         return request, answer
 
@@ -475,9 +486,9 @@ def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> En
     Request and answer are JSON and read back unchanged.
     """
     still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL AND model = ?)"
-    values = id, step, request, answer
+    values = id, step, request, answer, time.time()
     return (
-        f"INSERT OR IGNORE INTO ticks ({TICK}) SELECT ?, ?, ?, ?, ? WHERE {still_open}",
+        f"INSERT OR IGNORE INTO ticks ({TICK}) SELECT ?, ?, ?, ?, ?, ? WHERE {still_open}",
         (*values, checksum(*values), id, model),
     )
 
