@@ -133,6 +133,30 @@ def test_concurrent_calls_are_batched_and_the_queue_is_bounded():
     assert sizes == [1, 2, 2, 1, 1]
 
 
+def test_an_error_of_the_batcher_itself_is_the_answer_and_it_goes_on(caplog):
+    """Of a metric, or of work that returns too few results; the next call is answered."""
+
+    def count(size):
+        if size == 2:
+            raise RuntimeError("a metric")
+
+    async def main():
+        batcher = Batcher(lambda items: items[:3], size=4, queue=9, wait=0.01, on_batch=count)
+        run = asyncio.create_task(batcher.run())
+        for size, error in ((2, "a metric"), (4, "expected 4 results, got 3")):
+            calls = [asyncio.create_task(batcher(i)) for i in range(size)]
+            done, waiting = await asyncio.wait(calls, timeout=5)
+            assert not waiting and all(error in str(call.exception()) for call in done)
+            assert batcher.age == 0
+        assert await batcher(7) == 7
+        run.cancel()
+        await asyncio.wait([run])
+        assert run.cancelled()
+
+    asyncio.run(main())
+    assert len(caplog.records) == 2 and all(record.exc_info for record in caplog.records)
+
+
 def serviced(policy, play, manager=None, **limits):
     """Run `play(service)` beside a service of this policy."""
 
