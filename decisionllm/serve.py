@@ -110,7 +110,7 @@ def replica(config: dict[str, Any], number: int, beat: replicas.Beat) -> None:
     from decisionllm.serving import protocol
 
     torch.set_num_threads(max(torch.get_num_threads() // config["replicas"], 1))
-    app = application(config)
+    app = application(config, number)
     with listen(config["host"], config["port"], reuse_port=True) as listener:
         protocol.server(app, beat=beat).run(sockets=[listener])
 
@@ -121,8 +121,12 @@ def listen(host: str, port: int, **options: Any) -> socket.socket:
     )
 
 
-def application(config: dict[str, Any]) -> Any:
-    """The FastAPI app of this config; a token is read from the environment of its process."""
+def application(config: dict[str, Any], replica: int | None = None) -> Any:
+    """The FastAPI app of this config; a token is read from the environment of its process.
+
+    Args:
+        replica: number of this process among several.
+    """
     from decisionllm.serving.app import create_app
 
     run = config["run"]
@@ -155,6 +159,7 @@ def application(config: dict[str, Any]) -> Any:
         token=os.environ.get("DECISIONLLM_TOKEN") or None,
         campaigns=campaigns,
         move_campaigns=config["move_campaigns"],
+        replica=replica,
         shadow=shadow,
         exchange=exchange,
         log=config["log"],

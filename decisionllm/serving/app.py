@@ -17,7 +17,7 @@ from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -89,6 +89,7 @@ def create_app(
     campaigns: dict[str, Any] | None = None,
     exchange: dict[str, Any] | None = None,
     move_campaigns: bool = False,
+    replica: int | None = None,
     **limits: Any,
 ) -> FastAPI:
     """The FastAPI app of a policy.
@@ -102,6 +103,7 @@ def create_app(
         exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice
             counts as won.
         move_campaigns: open campaigns of another model go on with this one.
+        replica: see Metrics.
         limits: of Service.
 
     Raises:
@@ -120,7 +122,7 @@ def create_app(
             manager.check_open(move=move_campaigns)
         open_bids = openrtb.reservations(manager.journal, expiry)
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
-    metrics = Metrics(service, model_info)
+    metrics = Metrics(service, model_info, replica)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -268,7 +270,7 @@ def policy_routes(
     @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
         """Metrics in the format of Prometheus."""
-        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        text = await asyncio.to_thread(metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))

@@ -160,6 +160,15 @@ class RequestGuard:
             return error_response(
                 415, ["header", "content-type"], "expected application/json", headers=close
             )
+        # the limit of a body would not hold for what it becomes
+        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if scope["method"] == "POST" and encoding != b"identity":
+            return error_response(
+                415,
+                ["header", "content-encoding"],
+                "expected none: compressed bodies are not read",
+                headers=close | {"accept-encoding": "identity"},
+            )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body_bytes:
             return error_response(

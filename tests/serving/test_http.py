@@ -5,6 +5,7 @@ answered as such.
 import asyncio
 import contextlib
 import ctypes
+import gzip
 import json
 import os
 import re
@@ -924,6 +925,28 @@ def test_a_page_elsewhere_cannot_send_requests(client):
         ]
 
 
+def test_a_compressed_body_is_refused_as_such(client):
+    body = gzip.compress(json.dumps(settings_of(0)).encode())
+    kind = {"content-type": "application/json"}
+    for encoding, status in (("gzip", 415), ("br", 415), ("identity", 201)):
+        content = json.dumps(settings_of(0)).encode() if status == 201 else body
+        headers = kind | {"content-encoding": encoding}
+        answer = client.post("/v1/campaigns", content=content, headers=headers)
+        assert answer.status_code == status
+        if status == 415:
+            assert answer.json()["detail"][0]["loc"] == ["header", "content-encoding"]
+            assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_metrics_of_a_replica_are_labelled():
+    app = create_app(policy_of(), MODEL_INFO, SPEC, replica=1)
+    with serving(app) as client:
+        client.get("/healthz")
+        lines = client.get("/metrics").text.splitlines()
+    samples = [line for line in lines if line and line[0] != "#"]
+    assert len(samples) > 20 and all('replica="1"' in line for line in samples)
+
+
 def test_methods_are_answered_as_http_says(client):
     assert client.head("/healthz").status_code == client.head("/").status_code == 200
     assert not client.head("/v1/model").content
@@ -1383,6 +1406,9 @@ def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monke
     assert "expected a run directory" in refused(f"run={tmp_path}/none")
     assert "max_batch_size: expected a number above 0, got 0" in refused("max_batch_size=0")
     assert "journal: expected a file to write" in refused(f"journal={tmp_path}")
+    in_memory = refused(f"journal='file:{tmp_path}/x?mode=memory'")
+    assert "journal: expected the path of a file, got the URI file:" in in_memory
+    assert not Path("file:").exists()
     assert "expected a run directory" in refused(f"shadow={tmp_path}/none", f"journal={tmp_path}/j")
     assert "log: expected one of json, text, none, got 'xml'" in refused("log=xml")
     import socket

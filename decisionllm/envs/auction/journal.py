@@ -90,6 +90,8 @@ class Journal:
 
     def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
         self.path = str(path)
+        if self.path.startswith("file:"):
+            raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
