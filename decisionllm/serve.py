@@ -1,6 +1,8 @@
 """`decisionllm serve`: a trained run behind HTTP, with a journal of requests and answers."""
 
+import json
 import os
+import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
@@ -13,12 +15,22 @@ from decisionllm.files import explained
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.runs import checkpoint, directory
-from decisionllm.serving import replicas
+from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
     from decisionllm.serving.shadow import Shadow
 
 
+# fields of a policy that change its answers
+ACTING = (
+    "window",
+    "stride",
+    "decode",
+    "target_return",
+    "execution",
+    "planning_horizon",
+    "planning_value",
+)
 POSITIVE = (
     "deadline_ms",
     "max_batch_size",
@@ -26,6 +38,7 @@ POSITIVE = (
     "max_body_bytes",
     "bid_expiry_s",
     "bid_wait_ms",
+    "max_tick_age_s",
     "max_campaigns",
     "horizon",
     "pacing",
@@ -60,14 +73,15 @@ def serve(config: dict[str, Any]) -> None:
     )
     if several:
         listener.close()
-        return replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
+        with logs.written(config["log"]):
+            replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
+        return
     with listener:
         protocol.server(app).run(sockets=[listener])
 
 
 def check(config: dict[str, Any]) -> None:
     """Raise a ValueError for an option that cannot be."""
-    from decisionllm.serving import logs
     from decisionllm.serving.middleware import loopback
 
     host = config["host"]
@@ -91,16 +105,16 @@ def check(config: dict[str, Any]) -> None:
         )
 
 
-def replica(config: dict[str, Any]) -> None:
+def replica(config: dict[str, Any], number: int, beat: replicas.Beat) -> None:
     """Serve until interrupted, as one of several processes."""
     import torch
 
     from decisionllm.serving import protocol
 
     torch.set_num_threads(max(torch.get_num_threads() // config["replicas"], 1))
-    app = application(config)
+    app = application(config, number)
     with listen(config["host"], config["port"], reuse_port=True) as listener:
-        protocol.server(app).run(sockets=[listener])
+        protocol.server(app, beat=beat).run(sockets=[listener])
 
 
 def listen(host: str, port: int, **options: Any) -> socket.socket:
@@ -109,8 +123,12 @@ def listen(host: str, port: int, **options: Any) -> socket.socket:
     )
 
 
-def application(config: dict[str, Any]) -> Any:
-    """The FastAPI app of this config; a token is read from the environment of its process."""
+def application(config: dict[str, Any], replica: int | None = None) -> Any:
+    """The FastAPI app of this config; a token is read from the environment of its process.
+
+    Args:
+        replica: number of this process among several.
+    """
     from decisionllm.serving.app import create_app
 
     run = config["run"]
@@ -134,6 +152,7 @@ def application(config: dict[str, Any]) -> Any:
         known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
     exchange = {name: config[name] for name in ("currency", "seat", "bid_expiry_s", "notice_url")}
     exchange["bid_wait"] = config["bid_wait_ms"] / 1000
+    exchange["max_tick_age"] = config["max_tick_age_s"]
     return create_app(
         policy,
         known,
@@ -141,6 +160,8 @@ def application(config: dict[str, Any]) -> Any:
         journal,
         token=os.environ.get("DECISIONLLM_TOKEN") or None,
         campaigns=campaigns,
+        move_campaigns=config["move_campaigns"],
+        replica=replica,
         shadow=shadow,
         exchange=exchange,
         log=config["log"],
@@ -183,14 +204,22 @@ def journal_path(config: dict[str, Any]) -> Path:
 def model_info(
     run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """The answer of /v1/model."""
+    """The answer of /v1/model. `model` names the run and what decides its answers: a digest of its
+    weights and of how the policy acts.
+    """
     folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config))
+    weights = (folder / "model.safetensors").read_bytes()
+    acting = {name: getattr(policy, name) for name in ACTING} | {"spec": run_info["spec"]}
+    digest = blake2b(weights + json.dumps(acting, sort_keys=True).encode(), digest_size=6)
+    # a header, which names the model in each answer, has no other letters
+    name = re.sub(r"[^\w.-]", "_", Path(run).name, flags=re.ASCII)
     backbone = dict(run_config["backbone"])
     if "folder" in backbone:
         backbone["folder"] = None  # a path of this machine
     return {
         "run": Path(run).name,
-        "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
+        "model": f"{name}@{digest.hexdigest()}",
+        "weights": blake2b(weights, digest_size=6).hexdigest(),
         "dataset": run_info["dataset"]["name"],
         "fingerprint": run_info["fingerprint"],
         "spec": run_info["spec"],

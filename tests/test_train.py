@@ -106,7 +106,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     acting = loaded[0].model.state_dict()
     weights = (tmp_path / "straight/best/checkpoint/model.safetensors").read_bytes()
     assert (
-        model_info(tmp_path / "straight", *loaded)["model"]
+        model_info(tmp_path / "straight", *loaded)["weights"]
         == blake2b(weights, digest_size=6).hexdigest()
     )
     best = load_file(tmp_path / "straight/best/checkpoint/model.safetensors")

@@ -17,7 +17,7 @@ from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -88,6 +88,8 @@ def create_app(
     max_body_bytes: int = 8_000_000,
     campaigns: dict[str, Any] | None = None,
     exchange: dict[str, Any] | None = None,
+    move_campaigns: bool = False,
+    replica: int | None = None,
     **limits: Any,
 ) -> FastAPI:
     """The FastAPI app of a policy.
@@ -100,7 +102,12 @@ def create_app(
         campaigns: options of CampaignManager.
         exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice
             counts as won.
+        move_campaigns: open campaigns of another model go on with this one.
+        replica: see Metrics.
         limits: of Service.
+
+    Raises:
+        ValueError: the journal has open campaigns that this model may not or cannot answer.
     """
     manager = None
     open_bids = None
@@ -110,9 +117,12 @@ def create_app(
         manager = CampaignManager(
             policy, observation, journal, name=model_info["model"], **campaigns or {}
         )
+        # the service finds a damaged file too, and reports it
+        with logs.written(limits.get("log", "none")), contextlib.suppress(sqlite3.Error):
+            manager.check_open(move=move_campaigns)
         open_bids = openrtb.reservations(manager.journal, expiry)
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
-    metrics = Metrics(service, model_info)
+    metrics = Metrics(service, model_info, replica)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -159,7 +169,11 @@ def create_app(
     ]
     app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
     app.add_middleware(
-        RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response
+        RequestGuard,
+        token=token,
+        max_body_bytes=max_body_bytes,
+        on_response=metrics.on_response,
+        model=model_info["model"],
     )
     return app
 
@@ -237,10 +251,18 @@ def policy_routes(
         responses={503: {"model": schemas.Error, "description": "not yet"}},
     )
     async def readyz() -> dict[str, str]:
-        """Whether the model is loaded and has made a decision, and the journal can be written."""
+        """Whether the model is loaded and has made a decision, and the journal can be written.
+
+        `degraded`: all but the rows that are named is served.
+        """
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
+        if service.manager is None:
+            return {"status": "ready"}
         await service.check_journal()
+        damaged = sorted(service.manager.journal.damaged)
+        if damaged:
+            return {"status": "degraded", "damaged": "; ".join(damaged[:20])}
         return {"status": "ready"}
 
     prometheus: dict[int | str, dict[str, Any]] = {
@@ -251,7 +273,7 @@ def policy_routes(
     @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
         """Metrics in the format of Prometheus."""
-        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        text = await asyncio.to_thread(metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
@@ -282,7 +304,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         known = journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        ticks = [tick["answer"] for tick in journal.ticks(id)]
+        ticks = [tick["answer"] for tick in journal.ticks(id, damaged="skip")]
         if service.shadow is not None:
             beside = service.shadow.decisions(id)
             ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
@@ -306,12 +328,10 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     )
     async def campaigns(search: Search = "", before: Before = None) -> dict[str, Any]:
         """The campaigns opened last, newest first."""
-        found = await asyncio.to_thread(journal.latest, LISTED + 1, search=search, before=before)
-        listed, still_open = (
-            [with_status(*row) for row in found[:LISTED]],
-            await asyncio.to_thread(journal.still_open),
-        )
-        return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
+        rows, older = await asyncio.to_thread(journal.latest, LISTED, search=search, before=before)
+        still_open = await asyncio.to_thread(journal.still_open)
+        listed = [with_status(*row) for row in rows]
+        return {"campaigns": listed, "more": older is not None, "older": older, "open": still_open}
 
     whole: dict[str, Any] = {
         "response_model": schemas.CampaignWithTicks,

@@ -3,6 +3,7 @@ a bounded wait.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 # turns of the event loop without a new call after which a batch starts; a request on its way takes
 # two or three
 QUIET = 8
+logger = logging.getLogger("decisionllm.serving")
+Call = tuple[Any, asyncio.Future[Any], float]  # the item, its result, the time of the call
 
 
 class QueueFullError(Exception):
@@ -47,8 +50,7 @@ class Batcher:
             wait,
             on_batch,
         )
-        # with the time of the call
-        self.waiting: deque[tuple[Any, asyncio.Future[Any], float]] = deque()
+        self.waiting: deque[Call] = deque()
         self.working: float | None = None  # time of the first call of the batch at work
         self.arrived, self.thread = asyncio.Event(), ThreadPoolExecutor(1)
 
@@ -69,31 +71,57 @@ class Batcher:
         return time.monotonic() - times[0] if times else 0.0
 
     async def run(self) -> NoReturn:
-        """Work until cancelled."""
-        loop = asyncio.get_running_loop()
+        """Work until cancelled. An error of any step is logged and raised to the calls of its batch;
+        the next batch is taken.
+        """
         while True:
-            await self.arrived.wait()
-            end, quiet, before = loop.time() + self.wait, 0, 0
-            while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
-                quiet, before = (0 if len(self.waiting) > before else quiet + 1), len(self.waiting)
-                await asyncio.sleep(0)  # a timer would fire late on a busy machine
-            taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
-            taken = [call for call in taken if not call[1].done()]
-            if not self.waiting:
-                self.arrived.clear()
-            if not taken:
-                continue
-            self.on_batch(len(taken))
-            self.working = taken[0][2]
+            taken: list[Call] = []
             try:
-                results = await loop.run_in_executor(
-                    self.thread, self.work, [item for item, *_ in taken]
-                )
+                await self.arrived.wait()
+                await self._gather()
+                taken = self._take()
+                if taken:
+                    self._answer(taken, await self._results(taken))
             except Exception as error:
-                results = [error] * len(taken)
-            self.working = None
-            for (_, future, _), result in zip(taken, results, strict=True):
-                if not future.done():
-                    (future.set_exception if isinstance(result, Exception) else future.set_result)(
-                        result
-                    )
+                logger.exception("a batch of %d calls", len(taken))
+                self._answer(taken, [error] * len(taken))
+            finally:
+                self.working = None
+
+    async def _gather(self) -> None:
+        """Wait for further calls while they come, at most `wait` seconds."""
+        loop = asyncio.get_running_loop()
+        end, quiet, before = loop.time() + self.wait, 0, 0
+        while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
+            quiet, before = (0 if len(self.waiting) > before else quiet + 1), len(self.waiting)
+            await asyncio.sleep(0)  # a timer would fire late on a busy machine
+
+    def _take(self) -> list[Call]:
+        """The next calls from the queue, without those that were cancelled."""
+        taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
+        if not self.waiting:
+            self.arrived.clear()
+        return [call for call in taken if not call[1].done()]
+
+    async def _results(self, taken: list[Call]) -> list[Any]:
+        """A result or an exception of each call."""
+        self.working = taken[0][2]
+        self.on_batch(len(taken))
+        items = [item for item, *_ in taken]
+        loop = asyncio.get_running_loop()
+        try:
+            results = await loop.run_in_executor(self.thread, self.work, items)
+        except Exception as error:  # of a model or a disk; who called reports it
+            return [error] * len(taken)
+        if len(results) != len(taken):
+            raise RuntimeError(f"work: expected {len(taken)} results, got {len(results)}")
+        return results
+
+    def _answer(self, taken: list[Call], results: list[Any]) -> None:
+        for (_, future, _), result in zip(taken, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)

@@ -6,10 +6,12 @@ requests. A campaign that is not in memory is replayed from the journal.
 """
 
 import json
+import logging
 import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +24,7 @@ from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decide
 
+logger = logging.getLogger("decisionllm.serving")
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
 Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
@@ -64,7 +67,7 @@ class CampaignManager:
         policy: deterministic (decode mode or mean), so that a restart gives the same answers.
         observation: what the policy was trained to observe.
         journal: by default one in memory.
-        name: of the model, part of every answer.
+        name: of the model, part of every answer; the journal keeps it with each campaign.
         cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that
             answers equal Policy.act to the last bit; otherwise within rounding.
         max_campaigns: in memory; others are replayed from the journal.
@@ -118,6 +121,38 @@ class CampaignManager:
         # currency of the steps with a result: spent, an equal share of the budget
         self.spend = {"reported": 0.0, "even": 0.0}
 
+    def check_open(self, *, move: bool = False) -> None:
+        """Check that this model may answer the open campaigns of the journal, and can.
+
+        Args:
+            move: campaigns that began with another model go on with this one.
+
+        Raises:
+            ValueError: a campaign began with another model, or has more steps than `horizon`.
+        """
+        found = self.journal.open_models()
+        longest = max((steps for _, _, steps in found), default=0)
+        if longest > self.horizon:
+            raise ValueError(
+                f"horizon: expected at least {longest}, the steps of an open campaign in"
+                f" {self.journal.path}, got {self.horizon}; raise it, or end that campaign first"
+            )
+        # version 1 of the journal did not know the model: such campaigns go on
+        others = [
+            f"{count} of {model}" for model, count, _ in found if model not in (None, self.name)
+        ]
+        if others and not move:
+            raise ValueError(
+                f"model: expected {self.name}, got open campaigns of another model in"
+                f" {self.journal.path}: {', '.join(others)}; serve that run, take another journal,"
+                " or let them go on with this model by move_campaigns=true"
+            )
+        if any(model != self.name for model, _, _ in found):
+            self.journal.write([journals.moved(self.name)])
+            for model, count, _ in found:
+                if model != self.name:
+                    logger.warning("%d campaigns of %s go on with %s", count, model, self.name)
+
     # -- requests, which wait for decisions and writes --
 
     async def open_async(
@@ -128,7 +163,7 @@ class CampaignManager:
         if known is None:
             id, complete = secrets.token_hex(8), self.check(settings)
             complete["text"] = Campaign.begin(complete, self.observation).task
-            new = await write([journals.opened(id, key, complete)])
+            new = await write([journals.opened(id, key, complete, self.name)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
         assert known is not None, "it was just written"
         if any(
@@ -222,6 +257,13 @@ class CampaignManager:
             )
         if campaign.ended:
             raise RequestError(409, "id", "the campaign has ended")
+        if campaign.model != self.name:
+            message = f"the campaign is answered by model {campaign.model}, this is {self.name}"
+            raise RequestError(409, "id", message)
+        # another server, which allows more steps, has opened it
+        if (steps := campaign.settings["horizon"]) > self.horizon:
+            message = f"the campaign has {steps} steps, this server allows {self.horizon}"
+            raise RequestError(409, "id", message)
         if index != campaign.step:
             raise RequestError(
                 409, "index", f"expected {campaign.step}, got {index}", expected=campaign.step
@@ -243,10 +285,10 @@ class CampaignManager:
 
     def is_behind(self, id: str, index: int) -> bool:
         """Whether a campaign is not in memory, or not as far as the journal: another process
-        answered its last ticks.
+        answered its last ticks, or it was another model's.
         """
         campaign = self.campaigns.get(id)
-        if campaign is None:
+        if campaign is None or campaign.model != self.name:
             return True
         return campaign.step != index and campaign.step != self.journal.steps(id)
 
@@ -288,7 +330,7 @@ class CampaignManager:
         If its first entry is not new, another process was faster.
         """
         id, answer = pending.campaign.id, pending.answer or ""
-        tick = journals.ticked(id, pending.request["index"], pending.text, answer)
+        tick = journals.ticked(id, pending.request["index"], pending.text, answer, self.name)
         return [tick, journals.ended(id, "over")] if pending.last else [tick]
 
     def commit(self, pending: PendingTick) -> None:
@@ -316,11 +358,12 @@ class CampaignManager:
             self.campaigns.popitem(last=False)
 
     def load_open(self) -> None:
-        """Replay the campaigns that have not ended, the newest ones, at most max_campaigns: no tick
-        then waits for a replay.
+        """Replay this model's open campaigns, the newest ones, at most max_campaigns: no tick then
+        waits for a replay.
         """
-        for id in reversed(self.journal.open_ids(self.max_campaigns)):
-            self.replay(id)
+        for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
+            with suppress(journals.DamagedRowError):  # the journal logged it; the others are served
+                self.replay(id)
 
     def replay(
         self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None
@@ -365,7 +408,7 @@ class CampaignManager:
             campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
-        return replace(campaign, ended=known["ended"])
+        return replace(campaign, ended=known["ended"], model=known["model"])
 
 
 def guard_multiplier(

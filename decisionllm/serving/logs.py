@@ -45,9 +45,9 @@ def note_campaign(id: str) -> None:
         request.setdefault("campaigns", []).append(id[:64])
 
 
-def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
-    """Log a request: its id, route, status and milliseconds, and its campaign where there
-    is one.
+def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: str) -> None:
+    """Log a request: its id, route, status, milliseconds and model, and its campaign where there is
+    one.
     """
     for writer in writers:
         route = scope["route"].path if "route" in scope else None
@@ -56,6 +56,7 @@ def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
             "status": status,
             "route": route,
             "ms": round(seconds * 1000, 3),
+            "model": model,
         }
         writer.add(time.time(), "info", "request", known)
 

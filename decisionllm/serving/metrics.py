@@ -7,19 +7,40 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from decisionllm.serving.service import Service
 
 
+class Labelled(CollectorRegistry):
+    """The metrics of another registry with more labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        super().__init__()
+        self.registry, self.labels = registry, labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            metric.samples = [
+                sample._replace(labels=self.labels | sample.labels) for sample in metric.samples
+            ]
+            yield metric
+
+
 class Metrics(Collector):
     """The metrics of one app in a registry of its own; prometheus-fastapi-instrumentator would
     match every route twice.
+
+    Args:
+        replica: number of this process among several; None: it is the only one.
     """
 
-    def __init__(self, service: Service, model_info: Mapping[str, Any]) -> None:
+    def __init__(
+        self, service: Service, model_info: Mapping[str, Any], replica: int | None = None
+    ) -> None:
+        self.replica = replica
         self.service, self.registry = service, CollectorRegistry()
         self.requests = Counter(
             "decisionllm_requests",
@@ -53,6 +74,12 @@ class Metrics(Collector):
                 registry=self.registry,
                 buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
             ).observe
+
+    def text(self) -> bytes:
+        """All metrics in the format of Prometheus, those of a replica with its number."""
+        if self.replica is None:
+            return generate_latest(self.registry)
+        return generate_latest(Labelled(self.registry, {"replica": str(self.replica)}))
 
     def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         route = scope.get("route")
@@ -116,6 +143,8 @@ class Metrics(Collector):
         yield gauge(
             "journal_fault", "1 while the journal cannot be read or written.", bool(service.fault)
         )
+        damaged = "Rows of the journal that were found not to be as they were written."
+        yield gauge("damaged_rows", damaged, len(manager.journal.damaged))
         yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
         if manager.cache is not None:
             yield counter(

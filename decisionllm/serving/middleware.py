@@ -71,6 +71,7 @@ class RequestGuard:
             sends, since a browser may be used to reach the server.
         max_body_bytes: most bytes of a body, also of a chunked one.
         on_response: called with the scope, the status and the seconds of each request.
+        model: named by a header of each answer and in the logs.
     """
 
     def __init__(
@@ -80,14 +81,17 @@ class RequestGuard:
         token: str | None = None,
         max_body_bytes: int,
         on_response: Callable[[Scope, int, float], object],
+        model: str,
     ) -> None:
+        self.model = model
         self.app, self.token, self.max_body_bytes, self.on_response = (
             app,
             token or None,
             max_body_bytes,
             on_response,
         )
-        self.headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        headers = HEADERS | {"x-model": model}
+        self.headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -129,7 +133,7 @@ class RequestGuard:
         finally:
             seconds = time.perf_counter() - began
             self.on_response(scope, status, seconds)
-            logs.on_response(scope, status, seconds)
+            logs.on_response(scope, status, seconds, self.model)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is not accepted."""
@@ -155,6 +159,15 @@ class RequestGuard:
         if scope["method"] == "POST" and kind != b"application/json":
             return error_response(
                 415, ["header", "content-type"], "expected application/json", headers=close
+            )
+        # the limit of a body would not hold for what it becomes
+        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if scope["method"] == "POST" and encoding != b"identity":
+            return error_response(
+                415,
+                ["header", "content-encoding"],
+                "expected none: compressed bodies are not read",
+                headers=close | {"accept-encoding": "identity"},
             )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body_bytes:

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import DamagedRowError, Journal
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.reservations import Reservations
@@ -219,11 +219,13 @@ def router(
     seat: str = "decisionllm",
     notice_url: str | None = None,
     bid_wait: float = math.inf,
+    max_tick_age: float = math.inf,
 ) -> APIRouter:
     """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
 
     Args:
         bid_wait: seconds; a request that waited longer to be read has no bid.
+        max_tick_age: seconds; without a tick for so long, a campaign has no bids.
         notice_url: address of this server for the exchange's notices, such as
             https://bidder.example; None: bids have no notices.
     """
@@ -250,6 +252,8 @@ def router(
         if found is None:
             raise RequestError(404, "ext.campaign", "no such campaign")
         known, last = found
+        if last and not known["ended"] and time.time() - known["ticked"] > max_tick_age:
+            return None, "old tick"
         if last is None:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
         step, left = last["index"], last["remaining"]
@@ -290,6 +294,8 @@ def router(
                 response, reason = decided(request)
             except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
                 reason = "busy"
+            except DamagedRowError:
+                reason = "damaged"
         outcome(reason or "bid", request.test or 0).inc()
         if response is None:
             return no_bid

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -172,9 +173,18 @@ def waited(connection: socket.socket) -> float:
 
 
 class BoundedServer(uvicorn.Server):
-    """A server that looks at all of its connections every second, see `BoundedProtocol.check`."""
+    """A server that looks at all of its connections every second, see `BoundedProtocol.check`.
+
+    Args:
+        beat: called from the event loop ten times a second.
+    """
+
+    def __init__(self, config: uvicorn.Config, beat: Callable[[], object]) -> None:
+        super().__init__(config)
+        self.beat = beat
 
     async def on_tick(self, counter: int) -> bool:
+        self.beat()
         if counter % TICKS_PER_SECOND == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
@@ -184,12 +194,17 @@ class BoundedServer(uvicorn.Server):
 
 
 def server(
-    app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **options: Any
+    app: Any,
+    protocol: type[BoundedProtocol] = BoundedProtocol,
+    *,
+    beat: Callable[[], object] = lambda: None,
+    **options: Any,
 ) -> uvicorn.Server:
     """A server of an app, not yet running, with as many connections as half of the descriptors that
     the process may have.
 
     Args:
+        beat: see BoundedServer.
         options: of uvicorn.Config.
     """
     limits: dict[str, Any] = {}
@@ -202,9 +217,8 @@ def server(
         "server_header": False,
         "ws": "none",
     }
-    return BoundedServer(
-        uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options)
-    )
+    config = uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options)
+    return BoundedServer(config, beat)
 
 
 def _descriptors() -> int:

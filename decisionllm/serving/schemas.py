@@ -232,6 +232,7 @@ class Campaign(BaseModel):
     text: str
     target_return: float | None
     bid_cap: float | None
+    model: str | None = Field(description="that answers the campaign")
 
 
 class CampaignWithTicks(Campaign):
@@ -240,7 +241,8 @@ class CampaignWithTicks(Campaign):
 
 class Campaigns(BaseModel):
     campaigns: list[Campaign]
-    more: bool = Field(description="whether older ones are not listed")
+    more: bool = Field(description="whether there are older ones, not listed or not searched")
+    older: str | None = Field(description="`before` of the request that goes on with older ones")
     open: int = Field(description="campaigns of the journal that have not ended")
 
 

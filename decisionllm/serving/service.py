@@ -7,15 +7,17 @@ import contextlib
 import logging
 import math
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
 
-from decisionllm.domains.auction.journal import Entry
+from decisionllm.domains.auction.journal import DamagedRowError, Entry, JournalBusyError
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs
@@ -25,6 +27,14 @@ from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
 from decisionllm.serving.shadow import Shadow
 
 logger = logging.getLogger("decisionllm.serving")
+LEAST_WAIT = 0.25  # seconds that a write has at least: linear pacing answers after the deadline
+COMMIT = 0.1  # seconds for the write itself, once the journal is free
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    entries: list[Entry]
+    until: float  # time.monotonic() at which it gives up waiting for the journal
 
 
 @dataclass
@@ -46,7 +56,7 @@ class Service:
         max_queue: most requests that wait for one.
         batch_wait: seconds that a request may wait for others.
         deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a
-            late history by a 503.
+            late history by a 503, and so is a tick that the journal does not take in time.
         on_batch: called with the size of each batch of decisions.
         log: json, text or none, see `logs.written`; while the service runs.
         shadow: decides on answered ticks without answering.
@@ -121,7 +131,8 @@ class Service:
 
     async def open(self, settings: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
-        known = await self.campaigns.open_async(settings, key, self._written)
+        written = partial(self._written, self.due())
+        known = await self.campaigns.open_async(settings, key, written)
         logs.note_campaign(known["id"])
         return known
 
@@ -141,7 +152,7 @@ class Service:
     async def _ticked(self, id: str, request: dict[str, Any], due: float) -> str:
         await self._catch_up(id, request["index"])
         return await self.campaigns.tick_async(
-            id, request, partial(self._decided, due), self._written
+            id, request, partial(self._decided, due), partial(self._written, due)
         )
 
     async def _catch_up(self, id: str, index: int) -> None:
@@ -166,7 +177,7 @@ class Service:
     async def close(self, id: str) -> None:
         if tick := self.in_flight.get(id):
             await asyncio.wait([tick.task])
-        await self.campaigns.close_async(id, self._written)
+        await self.campaigns.close_async(id, partial(self._written, self.due()))
 
     def due(self, deadline_ms: int | None = None) -> float:
         """The loop's time at which a request that comes now is late. deadline_ms: if shorter than
@@ -186,15 +197,24 @@ class Service:
         except Exception as error:  # whatever a model can raise, and TimeoutError
             return error
 
-    async def _written(self, entries: list[Entry]) -> bool:
-        """Write entries to the disk. Returns whether the first of them was new."""
+    async def _written(self, due: float, entries: list[Entry]) -> bool:
+        """Write entries to the disk before the loop's time `due`. Returns whether the first of them
+        was new.
+        """
+        left = max(due - asyncio.get_running_loop().time(), LEAST_WAIT)
+        request = WriteRequest(entries, time.monotonic() + left)
         try:
-            new = bool(await self.journal_writer(entries))
+            async with asyncio.timeout(left + COMMIT):
+                new = bool(await self.journal_writer(request))
             if isinstance(self.fault, sqlite3.OperationalError):
                 self.fault = None
             return new
         except QueueFullError:
             raise self._busy() from None
+        except (
+            TimeoutError
+        ) as error:  # it may be written yet; a repeated request then has its answer
+            raise self.failed(JournalBusyError("a write takes longer than the deadline")) from error
         except Exception as error:  # a full disk, a file that was removed
             raise self.failed(error) from error
 
@@ -203,16 +223,24 @@ class Service:
 
         Returns the error of the request.
         """
+        if isinstance(error, DamagedRowError):  # the others can be read
+            return RequestError(503, "journal", str(error))
         self.counts["journal failed"] += 1
         if str(error) != str(self.fault):
             logger.error("journal %s: %s", self.campaigns.journal.path, error)
         self.fault = error
-        return RequestError(
-            503, "journal", "the answer could not be saved or read, so it is not given; try again"
-        )
+        why = f" ({error})" if isinstance(error, JournalBusyError) else ""
+        message = f"the answer could not be saved or read{why}, so it is not given; try again"
+        return RequestError(503, "journal", message)
 
     async def check_journal(self) -> None:
-        """Raise a RequestError while the journal is damaged or has no room."""
+        """Raise a RequestError while the journal is damaged, has no room, or takes no write."""
+        if self.journal_writer.age > self.deadline:
+            raise RequestError(503, "journal", "a write takes longer than the deadline")
+        try:
+            await asyncio.to_thread(self.campaigns.journal.check_file)
+        except sqlite3.Error as error:
+            raise self.failed(error) from error
         # which may pass; a damaged file needs a person
         if isinstance(self.fault, sqlite3.OperationalError):
             try:
@@ -227,10 +255,25 @@ class Service:
         self.counts["busy"] += 1
         return RequestError(503, "queue", "too many requests are waiting; try again")
 
-    def _write(self, batches: list[list[Entry]]) -> list[bool]:
-        """Write the entries of several requests in one transaction.
+    def _write(self, requests: list[WriteRequest]) -> list[bool | Exception]:
+        """Write the entries of several requests in one transaction, without those that gave up.
 
-        Returns of each whether its first entry was new.
+        Returns of each whether its first entry was new, or why it was not written.
         """
-        new = self.campaigns.journal.write([entry for entries in batches for entry in entries])
-        return [new[i] for i in np.cumsum([0, *map(len, batches[:-1])])]
+        results: dict[int, bool | Exception] = {}
+        while len(results) < len(requests):
+            now = time.monotonic()
+            waiting = [i for i in range(len(requests)) if i not in results]
+            # the first to give up bounds the wait; the others try again without it
+            first = min(waiting, key=lambda i: requests[i].until)
+            entries = list(chain.from_iterable(requests[i].entries for i in waiting))
+            try:
+                new = self.campaigns.journal.write(
+                    entries, wait=max(requests[first].until - now, 0.0)
+                )
+            except JournalBusyError as error:
+                results[first] = error
+                continue
+            starts = np.cumsum([0] + [len(requests[i].entries) for i in waiting])
+            results |= {i: new[start] for i, start in zip(waiting, starts, strict=False)}
+        return [results[i] for i in range(len(requests))]

@@ -3,12 +3,15 @@ nothing can be written.
 """
 
 import sqlite3
+import threading
+import time
 from contextlib import closing
 
 import pytest
 
-from decisionllm.domains.auction.journal import Journal, opened, ticked
-from tests.conftest import command
+from decisionllm.domains.auction import journal as journals
+from decisionllm.domains.auction.journal import DamagedRowError, Journal, ended, opened, ticked
+from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
 
@@ -69,6 +72,121 @@ def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_pat
         "copy.shadow, which exists" in capsys.readouterr().err
         and not (tmp_path / "b" / "copy").exists()
     )
+
+
+CHANGES = {
+    "digit": "CAST(replace(CAST({column} AS TEXT), '9', '8') AS TEXT)",
+    "byte": "CAST(replace(CAST({column} AS BLOB), '9', x'ff') AS TEXT)",
+    "end": "substr({column}, 1, 5)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_damaged_row_is_named_and_left_out(tmp_path, change, caplog):
+    journal = Journal(tmp_path / "j")
+    answer = '{"index": 0, "spend": 9.5}'
+    for id in ("a", "b", "c", "d"):
+        journal.write([opened(id, f"key-{id}", SETTINGS | {"name": id})])
+        journal.write([ticked(id, step, '{"x": 9}', answer) for step in range(3)])
+    with sqlite3.connect(tmp_path / "j") as file:
+        for table, column, row in (
+            ("campaigns", "facts", "id = 'a'"),
+            ("ticks", "answer", "campaign = 'b' AND step = 2"),
+            ("ticks", "request", "campaign = 'c' AND step = 1"),
+        ):
+            changed = CHANGES[change].format(column=column)
+            file.execute(f"UPDATE {table} SET {column} = {changed} WHERE {row}")
+    file.close()
+    rows, _ = journal.latest(5)
+    assert [campaign["id"] for campaign, _ in rows] == ["d", "c"]
+    assert [campaign["id"] for campaign in journal.campaigns()] == ["b", "c", "d"]
+    rows, _ = journal.latest(5, search="d")
+    assert [campaign["id"] for campaign, _ in rows] == ["d"]
+    for read, row in (
+        (lambda: journal.campaign("a"), "campaign a"),
+        (lambda: journal.keyed("key-a"), "campaign a"),
+        (lambda: journal.last("b"), "tick 2 of campaign b"),
+        (lambda: journal.tick("c", 1), "tick 1 of campaign c"),
+        (lambda: journal.ticks("c"), "tick 1 of campaign c"),
+    ):
+        with pytest.raises(DamagedRowError, match=f"^{row} is damaged"):
+            read()
+    assert [tick["index"] for tick in journal.ticks("c", damaged="skip")] == [0, 2]
+    assert journal.tick("c", 2) == ('{"x": 9}', answer) and len(journal.ticks("d")) == 3
+    named = {"campaign a", "tick 2 of campaign b", "tick 1 of campaign c"}
+    assert journal.damaged == named and len(caplog.records) == 3, "each is logged once"
+    assert journal.open_models() == [("", 4, 2)]
+
+
+def test_a_journal_that_was_removed_or_replaced_takes_no_write(tmp_path):
+    journal = written(tmp_path / "j", 3)
+    (tmp_path / "j").rename(tmp_path / "moved")
+    for _ in range(2):
+        for work in (journal.check_file, journal.check_room):
+            with pytest.raises(sqlite3.DatabaseError, match="was removed or replaced"):
+                work()
+        with pytest.raises(sqlite3.DatabaseError, match="was removed or replaced"):
+            journal.write([ticked("c", 3, "{}", "{}")])
+        written(tmp_path / "j", 1)
+    journal.close()
+    assert Journal(tmp_path / "j").steps("c") == 1
+
+
+def test_a_search_delays_no_other_read(tmp_path):
+    """Its thread waits within SQLite, as long as the others need."""
+    journal = written(tmp_path / "j", 3)
+    read, found = threading.Event(), []
+    connections = [x for x in vars(journal).values() if isinstance(x, sqlite3.Connection)]
+    search = threading.Thread(target=lambda: found.append(journal.latest(5, search="none")))
+    others = threading.Thread(target=lambda: (journal.last("c"), journal.steps("c"), read.set()))
+
+    def wait_if_searching():
+        if threading.current_thread() is search:
+            read.wait(PATIENCE)
+
+    for connection in connections:
+        connection.set_progress_handler(wait_if_searching, 1)
+    search.start()
+    while not search.is_alive():
+        time.sleep(0.001)
+    time.sleep(0.1)
+    others.start()
+    others.join(5)
+    late = not read.is_set()
+    read.set()
+    search.join()
+    others.join()
+    assert not late and found == [([], None)]
+
+
+def test_a_search_looks_at_so_many_campaigns_and_says_where_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "SEARCHED", 10)
+    journal = Journal(tmp_path / "j")
+    for i in range(25):
+        named = SETTINGS | {"name": "shoes" if i in (3, 14) else f"hats {i}"}
+        journal.write([opened(f"id-{i}", f"key-{i}", named)])
+
+    def ids(*arguments, **more):
+        rows, older = journal.latest(*arguments, **more)
+        return [campaign["id"] for campaign, _ in rows], older
+
+    assert ids(5, search="shoes") == ([], "id-15")
+    assert ids(5, search="shoes", before="id-15") == (["id-14"], "id-5")
+    assert ids(5, search="shoes", before="id-5") == (["id-3"], None)
+    assert ids(2, search="hats") == (["id-24", "id-23"], "id-23")
+    assert ids(5, search="id-0") == (["id-0"], "id-15"), "a whole id or key is found at once"
+    assert ids(5, search="key-0") == (["id-0"], "id-15")
+    assert ids(30)[1] is None and ids(2, before="id-1") == (["id-0"], None)
+
+
+def test_open_campaigns_are_counted_as_they_are_written(tmp_path):
+    journal = Journal(tmp_path / "j")
+    for id, key in (("a", "k"), ("b", "k"), ("c", None), ("d", None)):
+        journal.write([opened(id, key, SETTINGS)])
+    journal.write([ended("a", "closed"), ended("a", "over")])
+    with pytest.raises(sqlite3.OperationalError):
+        journal.write([ended("c", "closed"), ("no statement", ())])
+    assert Journal(tmp_path / "j").still_open() == 2
 
 
 def test_a_journal_is_read_where_nothing_can_be_written(tmp_path):

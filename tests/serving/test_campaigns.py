@@ -13,7 +13,7 @@ import torch
 from decisionllm.domains.auction.campaign import Campaigns
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.domains.auction.env import Auction
-from decisionllm.domains.auction.journal import Journal, opened, ticked
+from decisionllm.domains.auction.journal import APPLICATION, VERSION_1, Journal, opened, ticked
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import History, Spec
 from decisionllm.serving.campaigns import RequestError, guard_multiplier, linear_pacing
@@ -252,6 +252,62 @@ def test_a_race_to_the_same_tick_has_one_answer(tmp_path):
     managers[1].answer(late, (np.array([77.0]), 1.0))
     assert managers[1].journal.write(managers[1].entries(late)) == [False]
     assert managers[1].tick(id, **drawn(0, 0)) == answer
+
+
+def test_a_campaign_keeps_the_model_that_it_began_with(tmp_path, caplog):
+    policy, path = policy_of(), tmp_path / "j"
+    first, second = (
+        CampaignManager(policy, SPEC, Journal(path), name=name) for name in ("a@1", "b@2")
+    )
+    id = first.open(**settings(0))
+    first.tick(id, **drawn(0, 0))
+    with pytest.raises(RequestError, match="answered by model a@1, this is b@2"):
+        second.tick(id, **drawn(0, 1))
+    with pytest.raises(
+        ValueError, match="model: expected b@2, got open campaigns .* 1 of a@1; .*move_campaigns"
+    ):
+        second.check_open()
+    second.check_open(move=True)
+    assert "1 campaigns of a@1 go on with b@2" in caplog.text
+    assert second.tick(id, **drawn(0, 1))["model"] == "b@2"
+    with pytest.raises(RequestError, match="answered by model b@2, this is a@1"):
+        first.tick(id, **drawn(0, 2))
+    second.check_open()
+    answers = [tick["answer"]["model"] for tick in first.journal.ticks(id)]
+    assert answers == ["a@1", "b@2"] and first.journal.campaign(id)["model"] == "b@2"
+    second.close(id)
+    first.check_open()
+
+
+def test_a_horizon_below_an_open_campaign_is_refused(tmp_path):
+    policy = policy_of()
+    manager = CampaignManager(policy, SPEC, Journal(tmp_path / "j"))
+    id = manager.open(**settings(0))
+    lower = CampaignManager(policy, SPEC, Journal(tmp_path / "j"), horizon=STEPS - 1)
+    with pytest.raises(ValueError, match="horizon: expected at least 12, .*, got 11; raise it"):
+        lower.check_open()
+    with pytest.raises(RequestError, match="the campaign has 12 steps, this server allows 11"):
+        lower.tick(id, **drawn(0, 0))
+    manager.close(id)
+    lower.check_open()
+
+
+def test_a_journal_of_version_1_is_brought_up_to_date(tmp_path):
+    with sqlite3.connect(tmp_path / "j") as old:
+        for statement in VERSION_1:
+            old.execute(statement)
+        old.execute(f"PRAGMA application_id={APPLICATION}")
+        old.execute("PRAGMA user_version=1")
+        values = "a", 1.0, json.dumps(dict.fromkeys(SETTINGS) | settings(0))
+        old.execute("INSERT INTO campaigns (id, opened, facts) VALUES (?, ?, ?)", values)
+    old.close()
+    with pytest.raises(ValueError, match="got version 1, which a server that starts with it"):
+        Journal(tmp_path / "j", read_only=True)
+    manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"), name="m1")
+    manager.check_open()
+    (wanted,) = play(CampaignManager(manager.policy, SPEC), steps=2)
+    assert [manager.tick("a", **drawn(0, t))["multiplier"] for t in range(2)] == wanted.tolist()
+    assert Journal(tmp_path / "j", read_only=True).campaign("a")["model"] == "m1"
 
 
 def test_repeated_ticks_count_once_and_wrong_ones_are_refused():
@@ -573,7 +629,8 @@ def test_a_journal_reads_back_requests_and_answers(tmp_path):
         tick["answer"] for tick in ticks
     ] == answers
     assert answers[0]["model"] == "m1"
-    assert journal.latest(1) == [(second, None)] and journal.latest(9)[1] == (first, answers[2])
+    assert journal.latest(1) == ([(second, None)], second["id"])
+    assert journal.latest(9) == ([(second, None), (first, answers[2])], None)
     assert journal.still_open() == 1
 
 
@@ -619,9 +676,9 @@ def test_another_file_is_not_taken_for_a_journal(tmp_path):
         other.execute("CREATE TABLE cats (name)")
     other.close()
     with pytest.raises(
-        ValueError, match="journal: expected one of version 1, got another database"
+        ValueError, match="journal: expected one of version 2, got another database"
     ):
         Journal(tmp_path / "other")
     Journal(tmp_path / "old")._writer.execute("PRAGMA user_version=0")
-    with pytest.raises(ValueError, match="journal: expected one of version 1, got version 0"):
+    with pytest.raises(ValueError, match="journal: expected one of version 2, got version 0"):
         Journal(tmp_path / "old")

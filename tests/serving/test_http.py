@@ -4,16 +4,20 @@ answered as such.
 
 import asyncio
 import contextlib
+import ctypes
+import gzip
 import json
 import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -128,6 +132,30 @@ def test_concurrent_calls_are_batched_and_the_queue_is_bounded():
 
     asyncio.run(main())
     assert sizes == [1, 2, 2, 1, 1]
+
+
+def test_an_error_of_the_batcher_itself_is_the_answer_and_it_goes_on(caplog):
+    """Of a metric, or of work that returns too few results; the next call is answered."""
+
+    def count(size):
+        if size == 2:
+            raise RuntimeError("a metric")
+
+    async def main():
+        batcher = Batcher(lambda items: items[:3], size=4, queue=9, wait=0.01, on_batch=count)
+        run = asyncio.create_task(batcher.run())
+        for size, error in ((2, "a metric"), (4, "expected 4 results, got 3")):
+            calls = [asyncio.create_task(batcher(i)) for i in range(size)]
+            done, waiting = await asyncio.wait(calls, timeout=5)
+            assert not waiting and all(error in str(call.exception()) for call in done)
+            assert batcher.age == 0
+        assert await batcher(7) == 7
+        run.cancel()
+        await asyncio.wait([run])
+        assert run.cancelled()
+
+    asyncio.run(main())
+    assert len(caplog.records) == 2 and all(record.exc_info for record in caplog.records)
 
 
 def serviced(policy, play, manager=None, **limits):
@@ -340,6 +368,25 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     )
 
 
+def test_answers_logs_and_metrics_name_the_model(tmp_path, capfd):
+    app = create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"), log="json")
+    with serving(app) as client:
+        id = begun(client)
+        tick = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        bid = {"id": "r", "imp": [{"id": "1", "ext": {"value": 0.02}}], "ext": {"campaign": id}}
+        answers = [tick, client.post("/openrtb/2.6/bid", json=bid)]
+        assert [(a.status_code, a.headers["x-model"]) for a in answers] == [(200, "m1")] * 2
+        assert client.get(f"/v1/campaigns/{id}").json()["model"] == "m1"
+        assert 'model="m1"' in client.get("/metrics").text
+    requests = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert {line["model"] for line in requests if line["message"] == "request"} == {"m1"}
+    other = MODEL_INFO | {"model": "m2"}
+    with pytest.raises(ValueError, match="expected m2, got open campaigns of another model"):
+        create_app(policy_of(), other, SPEC, Journal(tmp_path / "j"))
+    create_app(policy_of(), other, SPEC, Journal(tmp_path / "j"), move_campaigns=True)
+    assert Journal(tmp_path / "j").campaign(id)["model"] == "m2"
+
+
 def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         ids = [begun(client, i) for i in range(3)]
@@ -420,6 +467,48 @@ def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
     )
 
 
+def test_a_damaged_row_is_degraded_and_the_rest_is_served(tmp_path):
+    def app():
+        return create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))
+
+    with serving(app()) as client:
+        bad, good = begun(client, 0), begun(client, 1)
+        for id in (bad, good):
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).raise_for_status()
+        assert client.get("/readyz").json() == {"status": "ready"}
+        with sqlite3.connect(tmp_path / "j") as file:
+            file.execute(
+                "UPDATE ticks SET answer = CAST(CAST(answer AS BLOB) || x'ff' AS TEXT)"
+                " WHERE campaign = ?",
+                (bad,),
+            )
+        file.close()
+    with serving(app()) as client:
+        ready = client.get("/readyz")
+        row = f"tick 0 of campaign {bad}"
+        assert (ready.status_code, ready.json()) == (200, {"status": "degraded", "damaged": row})
+        assert [c["id"] for c in client.get("/v1/campaigns").json()["campaigns"]] == [good]
+        refused = client.post(f"/v1/campaigns/{bad}/tick", json=drawn(0, 1))
+        assert refused.status_code == 503 and row in refused.json()["detail"][0]["msg"]
+        assert client.get(f"/v1/campaigns/{bad}").json()["ticks"] == []
+        bid = {"id": "r", "imp": [{"id": "1", "ext": {"value": 0.02}}], "ext": {"campaign": bad}}
+        assert client.post("/openrtb/2.6/bid", json=bid).status_code == 204
+        assert client.post(f"/v1/campaigns/{good}/tick", json=drawn(0, 1)).status_code == 200
+        metrics = client.get("/metrics").text
+        assert "decisionllm_damaged_rows 1.0" in metrics
+        assert "decisionllm_journal_fault 0.0" in metrics
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_journal_that_is_gone_is_not_ready_and_answers_nothing(tmp_path):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        id = begun(client)
+        (tmp_path / "j").rename(tmp_path / "moved")
+        assert client.get("/readyz").status_code == 503
+        assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).status_code == 503
+        assert client.post("/v1/campaigns", json=settings_of(1)).status_code == 503
+
+
 def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
     journal = Journal(tmp_path / "j")
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
@@ -433,6 +522,43 @@ def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
         assert client.get("/readyz").status_code == 503 and "is full" in caplog.text
         journal._writer.execute("PRAGMA max_page_count=1000000")
         assert client.get("/readyz").status_code == 200
+
+
+def test_a_locked_journal_is_a_503_at_the_deadline_and_changes_nothing(tmp_path):
+    app = create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"), deadline=0.3)
+    other = sqlite3.connect(tmp_path / "j", isolation_level=None)
+    with serving(app) as client, contextlib.closing(other):
+        id = begun(client)
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        not_ready = client.get("/readyz")
+        assert time.monotonic() - began < 5, "SQLite itself waits 10 s"
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert "locked" in late.json()["detail"][0]["msg"] and not_ready.status_code == 503
+        other.execute("ROLLBACK")
+        assert client.get("/readyz").status_code == 200
+        assert client.get(f"/v1/campaigns/{id}").json()["step"] == 0
+        other_request = drawn(0, 0) | {"key": "other"}
+        assert client.post(f"/v1/campaigns/{id}/tick", json=other_request).status_code == 200
+
+
+def test_a_write_that_hangs_is_answered_at_the_deadline_and_not_ready(tmp_path):
+    journal, gate = Journal(tmp_path / "j"), threading.Event()
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal, deadline=0.3)) as client:
+        id, write = begun(client), journal.write
+
+        def slow(*given, **more):
+            gate.wait(PATIENCE)
+            return write(*given, **more)
+
+        journal.write = slow
+        tick = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        assert (tick.status_code, tick.json()["detail"][0]["loc"]) == (503, ["server", "journal"])
+        assert client.get("/readyz").status_code == 503
+        gate.set()
+        again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+        assert again.status_code == 200 and client.get("/readyz").status_code == 200
 
 
 def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
@@ -659,7 +785,7 @@ def test_one_bad_tick_fails_alone(client):
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
     client.app.state.service.campaigns.journal._writer.execute(
-        "UPDATE campaigns SET facts = '{' WHERE id = ?", (other,)
+        "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (other,)
     )
     answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
     client.app.state.service.campaigns.journal._writer.execute(
@@ -672,7 +798,7 @@ def test_one_bad_tick_fails_alone(client):
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
     client.app.state.service.campaigns.journal._writer.execute(
-        "UPDATE campaigns SET facts = '{' WHERE id = ?", (id,)
+        "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (id,)
     )
     # as the server does
     answer = client.post(
@@ -797,6 +923,28 @@ def test_a_page_elsewhere_cannot_send_requests(client):
             "header",
             [*headers, "content-type"][status == 403],
         ]
+
+
+def test_a_compressed_body_is_refused_as_such(client):
+    body = gzip.compress(json.dumps(settings_of(0)).encode())
+    kind = {"content-type": "application/json"}
+    for encoding, status in (("gzip", 415), ("br", 415), ("identity", 201)):
+        content = json.dumps(settings_of(0)).encode() if status == 201 else body
+        headers = kind | {"content-encoding": encoding}
+        answer = client.post("/v1/campaigns", content=content, headers=headers)
+        assert answer.status_code == status
+        if status == 415:
+            assert answer.json()["detail"][0]["loc"] == ["header", "content-encoding"]
+            assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_metrics_of_a_replica_are_labelled():
+    app = create_app(policy_of(), MODEL_INFO, SPEC, replica=1)
+    with serving(app) as client:
+        client.get("/healthz")
+        lines = client.get("/metrics").text.splitlines()
+    samples = [line for line in lines if line and line[0] != "#"]
+    assert len(samples) > 20 and all('replica="1"' in line for line in samples)
 
 
 def test_methods_are_answered_as_http_says(client):
@@ -1060,7 +1208,46 @@ def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
 
 def test_a_replica_that_does_not_start_is_an_error():
     with pytest.raises(OSError, match="one ended with exit code 1 as it started"):
-        replicas.run(sys.exit, 1, replicas=2)
+        replicas.run(leave, replicas=2)
+
+
+def leave(number, beat):
+    sys.exit(1)
+
+
+def lives(folder, number, beat):
+    """A replica whose first life ends, whose second and third hang or end, and then it is well."""
+    life = len(list(folder.iterdir()))
+    (folder / str(life)).touch()
+    beat()
+    while life > 2:
+        beat()
+        time.sleep(0.01)
+        if life == 3:
+            os.kill(os.getppid(), signal.SIGTERM)  # enough was seen
+    if life == 1:
+        time.sleep(PATIENCE)
+    os._exit(7)
+
+
+def test_replicas_that_die_again_or_hang_are_replaced(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(replicas, "HUNG", 0.5)
+    monkeypatch.setattr(replicas, "PAUSES", (0.0, 0.05, 0.1))
+    replicas.run(lives, tmp_path, replicas=1)
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["0", "1", "2", "3"]
+    said = [record.getMessage() for record in caplog.records]
+    assert "replica 0 ended with exit code 7; it is started again in 0 s" in said[0]
+    assert "replica 0 hangs" in said[1] and "exit code -9" in said[2] and "7" in said[3]
+
+
+def test_the_pause_before_a_new_start_grows():
+    dead = SimpleNamespace(is_alive=lambda: False, exitcode=1)
+    replica, pauses = replicas.Replica(0, ctypes.c_double(1.0)), []
+    for now in (10, 20, 30, 40, 50, 60, 70, 80, 90, 1000):
+        replica.process, replica.started = dead, now - 5 if now < 1000 else 100
+        replicas.look_after(replica, now)
+        pauses.append(replica.due - now)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 0]
 
 
 @pytest.mark.numeric
@@ -1219,6 +1406,9 @@ def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monke
     assert "expected a run directory" in refused(f"run={tmp_path}/none")
     assert "max_batch_size: expected a number above 0, got 0" in refused("max_batch_size=0")
     assert "journal: expected a file to write" in refused(f"journal={tmp_path}")
+    in_memory = refused(f"journal='file:{tmp_path}/x?mode=memory'")
+    assert "journal: expected the path of a file, got the URI file:" in in_memory
+    assert not Path("file:").exists()
     assert "expected a run directory" in refused(f"shadow={tmp_path}/none", f"journal={tmp_path}/j")
     assert "log: expected one of json, text, none, got 'xml'" in refused("log=xml")
     import socket

@@ -61,6 +61,7 @@ def test_a_request_is_one_json_line_with_its_id(client):
         "route": "/v1/campaigns/{id}/tick",
         "status": 200,
         "ms": 0,
+        "model": "m1",
         "request_id": "abc-1",
         "campaign": id,
     }

@@ -4,6 +4,7 @@ hand.
 
 import sys
 import threading
+import time
 
 import httpx
 import pytest
@@ -284,6 +285,25 @@ def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path)
         ] == [200, 200, 200, 204]
     with serving(app()) as restarted:
         assert send(restarted, id, value).status_code == 204
+
+
+def test_the_last_tick_is_bid_on_for_a_limited_time(tmp_path):
+    def app(age):
+        exchange = {"max_tick_age": age}
+        return create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"), exchange=exchange)
+
+    with serving(app(3600.0)) as client:
+        id, value = opened_with(client, 10)
+        assert send(client, id, value).status_code == 200
+        settings = {"budget": 10, "target_cpa": 40, "horizon": STEPS}
+        never = client.post("/v1/campaigns", json=settings).json()["id"]
+    time.sleep(0.01)
+    with serving(app(0.001)) as client:  # also after a restart
+        assert send(client, id, value).status_code == send(client, never).status_code == 204
+        assert outcomes(client) == {"old tick0": 1, "no tick yet0": 1}
+        client.delete(f"/v1/campaigns/{id}")
+        assert send(client, id, value).status_code == 204
+        assert outcomes(client)["ended0"] == 1
 
 
 def test_a_late_answer_is_no_bid(served):

@@ -44,6 +44,7 @@ class Campaign:
         earned: return so far, reward units.
         last_spend: currency, of the last step.
         ended: how the campaign ended; None: it is open.
+        model: that answers it, in a journal.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Campaign:
     earned: float = 0.0
     last_spend: float = 0.0
     ended: str | None = None
+    model: str | None = None
 
     @classmethod
     def begin(cls, settings: dict[str, Any], spec: ObservationSpec, *, id: str = "") -> Self:

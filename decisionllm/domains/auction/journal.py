@@ -6,11 +6,14 @@ answered tick; writes that come together share a transaction.
 """
 
 import json
+import logging
+import os
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +21,59 @@ from decisionllm.files import atomic, explained
 
 Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
 
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
-SCHEMA = (
-    # facts: the settings in JSON; the column's name belongs to version 1
+VERSION_1 = (
+    # facts: the settings in JSON
     "CREATE TABLE campaigns (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE,"
     " opened REAL NOT NULL, facts TEXT NOT NULL, ended TEXT)",
     "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL,"
     " request TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
-LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
+# What version 2 adds; a file of version 1 gets it when a server opens it.
+VERSION_2 = (
+    # model: that answers the campaign; NULL: version 1 did not know it
+    "ALTER TABLE campaigns ADD COLUMN model TEXT",
+    # sum: see `checksum`; NULL: a row of version 1
+    "ALTER TABLE campaigns ADD COLUMN sum INTEGER",
+    "ALTER TABLE ticks ADD COLUMN sum INTEGER",
+    # at: seconds since 1970; 0: version 1 did not know it
+    "ALTER TABLE ticks ADD COLUMN at REAL NOT NULL DEFAULT 0",
+    # Counted as it is written: /metrics and the page ask for it all the time.
+    "CREATE TABLE counts (open INTEGER NOT NULL)",
+    "INSERT INTO counts SELECT COUNT(*) FROM campaigns WHERE ended IS NULL",
+    "CREATE TRIGGER campaign_opened AFTER INSERT ON campaigns"
+    " BEGIN UPDATE counts SET open = open + 1; END",
+    "CREATE TRIGGER campaign_ended AFTER UPDATE OF ended ON campaigns"
+    " WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL"
+    " BEGIN UPDATE counts SET open = open - 1; END",
+    "CREATE INDEX open_campaigns ON campaigns (number) WHERE ended IS NULL",
+)
+WAIT = 10.0  # most seconds for a lock that another process holds
+# of reads, which wait for no write in WAL mode, so that they may run in an event loop
+READ_WAIT = 0.25
+MOST_DAMAGED = 1000  # most damaged rows whose names are kept
+SEARCHED = 50_000  # most campaigns that one search reads
+CAMPAIGN = "id, key, opened, facts, sum, ended, model"
+TICK = "campaign, step, request, answer, at, sum"
+# the last tick of each campaign beside it
+LAST = (
+    "LEFT JOIN (SELECT campaign, step, request, answer, at, sum AS tick_sum FROM ticks)"
+    " ON campaign = id AND step = (SELECT MAX(step) FROM ticks WHERE campaign = id)"
+)
+LAST_TICK = "campaign, step, request, answer, at, tick_sum"
+NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
+HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
+logger = logging.getLogger("decisionllm.serving")
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
+
+
+class JournalBusyError(sqlite3.OperationalError):
+    """Another process or thread has the lock for writing."""
+
+
+class DamagedRowError(sqlite3.DatabaseError):
+    """A row is not as it was written."""
 
 
 class Journal:
@@ -45,8 +90,11 @@ class Journal:
 
     def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
         self.path = str(path)
+        if self.path.startswith("file:"):
+            raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
+        self.damaged: set[str] = set()  # rows that were found not to be as they were written
         in_memory = self.path == ":memory:"
         kind = "a file to write, or one written by a server"
         if read_only:
@@ -59,14 +107,20 @@ class Journal:
                 self._open_to_write()
             pragmas = "PRAGMA application_id", "PRAGMA user_version"
             application, version = (self._writer.execute(x).fetchone()[0] for x in pragmas)
-            self._reader = self._writer
-            self._reading = self._writing
-            if not in_memory and not read_only:  # readers do not wait for a write
-                self._reader = _connect(self.path)
+            self._reader = self._lister = self._writer
+            self._reading = self._listing = self._writing
+            if not in_memory and not read_only:
+                # Reads of one campaign, which bids need, wait neither for a write nor for a list.
+                self._reader = _connect(self.path, READ_WAIT)
                 self._reading = threading.Lock()
+                self._lister = _connect(self.path)
+                self._listing = threading.Lock()
+        self._file = None if in_memory else _identity(self.path)
         got = "another database"
         if application == APPLICATION:
             got = f"version {version}"
+            if version == 1:
+                got += ", which a server that starts with it brings up to date"
         if (application, version) != (APPLICATION, VERSION):
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
@@ -82,79 +136,165 @@ class Journal:
         self._writer.execute("PRAGMA synchronous=FULL")
         # of two processes that start together, one makes the tables
         with transaction(self._writer):
-            if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in SCHEMA:
+            empty = not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone()
+            statements = VERSION_1 if empty else ()
+            if empty or self._is_version_1():
+                for statement in (*statements, *VERSION_2):
                     self._writer.execute(statement)
                 self._writer.execute(f"PRAGMA application_id={APPLICATION}")
                 self._writer.execute(f"PRAGMA user_version={VERSION}")
 
-    def write(self, entries: Sequence[Entry]) -> list[bool]:
-        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new.
+    def _is_version_1(self) -> bool:
+        pragmas = "PRAGMA application_id", "PRAGMA user_version"
+        found = [self._writer.execute(pragma).fetchone()[0] for pragma in pragmas]
+        return found == [APPLICATION, 1]
 
-        No row is changed.
+    def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
+        """Write all entries of `opened`, `ticked`, `ended` and `moved`, or none.
+
+        Returns which were new. No answer is changed.
+
+        Args:
+            wait: most seconds for the lock.
+
+        Raises:
+            JournalBusyError: others had the lock for so long; nothing is written.
+            sqlite3.Error: the disk is full or the file is damaged; nothing is written.
         """
-        with self._writing, transaction(self._writer):
-            return [self._writer.execute(*entry).rowcount == 1 for entry in entries]
+        with self._locked(wait) as writer, transaction(writer):
+            return [writer.execute(*entry).rowcount == 1 for entry in entries]
+
+    @contextmanager
+    def _locked(self, wait: float) -> Iterator[sqlite3.Connection]:
+        """The connection that writes, waiting at most so many seconds for threads and processes."""
+        end = time.monotonic() + wait
+        if not self._writing.acquire(timeout=wait):
+            raise JournalBusyError("locked by another thread")
+        try:
+            self.check_file()
+            left = max(int(1000 * (end - time.monotonic())), 0)
+            self._writer.execute(f"PRAGMA busy_timeout={left}")
+            yield self._writer
+        except sqlite3.OperationalError as error:
+            # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise JournalBusyError("locked by another process") from error
+            raise
+        finally:
+            self._writing.release()
 
     def campaigns(self) -> list[dict[str, Any]]:
         """Every campaign in the order of opening.
 
-        It has id, opened (seconds since 1970), ended (how, or None) and its settings.
+        It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
-        return [campaign for campaign, _ in self._found("ORDER BY number")]
+        found = []
+        for row in self._list(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
+            with suppress(DamagedRowError):
+                found.append(self._campaign_of(row))
+        return found
 
     def campaign(self, id: str) -> dict[str, Any] | None:
-        return next((campaign for campaign, _ in self._found("WHERE id = ?", id)), None)
+        """The campaign with this id. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE id = ?", id)
+        return self._campaign_of(rows[0]) if rows else None
 
     def keyed(self, key: str) -> dict[str, Any] | None:
-        """The campaign opened with this key."""
-        return next((campaign for campaign, _ in self._found("WHERE key = ?", key)), None)
+        """The campaign opened with this key. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE key = ?", key)
+        return self._campaign_of(rows[0]) if rows else None
 
-    def latest(self, count: int, *, search: str = "", before: str | None = None) -> list[Row]:
+    def latest(
+        self, count: int, *, search: str = "", before: str | None = None
+    ) -> tuple[list[Row], str | None]:
         """The campaigns opened last, newest first, each with the answer to its last tick.
 
         Args:
-            search: part of the name, or the beginning of the id or the key.
+            count: most campaigns.
+            search: part of the name, or the beginning of the id or the key. One call looks at the
+                latest SEARCHED campaigns; a whole id or key is found at once.
             before: the id of a campaign; only those opened before it.
+
+        Returns:
+            (campaigns, `before` of the call that goes on with older ones; None: there are none).
         """
-        where = (
-            "WHERE (? = '' OR instr(lower(json_extract(facts, '$.name')), lower(?))"
-            " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
-            " AND (? IS NULL OR number < (SELECT number FROM campaigns WHERE id = ?))"
-            " ORDER BY number DESC LIMIT ?"
+        last = "(SELECT MAX(number) FROM campaigns)"
+        if before is not None:
+            last = "(SELECT number - 1 FROM campaigns WHERE id = ?)"
+        ((newest,),) = self._list(f"SELECT {last}", *[before] * (before is not None))
+        if newest is None:
+            return [], None
+        oldest = 1
+        exact: list[Row] = []
+        which = "number BETWEEN ? AND ?"
+        words: list[str] = []
+        if search:
+            oldest = max(newest - SEARCHED + 1, 1)
+            which += f" AND (instr(lower({NAME}), lower(?))"
+            which += " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
+            words = [search] * 3
+            if before is None:
+                known = "WHERE (id = ? OR key = ?) AND number < ?"
+                exact = self._listed(known, search, search, oldest)
+        rows = self._listed(
+            f"WHERE {which} ORDER BY number DESC LIMIT ?", oldest, newest, *words, count + 1
         )
-        return self._found(where, *(search,) * 4, before, before, count, answer=LAST)
+        if len(rows) > count:
+            return exact + rows[:count], rows[count - 1][0]["id"]
+        if oldest == 1:
+            return exact + rows, None
+        ((older,),) = self._list("SELECT id FROM campaigns WHERE number >= ? LIMIT 1", oldest)
+        return exact + rows, older
 
     def last(self, id: str) -> Row | None:
-        """A campaign with the answer to its last tick."""
-        return next(iter(self._found("WHERE id = ?", id, answer=LAST)), None)
+        """A campaign with the answer to its last tick. `ticked` of the campaign is the time of that
+        tick, seconds since 1970; None: there is none.
 
-    def _found(self, which: str, *values: Any, answer: str = "NULL") -> list[Row]:
-        columns = f"id, opened, ended, facts, {answer}"
-        rows = self._read(f"SELECT {columns} FROM campaigns {which}", *values)
-        found = []
-        for id, opened, ended, settings, last in rows:
-            campaign = {"id": id, "opened": opened, "ended": ended, **json.loads(settings)}
-            found.append((campaign, json.loads(last) if last else None))
-        return found
+        Raises:
+            DamagedRowError: the campaign or the tick is damaged.
+        """
+        rows = self._read(f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} WHERE id = ?", id)
+        if not rows:
+            return None
+        campaign, answer = self._with_last(rows[0])
+        *_, ticked, _ = rows[0]
+        return campaign | {"ticked": ticked}, answer
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
-        ((count,),) = self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")
+        ((count,),) = self._list("SELECT open FROM counts")
         return int(count)
 
-    def open_ids(self, count: int) -> list[str]:
-        """Ids of campaigns that have not ended, the one opened last first, at most so many."""
-        query = "SELECT id FROM campaigns WHERE ended IS NULL ORDER BY number DESC LIMIT ?"
-        return [id for (id,) in self._read(query, count)]
+    def open_models(self) -> list[tuple[str | None, int, int]]:
+        """(model, number of its campaigns that have not ended, steps of the longest) of each."""
+        longest = f"COALESCE(MAX({HORIZON}), 0)"
+        query = f"SELECT model, COUNT(*), {longest} FROM campaigns WHERE ended IS NULL"
+        return self._list(f"{query} GROUP BY model")
 
-    def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
-        """The ticks of a campaign from this one on, in their order: index, request and answer."""
+    def open_ids(self, count: int, model: str) -> list[str]:
+        """Ids of a model's campaigns that have not ended, the newest first, at most so many."""
+        which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
+        return [id for (id,) in self._list(f"SELECT id FROM campaigns WHERE {which}", model, count)]
+
+    def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[dict[str, Any]]:
+        """The ticks of a campaign from this one on, in their order: index, request and answer.
+
+        Args:
+            damaged: `skip` leaves damaged ticks out.
+
+        Raises:
+            DamagedRowError: a tick is damaged.
+        """
         which = "campaign = ? AND step >= ? ORDER BY step"
-        rows = self._read(f"SELECT step, request, answer FROM ticks WHERE {which}", id, first)
         found = []
-        for step, request, answer in rows:
-            tick = {"index": step, "request": json.loads(request), "answer": json.loads(answer)}
+        for row in self._read(f"SELECT {TICK} FROM ticks WHERE {which}", id, first):
+            try:
+                request, answer = self._tick_of(row)
+            except DamagedRowError:
+                if damaged != "skip":
+                    raise
+                continue
+            tick = {"index": row[1], "request": json.loads(request), "answer": json.loads(answer)}
             found.append(tick)
         return found
 
@@ -164,27 +304,77 @@ class Journal:
         return int(count)
 
     def tick(self, id: str, step: int) -> tuple[str, str] | None:
-        """(request, answer) of a tick as they were written."""
-        query = "SELECT request, answer FROM ticks WHERE campaign = ? AND step = ?"
-        found = self._read(query, id, step)
-        return found[0] if found else None
+        """(request, answer) of a tick as they were written. Raises DamagedRowError."""
+        rows = self._read(f"SELECT {TICK} FROM ticks WHERE campaign = ? AND step = ?", id, step)
+        return self._tick_of(rows[0]) if rows else None
+
+    def _listed(self, which: str, *values: Any) -> list[Row]:
+        """Campaigns with the answer to their last tick, without those of which a row is damaged."""
+        found = []
+        query = f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} {which}"
+        for row in self._list(query, *values):
+            with suppress(DamagedRowError):
+                found.append(self._with_last(row))
+        return found
+
+    def _with_last(self, row: tuple[Any, ...]) -> Row:
+        """CAMPAIGN and LAST_TICK of a row."""
+        campaign = self._campaign_of(row[:7])
+        if row[7] is None:
+            return campaign, None
+        _, answer = self._tick_of(row[7:])
+        return campaign, json.loads(answer)
+
+    def _campaign_of(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """A row of CAMPAIGN, checked."""
+        id, key, opened, settings, sum, ended, model = row
+        if sum not in (None, checksum(id, key, opened, settings)):
+            raise self._damage(f"campaign {id}")
+        campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
+        campaign |= json.loads(settings)
+        return campaign
+
+    def _tick_of(self, row: tuple[Any, ...]) -> tuple[str, str]:
+        """(request, answer) of a row of TICK, checked."""
+        campaign, step, request, answer, at, sum = row
+        if sum not in (None, checksum(campaign, step, request, answer, at)):
+            raise self._damage(f"tick {step} of campaign {campaign}")
+        return request, answer
+
+    def _damage(self, row: str) -> DamagedRowError:
+        """The error of a damaged row, which is logged when it is found first."""
+        message = f"{row} is damaged"
+        if row not in self.damaged and len(self.damaged) < MOST_DAMAGED:
+            self.damaged.add(row)
+            logger.error("journal %s: %s", self.path, message)
+        return DamagedRowError(message)
 
     def _read(self, query: str, *values: Any) -> list[Any]:
         with self._reading:
             return self._reader.execute(query, values).fetchall()
 
+    def _list(self, query: str, *values: Any) -> list[Any]:
+        """Rows of a query that reads many of them, on a connection of its own."""
+        with self._listing:
+            return self._lister.execute(query, values).fetchall()
+
     def verify(self) -> None:
         """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
-        found = self._read("PRAGMA quick_check(1)")
+        found = self._list("PRAGMA quick_check(1)")
         if found != [("ok",)]:
             raise sqlite3.DatabaseError(found[0][0])
 
+    def check_file(self) -> None:
+        """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
+        if self._file is not None and self._file != _identity(self.path):
+            raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
+
     def check_room(self) -> None:
-        """Write and delete 100 kB. Raises sqlite3.Error if that fails."""
-        with self._writing:
-            self._writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
-            self._writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
-            self._writer.execute("DROP TABLE room")
+        """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
+        with self._locked(READ_WAIT) as writer:
+            writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
+            writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
+            writer.execute("DROP TABLE room")
 
     def backup(self, to: str | Path) -> None:
         """Copy the journal, and the decisions of a shadow policy beside it, also while a server
@@ -209,10 +399,12 @@ class Journal:
 
         What SQLite kept beside it is then in it, unless another process has it open.
         """
-        with self._writing:
-            self._writer.close()
         with self._reading:
             self._reader.close()
+        with self._listing:
+            self._lister.close()
+        with self._writing:
+            self._writer.close()
 
 
 @contextmanager
@@ -228,14 +420,31 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _connect(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(
+def checksum(*values: str | float | None) -> int:
+    """Of the values of a row that never change. Bytes that are no text count as they are."""
+    return zlib.crc32(repr(values).encode(errors="surrogateescape"))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file lies at a path; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
+    connection = sqlite3.connect(
         path,
-        timeout=10,
+        timeout=wait,
         isolation_level=None,
         check_same_thread=False,
         uri=path.startswith("file:"),
     )
+    # a damaged byte is found by the checksum of its row
+    connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+    return connection
 
 
 def _connect_to_read(path: str) -> sqlite3.Connection:
@@ -263,27 +472,34 @@ def _copy(source: sqlite3.Connection, to: Path) -> None:
         copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
 
 
-def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:
+def opened(id: str, key: str | None, settings: dict[str, Any], model: str = "") -> Entry:
     """The entry of a new campaign. Of several with the same key only the first is written."""
     values = id, key, time.time(), json.dumps(settings)
-    return "INSERT OR IGNORE INTO campaigns (id, key, opened, facts) VALUES (?, ?, ?, ?)", values
+    columns = "id, key, opened, facts, model, sum"
+    return (
+        f"INSERT OR IGNORE INTO campaigns ({columns}) VALUES (?, ?, ?, ?, ?, ?)",
+        (*values, model, checksum(*values)),
+    )
 
 
-def ticked(id: str, step: int, request: str, answer: str) -> Entry:
-    """The entry of a tick of a campaign that has not ended.
+def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> Entry:
+    """The entry of a tick of a campaign that has not ended and is this model's.
 
     Request and answer are JSON and read back unchanged.
     """
-    still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL)"
-    return f"INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE {still_open}", (
-        id,
-        step,
-        request,
-        answer,
-        id,
+    still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL AND model = ?)"
+    values = id, step, request, answer, time.time()
+    return (
+        f"INSERT OR IGNORE INTO ticks ({TICK}) SELECT ?, ?, ?, ?, ?, ? WHERE {still_open}",
+        (*values, checksum(*values), id, model),
     )
 
 
 def ended(id: str, how: str) -> Entry:
     """The entry of the end of a campaign."""
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
+
+
+def moved(model: str) -> Entry:
+    """The entry after which this model answers all campaigns that have not ended."""
+    return "UPDATE campaigns SET model = ? WHERE ended IS NULL AND model IS NOT ?", (model, model)

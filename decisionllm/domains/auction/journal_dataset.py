@@ -13,7 +13,7 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.dataset import campaigns_source
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import DamagedRowError, Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -61,7 +61,10 @@ def load(
     journal = Journal(file, read_only=True)
     served = journal.campaigns()
     for number, campaign in enumerate(served):
-        ticks = journal.ticks(campaign["id"])
+        try:
+            ticks = journal.ticks(campaign["id"])
+        except DamagedRowError:  # the journal logs it
+            continue
         finished = campaign["ended"] or len(ticks) >= campaign["horizon"]
         if len(ticks) < 2 or not (finished or unfinished):
             continue

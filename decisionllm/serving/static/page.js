@@ -183,16 +183,16 @@ async function update() {
   const mine = ++turn;
   try {
     const query = new URLSearchParams({ search: at("search").value, ...(before && { before }) });
-    const { campaigns, more, open } = await get(`v1/campaigns?${query}`);
+    const { campaigns, older, open } = await get(`v1/campaigns?${query}`);
     const wanted = decoded(location.hash.slice(1));
     const chosen = wanted && wanted !== "campaign" ? wanted : (at("campaign").dataset.id ?? campaigns.find((c) => c.status === "open")?.id ?? campaigns[0]?.id);
     const campaign = chosen ? await get(`v1/campaigns/${encodeURIComponent(chosen)}`) : null;
     if (mine !== turn) return;
     if (campaign) at("campaign").dataset.id = campaign.id;
     list(campaigns, campaign?.id);
-    at("older").hidden = !more;
+    at("older").hidden = !older;
     at("newest").hidden = !before;
-    at("older").value = campaigns.at(-1)?.id ?? "";
+    at("older").value = older ?? "";
     show(campaign);
     at("key").hidden = true;
     if (chosen && !campaign) status(`There is no campaign ${chosen}`, true);
