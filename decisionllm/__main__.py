@@ -5,6 +5,7 @@ The only place that calls Hydra's entry point.
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -90,7 +91,10 @@ def run(command: str, overrides: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are printed here, in one line
     sys.argv = [f"decisionllm {command}", *overrides]
     try:
-        hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
+        if is_for_hydra(overrides):
+            hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
+        else:
+            start(command, overrides, job)
     except (HydraException, OmegaConfBaseException) as error:
         return fail(2, explain(command, overrides) or error)
     except ValueError as error:
@@ -101,6 +105,34 @@ def run(command: str, overrides: list[str]) -> int:
     except KeyboardInterrupt as error:
         return fail(130, str(error) or "interrupted")
     return max(codes)
+
+
+def is_for_hydra(overrides: list[str]) -> bool:
+    """Whether the words have a flag, such as --multirun, or an option of Hydra's own."""
+    return any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in overrides)
+
+
+def start(command: str, overrides: list[str], job: Callable[[Any], None]) -> None:
+    """Compose the config of a command and call `job` with it.
+
+    Hydra's entry point does the same for one job, but composes everything once more before, to
+    learn whether the config asks for a sweep. That takes longer than a short command.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    state = HydraConfig.instance()
+    before = state.cfg
+    with hydra.initialize_config_dir(str(configs()), version_base="1.3", job_name=command):
+        config = hydra.compose(command, overrides, return_hydra_config=True)
+        state.set_config(config)
+        with open_dict(config):
+            del config["hydra"]
+        try:
+            job(config)
+        finally:
+            state.cfg = before
 
 
 def fail(code: int, message: object) -> int:

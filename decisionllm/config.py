@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,7 @@ def with_defaults(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged(options, given)
 
 
+@cache
 def store_choices() -> None:
     """File every registered choice, and the defaults of `train`, in Hydra's ConfigStore."""
     from hydra.core.config_store import ConfigStore
@@ -304,11 +306,10 @@ def checked_options(
     Raises:
         UsageError: a key is unknown, lacks a value, or has one of another type.
     """
-    import hydra
     from omegaconf import OmegaConf
 
-    overrides = [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
-    defaults = hydra.compose(command, overrides)
+    choices = [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
+    defaults = defaults_of(command, *choices)
     given = {word.lstrip("+").partition("=")[0] for word in words}
     OmegaConf.set_struct(config, False)
     references = references_to_runs(config)
@@ -341,6 +342,17 @@ def checked_options(
     if references:
         options["env"] |= references
     return options
+
+
+@cache
+def defaults_of(command: str, *choices: str) -> Any:
+    """The config of a command with these choices and no other word, such as "dataset=synthetic".
+
+    The jobs of a sweep, and the cells of a study, share one. It is only read.
+    """
+    import hydra
+
+    return hydra.compose(command, [*choices])
 
 
 def selected(node: Any, key: str, *, strict: bool = False) -> Any:

@@ -240,6 +240,15 @@ def test_numbers_take_the_type_of_their_default(tmp_path):
     assert {"steps: 4", "  lr: 1.0", "name: '7'", "  lr_backbone: 1.0"} <= set(lines)
 
 
+def test_a_command_composes_what_hydras_entry_point_composes(tmp_path):
+    """An option of Hydra's own takes its entry point."""
+    words = ("train", *LOOP, *NANO, "text=goal", "backbone=nano")
+    assert command(*words, f"run={tmp_path}/once") == 0
+    assert command(*words, f"run={tmp_path}/entry", "hydra.verbose=false") == 0
+    once, entry = ((tmp_path / name / "config.yaml").read_text() for name in ("once", "entry"))
+    assert once.replace("/once", "/entry") == entry
+
+
 def test_a_sweep_goes_on_after_a_failed_run_and_stops_at_ctrl_c(tmp_path, monkeypatch, capsys):
     words = ("--multirun", *LOOP, *NANO, f"hydra.sweep.dir={tmp_path}")
     assert command("train", *words, f"run={tmp_path}/${{optim.lr}}", "optim.lr=0,0.01") == 1

@@ -61,73 +61,80 @@ def near_one(one, two):
         ), name
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [({}, WEIGHTED), ({}, LORA), (SHARDED, ("text=goal",)), (SHARDED, (*LORA, *WEIGHTED))],
-    ids=[
-        "ddp, word embeddings unused, weighted actions",
-        "ddp, lora",
-        "fsdp2",
-        "fsdp2, lora, weighted actions",
-    ],
-)
-def test_two_processes_equal_one_and_resume_to_the_bit(given, words, tmp_path):
-    script = """
-import os, signal, sys
+CASES = {  # what accelerate is given, and words of the run
+    "ddp, word embeddings unused, weighted actions": ({}, WEIGHTED),
+    "ddp, lora": ({}, LORA),
+    "fsdp2": (SHARDED, ("text=goal",)),
+    "fsdp2, lora, weighted actions": (SHARDED, (*LORA, *WEIGHTED)),
+}
+TWO = """
+import json, os, signal, sys
 import decisionllm.train
 from decisionllm.__main__ import run
 from decisionllm.datasets import sampling
-path, given, *words = sys.argv[1:]
+path, cases = sys.argv[1], json.loads(sys.argv[2])
 alone, child = dict(os.environ), os.fork()  # what torchrun does, but for importing torch again
-os.environ |= eval(given) | {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
-port = int(os.environ["MASTER_PORT"])
-def train(name, start):
-    os.environ["MASTER_PORT"] = str(port + start)  # a process that is early would connect to the group before
-    return run("train", [*words, f"run={path}/{name}"])
-codes = [train("two", 0)]
+ports = iter(range(int(os.environ["MASTER_PORT"]), 32_768))
 draw = sampling.Sampler.__call__
 def stopped(sampler, step):
     if sampler.seed == 7 and step == 1:
         signal.raise_signal(signal.SIGINT)
     return draw(sampler, step)
-sampling.Sampler.__call__ = stopped
-codes.append(train("again", 1) - 130)
-sampling.Sampler.__call__ = draw
-codes.append(train("again", 2))
+def train(folder, words, sampler=draw):
+    sampling.Sampler.__call__ = sampler
+    os.environ["MASTER_PORT"] = str(next(ports))  # one that is early would connect to the group before
+    return run("train", [*words, f"run={path}/{folder}"])
+codes = []
+for number, (given, words) in enumerate(cases):
+    os.environ.clear()
+    os.environ |= alone | given | {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
+    codes.append(train(f"{number}/two", words))
+    codes.append(train(f"{number}/again", words, stopped) - 130)
+    codes.append(train(f"{number}/again", words))
 if child:
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os.environ.clear()
     os.environ |= alone
-    codes.append(run("train", [*words, f"run={path}/one"]))
+    codes += [train(f"{number}/one", words) for number, (_, words) in enumerate(cases)]
 sys.stdout.flush()
 os._exit(any(codes))
 """
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Every case trained by two processes, again with a stop, and by one: the folder of all, whose
+    folders are the numbers of the cases, and what was said.
+    """
+    path = tmp_path_factory.mktemp("two")
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
     }
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    words = [
-        sys.executable,
-        "-c",
-        script,
-        str(tmp_path),
-        str(given),
-        *LOOP,
-        *NANO,
-        "window=15",
-        "optim.clip=0.5",
-        *words,
-    ]
+    common = (*LOOP, *NANO, "window=15", "optim.clip=0.5")
+    cases = [(given, [*common, *words]) for given, words in CASES.values()]
+    words = [sys.executable, "-c", TWO, str(path), json.dumps(cases)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 4  # one of the two speaks
+    return path, done
+
+
+def test_one_of_two_processes_speaks(two):
+    _, done = two
+    assert done.stdout.count("2 x cpu") == 3 * len(CASES)
+    assert done.stdout.count("training:") == 4 * len(CASES)
     assert "find_unused_parameters" not in done.stderr and "Warning" not in done.stderr
-    near_one(tmp_path / "one", tmp_path / "two")
-    assert metrics(tmp_path / "two") == metrics(tmp_path / "again")
-    assert same_bits(saved(tmp_path / "two"), saved(tmp_path / "again"))
-    assert decisionllm.load(tmp_path / "two").model.backbone.layout is not None
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=CASES)
+def test_two_processes_equal_one_and_resume_to_the_bit(number, two):
+    folder = two[0] / str(number)
+    near_one(folder / "one", folder / "two")
+    assert metrics(folder / "two") == metrics(folder / "again")
+    assert same_bits(saved(folder / "two"), saved(folder / "again"))
+    assert decisionllm.load(folder / "two").model.backbone.layout is not None
 
 
 def test_a_lost_process_is_reported_before_the_launcher_ends_the_others():

@@ -7,9 +7,12 @@ import sys
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from decisionllm import registry
 from decisionllm.__main__ import run
+from decisionllm.config import configs, store_choices
 from decisionllm.registry import build, choice, discover
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
@@ -18,19 +21,7 @@ from tests.conftest import episode, make_store
 pytestmark = pytest.mark.slow
 
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
-SPECS = {
-    "discrete": Spec(observation_dim=2, action_dim=1, horizon=20, num_actions=5),
-    "pointer": Spec(
-        observation_dim=8,
-        action_dim=1,
-        horizon=20,
-        num_actions=5,
-        entity_schema=(("own", 2, 1), ("enemy", 2, 3)),
-    ),
-    "continuous": Spec(
-        observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0)
-    ),
-}
+SPEC = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0))
 
 
 def composed(capsys, *overrides):
@@ -42,12 +33,23 @@ def composed(capsys, *overrides):
     return yaml.safe_load(out) if code == 0 else (code, err)
 
 
-def chosen(capsys, group, name):
-    paired = ["env=none"] if group == "dataset" and name not in discover()["env"] else []
-    env_of_dataset = group == "env" and name in discover()["dataset"]
-    return composed(
-        capsys, *([f"dataset={name}"] if env_of_dataset else [f"{group}={name}", *paired])
-    )[group]
+@pytest.fixture(scope="module")
+def chosen():
+    """The composed node of every choice, {(group, name): node}."""
+    store_choices()
+    found = {}
+    with initialize_config_dir(str(configs()), version_base="1.3"):
+        for group, name in CHOICES:
+            # an env takes options of its dataset, where there is one of its name
+            words = [f"{group}={name}"]
+            if group == "env" and name in discover()["dataset"]:
+                words = [f"dataset={name}"]
+            elif group == "dataset" and name not in discover()["env"]:
+                words.append("env=none")
+            node = compose("train", words)[group]
+            OmegaConf.resolve(node)
+            found[group, name] = OmegaConf.to_container(node)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +58,10 @@ def command_line(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
 
-def test_every_choice_composes_with_its_defaults(capsys):
+def test_every_choice_composes_with_its_defaults(chosen):
     wrong = []
     for group, name in CHOICES:
-        defaults, node = discover()[group][name], chosen(capsys, group, name)
+        defaults, node = discover()[group][name], chosen[group, name]
         if node.keys() != defaults.keys():
             wrong.append(f"{group}={name}: composed {sorted(node)}, registered {sorted(defaults)}")
             continue
@@ -70,49 +72,35 @@ def test_every_choice_composes_with_its_defaults(capsys):
     assert not wrong, "\n".join(wrong)
 
 
-def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
-    """What is too large for a test is made small: fewer layers, fewer steps.
-
-    What needs a name says so.
-    """
-    monkeypatch.setitem(sys.modules, "jax", None)
-    small = {"backbone": {"layers": 1}, "dataset": {"steps": 600, "periods": "3"}}
-    usual = SPECS["continuous"]
-    given = {
-        "backbone": (0,),
-        "env": (3,),
-        "dataset": (),
-        "objective": (8, usual),
-        "planner": (usual,),
-    }
+def test_what_needs_a_name_or_a_package_says_so(chosen, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)  # it is not there, or is not to be asked
     for group, name in CHOICES:
-        node = chosen(capsys, group, name)
-        node |= {key: value for key, value in small.get(group, {}).items() if key in node}
+        node = chosen[group, name]
         if missing := sorted(key for key, value in node.items() if value == "???"):
             with pytest.raises(ValueError, match=f"give a value to {', '.join(missing)}"):
                 build(node)
-        elif (group, name) == ("backbone", "pretrained"):
-            with pytest.raises(ValueError, match="expected either"):
-                build(node, 0)
-        elif (
-            name == "smollm2"
-        ):  # an installed package of 93 MB; tests/backbones/test_gguf.py builds it
-            continue
-        elif name == "smax":  # JAX is not there, or is not to be asked
-            with pytest.raises(ImportError, match="pip install"):
-                build(node, *given[group])
-        elif group == "text_encoder":
-            assert (
-                build(node | {"folder": str(write(tmp_path / "encoder")), "layer": 2}, 8, 0)
-                is not None
-            )
-        elif group == "head":
-            spec = SPECS.get(name, SPECS["continuous"])
-            assert build(node, 8, spec) is not None
-        elif group == "transform":
-            assert build(node, make_store(tmp_path / name, [episode([1.0])] * 10)) is not None
-        else:
-            assert build(node, *given[group]) is not None
+    with pytest.raises(ValueError, match="expected either"):
+        build(chosen["backbone", "pretrained"], 0)
+    for group, *given in (("dataset",), ("env", 3)):
+        with pytest.raises(ImportError, match="pip install"):
+            build(chosen[group, "smax"], *given)
+
+
+def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(chosen, tmp_path):
+    """Heads, backbones, datasets and environments are built in tests/contracts."""
+    encoder = {"folder": str(write(tmp_path / "encoder")), "layer": 2}
+    log = make_store(tmp_path / "log", [episode([1.0])] * 10)
+    supplied = {
+        "objective": (8, SPEC),
+        "planner": (SPEC,),
+        "text_encoder": (8, 0),
+        "transform": (log,),
+    }
+    assert discover().keys() == supplied.keys() | {"head", "backbone", "dataset", "env"}
+    for group, name in CHOICES:
+        if group in supplied:
+            own = encoder if group == "text_encoder" else {}
+            assert build(chosen[group, name] | own, *supplied[group]) is not None
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Our forward through the blocks equals the library's, and every registered backbone is what it
-says.
+"""Our forward through the blocks equals the library's, with adapters, dropout and other families; what
+every registered backbone must be able to do is in tests/contracts.
 """
 
 import copy
@@ -12,7 +12,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import _Packed, linear
 from decisionllm.policy import loading
-from decisionllm.registry import build, discover
+from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.text import own_tokenizer
 from tests.conftest import BACKBONES, LOOP, NANO, SMALL, command, damage, make_model, node
@@ -131,14 +131,6 @@ def test_our_gradients_equal_the_librarys(backbone, tune):
         close(ours[name], gradient, 1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(set(discover()["backbone"]) - {"pretrained", "smollm2"}))
-def test_every_registered_size_equals_the_librarys_forward(name):
-    model = build(node("backbone", name, layers=2), 0).eval()
-    given = inputs(model.width)
-    with torch.no_grad():
-        close(model(*given), model.plain(*given))
-
-
 @both
 def test_a_shared_text_gives_the_same_as_a_text_per_row(backbone):
     model = small_backbone(backbone)
@@ -147,26 +139,6 @@ def test_a_shared_text_gives_the_same_as_a_text_per_row(backbone):
         with torch.no_grad():
             shared = model(tokens, ids[:texts], mask[:texts], each)
             close(shared, model(tokens, ids[each], mask[each], torch.arange(4)))
-
-
-@both
-def test_output_positions_select_from_the_whole_output(backbone):
-    model = small_backbone(backbone)
-    given = inputs(model.width)
-    with torch.no_grad():
-        every = model(*given)
-        for reads in (READS, slice(-1, None), slice(0, 2)):
-            close(model(*given, output_positions=reads), every[:, reads])
-
-
-@both
-def test_the_output_depends_on_the_text_and_its_word_order(backbone):
-    model = small_backbone(backbone)
-    tokens, ids, mask, index = inputs(model.width, (6, 6, 6))
-    with torch.no_grad():
-        assert not torch.allclose(
-            model(tokens, ids, mask, index), model(tokens, ids.flip(1), mask, index), atol=1e-2
-        )
 
 
 @both
@@ -354,34 +326,6 @@ def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
     check(model.double().float(), False)
 
 
-def test_weights_depend_on_the_seed_and_leave_the_global_state_alone():
-    torch.manual_seed(3)
-    first = build(node("backbone", "nano", layers=1, tune="lora"), 5)
-    here = torch.rand(1)
-    torch.manual_seed(3)
-    assert torch.rand(1) == here
-    same, other = (
-        weights(build(node("backbone", "nano", layers=1, tune="lora"), seed)) for seed in (5, 6)
-    )
-    assert all(torch.equal(weight, same[name]) for name, weight in weights(first).items())
-    assert not torch.equal(
-        other["model.base_model.model.embed_tokens.weight"],
-        same["model.base_model.model.embed_tokens.weight"],
-    )
-
-
-@pytest.mark.parametrize("tune", ["lora", "full", "frozen"])
-def test_tune_selects_the_trained_weights(tune):
-    model = build(node("backbone", "nano", layers=1, tune=tune), 0)
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert {"lora_" in name for name, _ in model.named_parameters()} == (
-        {True, False} if tune == "lora" else {False}
-    )
-    assert trained == {
-        name for name, _ in model.named_parameters() if tune == "full" or "lora_" in name
-    }
-
-
 def test_only_the_named_maps_are_adapted():
     model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets="q_proj,v_proj"), 0)
     adapted = {
@@ -537,13 +481,6 @@ def test_an_incomplete_folder_says_so(tmp_path):
 def test_sizes_that_do_not_fit_are_an_error_at_once():
     with pytest.raises(RuntimeError):
         build(node("backbone", "nano", layers=1, kv_heads=3), 0)
-
-
-def test_an_unknown_tune_is_refused():
-    with pytest.raises(
-        ValueError, match="backbone.tune: expected one of lora, full, frozen, got 'half'"
-    ):
-        build(node("backbone", "nano", tune="half"), 0)
 
 
 @both

@@ -85,13 +85,6 @@ def test_in_a_varying_log_a_tenth_of_the_teams_lose_an_agent():
     )
 
 
-def test_the_same_seed_is_the_same_log_and_another_is_not():
-    one, same, other = (
-        rows_of(spread.generate("expert", groups=5, seed=s))["observation"] for s in (0, 0, 1)
-    )
-    assert (one == same).all() and not (one == other)[:, 2].any()  # a position
-
-
 def test_a_wrong_option_is_refused_by_name():
     with pytest.raises(ValueError, match="dataset.log: expected one of expert, medium.*got 'best'"):
         spread.load(log="best")

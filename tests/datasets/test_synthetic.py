@@ -50,13 +50,6 @@ def test_the_text_names_the_goal(tmp_path):
     assert {e.task for e in load(episodes=8).episodes} == {""}
 
 
-def test_a_seed_repeats():
-    one, same, other = (load(episodes=5, seed=seed).episodes for seed in (1, 1, 2))
-    assert [e.observations.tolist() for e in one] == [e.observations.tolist() for e in same]
-    assert [e.actions.tolist() for e in one] == [e.actions.tolist() for e in same]
-    assert one[0].observations.tolist() != other[0].observations.tolist()
-
-
 def test_discrete_actions_are_the_nearest_moves(tmp_path):
     store = write(tmp_path / "s", load(discrete=True, episodes=40))
     assert store.spec.num_actions == 5 and set(np.unique(store.actions)) == {0, 1, 2, 3, 4}
@@ -68,13 +61,6 @@ def test_discrete_actions_are_the_nearest_moves(tmp_path):
     far = good & (np.abs(to_goal) > 1).all(1)
     towards = (point.MOVES[store.actions[:, 0].astype(int)] * to_goal).sum(1)
     assert far.sum() > 10 and (towards[far] > 0).all()
-
-
-def test_an_unknown_text_is_refused():
-    with pytest.raises(
-        ValueError, match="dataset.text: expected one of none, goal, got 'constant'"
-    ):
-        load(text="constant")
 
 
 def test_the_registered_names_differ_by_their_actions():

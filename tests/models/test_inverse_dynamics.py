@@ -144,7 +144,8 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
 @pytest.mark.parametrize(
     "words", [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"]]
 )
-def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
+def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, monkeypatch, words):
+    monkeypatch.setattr("decisionllm.models.inverse_dynamics.BATCH", 16)  # of 1,000 updates
     few = ("transform=unlabelled", "transform.actions_kept=0.2")
     filled = ("data.fill_actions=inverse_dynamics", f"run={tmp_path}/run")
     assert command("train", *LOOP, *NANO, *words, *few, *filled) == 0
