@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 USAGE = {
     "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
-    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, auction, journal, maze2d-umaze,",
-    "data dataset=elsewhere": "no dataset 'elsewhere'; there are arrays, store, auction, journal, maze2d-umaze, maze2d-medium,",
+    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, minari, mixture,",
+    "data dataset=elsewhere": "no dataset 'elsewhere'; there are arrays, store, minari, mixture,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained, smollm2",
     "train head=gausian": "no head 'gausian'; did you mean gaussian? there are gaussian, bins, discrete",
     "train env=synthetik": "no env 'synthetik'; did you mean synthetic?",

@@ -64,7 +64,7 @@ LAST = (
 LAST_TICK = "campaign, step, request, answer, at, tick_sum"
 NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
 HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
-logger = logging.getLogger("decisionllm.serving")
+logger = logging.getLogger(__name__)
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
 
 
