@@ -201,6 +201,7 @@ class TickSummary(Decision):
 
 
 class CampaignTick(TickSummary):
+    model: str | None = Field(None, description="that answered")
     shadow: Decision | None = Field(
         None, description="of the shadow policy; none: there is none, or it was dropped or failed"
     )

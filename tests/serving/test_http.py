@@ -593,6 +593,7 @@ def test_a_campaign_over_http_equals_the_manager(client):
         answers.append(answer.json())
     known = client.get(f"/v1/campaigns/{id}").json()
     fields = ("index", "multiplier", "return_to_go", "spend", "conversions", "fallback", "guards")
+    fields += ("model",)
     assert known["ticks"] == [{name: answer[name] for name in fields} for answer in answers]
     assert (known["name"], known["status"], known["step"], known["horizon"], known["budget"]) == (
         "shoes",

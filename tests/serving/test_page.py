@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal, moved
 from decisionllm.schema import Spec
 from decisionllm.serving.app import LISTED, create_app
 from decisionllm.serving.shadow import Shadow
@@ -359,6 +359,91 @@ def luminance(colour):
     parts = [float(x) / 255 for x in colour.partition("(")[2].rstrip(")").split(",")[:3]]
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
     return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def overlap(page, css):
+    """Whether all of an element lies within the window, and within the box that scrolls it."""
+    return page.chromium.execute_script(
+        """const it = document.querySelector(arguments[0]).getBoundingClientRect();
+        const box = document.querySelector('.wide').getBoundingClientRect();
+        return it.left >= box.left && it.right <= Math.min(box.right, innerWidth)""",
+        css,
+    )
+
+
+@pytest.mark.parametrize("width", [1100, 360])
+def test_a_long_name_leaves_room_for_the_numbers(served, page, width):
+    name = "W" * 200
+    opened(served, name, ticks=3)
+    page.media("light", width, 800)
+    try:
+        page.open(str(served.base_url))
+        page.until("#progress", "Tick 3")
+        shown = 6 if width > 400 else 4
+        for column in range(1, shown + 1):
+            assert overlap(page, f"#campaigns tr > :nth-child({column})"), column
+        cells = [cell.text for cell in page.all("#campaigns tr > *")]
+        assert cells[1:4] == ["open", "30 / 40", "120 / 1,000"]
+        assert page("#campaigns a").get_attribute("title") == name
+    finally:
+        page.media("light")
+
+
+def test_trouble_is_marked_and_listed_first(served, page):
+    """A cost of 30 against a target of 14, and money without a conversion."""
+    opened(served, "dear", ticks=3, target_cpa=14)
+    opened(served, "well", ticks=3)
+    ended = opened(served, "over", ticks=3, target_cpa=10)
+    served.delete(f"/v1/campaigns/{ended}").raise_for_status()
+    opened(served, "new")
+    page.open(str(served.base_url))
+    assert page.until("#name", "dear") == "dear", "the first one that is open is shown"
+    rows = [row.find_elements("css selector", "th, td") for row in page.all("#campaigns tr")]
+    said = [(cells[0].text, cells[1].text) for cells in rows]
+    over = "over target"
+    assert said == [("dear", f"open, {over}"), ("new", "open"), ("well", "open")] + [
+        ("over", f"ended, {over}")
+    ]
+    assert [cell.text for cell in page.all("#campaigns .trouble")] == [f"open, {over}"]
+    assert page("#figures .trouble").text == "30 / 14, over target"
+    assert page("#cost svg").get_attribute("aria-label").endswith("14: over target.")
+
+
+def test_the_model_of_a_campaign_is_shown_and_where_it_changed(made, page):
+    journal = Journal()
+    with serving(create_app(made, MODEL_INFO, SPEC, journal)) as client:
+        opened(client, "shoes", ticks=2)
+        journal.write([moved("m2")])
+        client.app.state.service.campaigns.name = "m2"
+        (id,) = client.app.state.service.campaigns.campaigns
+        tick(client, id, 2)
+        page.open(str(client.base_url))
+        page.until("#progress", "Tick 3 of 12")
+        figures = [pair.text.split("\n") for pair in page.all("#figures > div")]
+        assert ["Model", "m2"] in figures
+        page("summary").click()
+        remarks = [row.text.split()[-2:] for row in page.all("#ticks tr")]
+        assert remarks[2] == ["model", "m2"] and remarks[1][0] != "model"
+
+
+def test_a_policy_without_returns_has_no_chart_of_them(page):
+    made = policy_of(condition_on="none")
+    with serving(app(made)) as client:
+        opened(client, "shoes", ticks=3)
+        page.open(str(client.base_url))
+        page.until("#progress", "Tick 3 of 12")
+        shown = [figure.get_attribute("id") for figure in page.all("figure:not([hidden])")]
+        assert shown == ["pacing", "cost", "multiplier"]
+        assert not page("#togo").is_displayed()
+
+
+def test_a_name_cannot_turn_the_text_around_it(served, page):
+    opened(served, "a\u202etxt.exe\u2066\u0007b", ticks=1)
+    page.open(str(served.base_url))
+    assert page.until("#name", "a") == "a\ufffdtxt.exe\ufffd\ufffdb"
+    assert page("#campaigns a").text == page("#name").text
+    for css in ("#campaigns a", "#name"):
+        assert page(css).value_of_css_property("unicode-bidi") == "isolate"
 
 
 def test_a_name_is_escaped(served, page):

@@ -6,6 +6,20 @@ const at = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const say = (x) => (x === null || x === undefined || !Number.isFinite(x) ? "–" : number.format(x));
 
+// Characters that are not seen and may turn or hide the text around them.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const nameOf = (c) => (c.name || c.id).replace(HIDDEN, "\ufffd");
+const cpa = (t) => (t.conversions > 0 ? t.spend / t.conversions : null);
+// Without a conversion, what was spent is the least that one may cost.
+const overTarget = (c) => c.spend / Math.max(c.conversions, 1) > c.target_cpa;
+const troubled = (c) => c.status === "open" && overTarget(c);
+
+// Open campaigns with trouble first, then open ones, then ended ones; the newest of each first.
+function byTrouble(campaigns) {
+  const rank = (c) => (troubled(c) ? 0 : c.status === "open" ? 1 : 2);
+  return [...campaigns].sort((a, b) => rank(a) - rank(b));
+}
+
 class Unauthorised extends Error {}
 
 async function get(path) {
@@ -47,17 +61,23 @@ function made(key, columns) {
 
 function list(campaigns, chosen) {
   const body = at("campaigns");
-  for (const { id } of campaigns) {
+  for (const campaign of campaigns) {
+    const { id } = campaign;
     if ([...body.rows].some((row) => row.dataset.key === id)) continue;
     const row = made(id, 6), link = document.createElement("a");
     link.href = `#${encodeURIComponent(id)}`;
+    link.title = nameOf(campaign);
     row.cells[0].append(link);
     body.append(row);
   }
   fill(body, campaigns.map((c) => ({
     key: c.id,
-    cells: [c.name || c.id, c.status, `${Math.min(c.step, c.horizon)} of ${c.horizon}`, say(c.spend), say(c.budget), say(c.conversions)],
+    cells: [
+      nameOf(c), overTarget(c) ? `${c.status}, over target` : c.status, `${say(cpa(c))} / ${say(c.target_cpa)}`, `${say(c.spend)} / ${say(c.budget)}`,
+      say(c.conversions), `${Math.min(c.step, c.horizon)} of ${c.horizon}`,
+    ],
   })));
+  campaigns.forEach((c, i) => body.rows[i].cells[1].classList.toggle("trouble", troubled(c)));
   for (const row of body.rows) {
     const link = row.cells[0].firstElementChild;
     if (row.dataset.key === chosen) link.setAttribute("aria-current", "true");
@@ -71,42 +91,46 @@ function show(campaign) {
   if (!campaign) return;
   const c = { ...campaign, step: Math.min(campaign.step, campaign.horizon) };
   c.ticks = c.ticks.filter((t) => t.index < c.horizon); // the report after the last step is not a step
-  const each = (t) => (t.conversions > 0 ? t.spend / t.conversions : null);
-  const remark = (t) => [t.fallback && `fallback: ${t.fallback}`, ...(t.guards ?? [])].filter(Boolean).join(", ");
+  const held = (t) => [t.fallback && `fallback: ${t.fallback}`, ...(t.guards ?? [])].filter(Boolean);
+  const changed = (t, i) => (i > 0 && t.model !== c.ticks[i - 1].model ? [`model ${t.model}`] : []);
   const now = { index: c.step, spend: c.spend, conversions: c.conversions };
-  const marks = c.ticks.filter(remark).map((t) => t.index);
+  const marks = c.ticks.filter((t) => held(t).length).map((t) => t.index);
+  const over = overTarget(c);
   const even = (c.budget * c.step) / c.horizon;
-  at("name").textContent = c.name || c.id;
+  at("name").textContent = nameOf(c);
   const progress = c.status === "open" ? `Tick ${c.step} of ${c.horizon}` : `Ended after ${c.step} of ${c.horizon} ticks`;
   if (at("progress").textContent !== progress) at("progress").textContent = progress;
   const last = c.ticks.at(-1);
   figures({
     "Spend / budget": `${say(c.spend)} / ${say(c.budget)}`, "Even pacing": say(even), Conversions: say(c.conversions),
-    "CPA / target": `${say(each(now))} / ${say(c.target_cpa)}`, Multiplier: say(last?.multiplier), Category: String(c.category ?? "–"),
-  });
+    "CPA / target": `${say(cpa(now))} / ${say(c.target_cpa)}${over ? ", over target" : ""}`, Multiplier: say(last?.multiplier), Category: String(c.category ?? "–"),
+    Model: c.model || "–",
+  }, over ? ["CPA / target"] : []);
   const points = (value, ticks) => ticks.map((t) => [t.index, value(t)]).filter(([, y]) => Number.isFinite(y));
-  const held = marks.length ? ` Rings mark ${marks.length} ticks with a guard or a fallback.` : "";
+  const rings = marks.length ? ` Rings mark ${marks.length} ticks with a guard or a fallback.` : "";
   draw("pacing", c.horizon, points((t) => t.spend, [...c.ticks, now]), {
     label: `Spend ${say(c.spend)} of ${say(c.budget)} after ${c.step} of ${c.horizon} ticks; spent evenly it would be ${say(even)}.`,
     lines: [["limit", "budget", [[0, c.budget], [c.horizon, c.budget]]], ["even", "even pacing", [[0, 0], [c.horizon, c.budget]]]],
   });
-  draw("cost", c.horizon, points((t) => each(t) ?? NaN, [...c.ticks, now]), {
-    label: `CPA ${say(each(now))} so far; the target is ${say(c.target_cpa)}.`,
+  draw("cost", c.horizon, points((t) => cpa(t) ?? NaN, [...c.ticks, now]), {
+    label: `CPA ${say(cpa(now))} so far; the target is ${say(c.target_cpa)}${over ? ": over target" : ""}.`,
     lines: [["limit", "target", [[0, c.target_cpa], [c.horizon, c.target_cpa]]]],
   });
   const shadow = points((t) => t.shadow?.multiplier ?? NaN, c.ticks);
   const other = shadow.length ? ` The shadow policy decided ${shadow.length} ticks, the last by ${say(shadow.at(-1)[1])}.` : "";
   draw("multiplier", c.horizon, points((t) => t.multiplier, c.ticks), {
-    label: `Bid multiplier ${say(last?.multiplier)} at the last tick.${other}${held}`, marks, lines: shadow.length ? [["shadow", "shadow", shadow]] : [],
+    label: `Bid multiplier ${say(last?.multiplier)} at the last tick.${other}${rings}`, marks, lines: shadow.length ? [["shadow", "shadow", shadow]] : [],
   });
-  draw("togo", c.horizon, points((t) => t.return_to_go ?? NaN, c.ticks), { label: `Return to go ${say(last?.return_to_go)} at the last tick.` });
-  fill(at("ticks"), c.ticks.map((t) => ({
+  const togo = points((t) => t.return_to_go ?? NaN, c.ticks);
+  at("togo").hidden = togo.length === 0; // of a policy that conditions on no return
+  draw("togo", c.horizon, togo, { label: `Return to go ${say(last?.return_to_go)} at the last tick.` });
+  fill(at("ticks"), c.ticks.map((t, i) => ({
     key: String(t.index),
-    cells: [String(t.index), say(t.multiplier), say(t.shadow?.multiplier), say(t.return_to_go), say(t.spend), say(t.conversions), say(each(t)), remark(t)],
+    cells: [String(t.index), say(t.multiplier), say(t.shadow?.multiplier), say(t.return_to_go), say(t.spend), say(t.conversions), say(cpa(t)), [...held(t), ...changed(t, i)].join(", ")],
   })));
 }
 
-function figures(values) {
+function figures(values, troubles) {
   const body = at("figures");
   if (!body.children.length) {
     for (const name of Object.keys(values)) {
@@ -116,7 +140,11 @@ function figures(values) {
       body.append(pair);
     }
   }
-  Object.values(values).forEach((text, i) => { body.children[i].lastElementChild.textContent = text; });
+  Object.entries(values).forEach(([name, text], i) => {
+    const place = body.children[i].lastElementChild;
+    place.textContent = text;
+    place.classList.toggle("trouble", troubles.includes(name));
+  });
 }
 
 const W = 360, H = 190, LEFT = 46, RIGHT = 10, TOP = 12, BOTTOM = 22;
@@ -183,7 +211,8 @@ async function update() {
   const mine = ++turn;
   try {
     const query = new URLSearchParams({ search: at("search").value, ...(before && { before }) });
-    const { campaigns, older, open } = await get(`v1/campaigns?${query}`);
+    const { campaigns: latest, older, open } = await get(`v1/campaigns?${query}`);
+    const campaigns = byTrouble(latest);
     const wanted = decoded(location.hash.slice(1));
     const chosen = wanted && wanted !== "campaign" ? wanted : (at("campaign").dataset.id ?? campaigns.find((c) => c.status === "open")?.id ?? campaigns[0]?.id);
     const campaign = chosen ? await get(`v1/campaigns/${encodeURIComponent(chosen)}`) : null;
