@@ -17,11 +17,13 @@ import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
+from hydra.errors import HydraException
 
 from decisionllm.__main__ import COMMANDS
-from decisionllm.config import TrainConfig
+from decisionllm.config import TrainConfig, configs, store_choices
 from tests.conftest import command
 from tests.test_layers import FLOORS
 
@@ -153,8 +155,13 @@ def compose(words):
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):  # of argparse
             command(*words)
-    else:
-        assert command(*single(words), "--cfg", "job") == 0, " ".join(words)
+        return
+    verb, *overrides = single(words)
+    if any(word.startswith("-") for word in overrides):
+        assert command(verb, *overrides, "--cfg", "job") == 0, " ".join(words)
+        return
+    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+        hydra.compose(verb, overrides)
 
 
 @pytest.fixture(scope="module")
@@ -201,14 +208,15 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
 @pytest.mark.slow
 def test_every_command_composes(capsys):
     """Those that no block runs."""
+    store_choices()
     wrong, found = [], {}
     for page in PAGES:
         found |= {words: run or found.get(words, False) for words, run in commands(page).items()}
     for words in (words for words, run in found.items() if not run):
         try:
             compose([word for word in words if word not in ("--cfg", "job")])
-        except AssertionError:
-            wrong.append(f"{shlex.join(words)}: {capsys.readouterr().err}")
+        except (AssertionError, HydraException) as error:
+            wrong.append(f"{shlex.join(words)}: {error} {capsys.readouterr().err}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -5,6 +5,7 @@ once; guard rails hold.
 import json
 import sqlite3
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -63,8 +64,9 @@ def settings(campaign):
     }
 
 
-def policy_of(**changes):
-    """A policy with random weights in the units of drawn campaigns."""
+@lru_cache
+def observed():
+    """(240, S) observations of drawn campaigns, which policies are normalised by."""
     rows = []
     for i in range(20):
         totals = Campaigns([900.0], [60.0], steps=STEPS)
@@ -73,13 +75,16 @@ def policy_of(**changes):
             if step:
                 totals.record(**tick["result"])
             rows.append(SPEC.observe(totals, **tick["coming"])[0])
+    return np.array(rows, np.float32)
+
+
+def policy_of(**changes):
+    """A policy with random weights in the units of drawn campaigns."""
     policy = make_policy(
-        Spec(len(rows[0]), 1, STEPS, (0.0,), (HIGH,)),
+        Spec(observed().shape[1], 1, STEPS, (0.0,), (HIGH,)),
         **{"target_return": 9.0, "window": 6, "stride": 2} | changes,
     )
-    policy.model.normalizer.fit(
-        [(np.array(rows, np.float32), np.linspace(0, 12, 100, dtype=np.float32))]
-    )
+    policy.model.normalizer.fit([(observed(), np.linspace(0, 12, 100, dtype=np.float32))])
     return policy
 
 

@@ -1287,20 +1287,51 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     near(got, wanted, scale=policy.model.spec.high[0])
 
 
-def test_the_tour_of_the_server_in_the_docs_works(run, tmp_path):
-    """Its lines, run by a shell."""
-    tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url=")).split("```")[
-        0
-    ]
-    with program(run, f"journal={tmp_path}/j") as (_, client):
-        lines = tour.replace("http://127.0.0.1:8080", str(client.base_url).rstrip("/")).replace(
-            "curl -s ", "curl -s -f -w '\\n' "
-        )
-        printed = subprocess.run(
+@pytest.fixture(scope="module")
+def shown(run, tmp_path_factory):
+    """What one server, which has a shadow and writes its log, answers to the tour of the docs, to the
+    docs' Python block, and to a campaign of two steps.
+    """
+    path = tmp_path_factory.mktemp("shown")
+    tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url="))
+    block, found = PAGE.split("```python\n")[1].split("```")[0], SimpleNamespace(path=path)
+    with program(run, f"shadow={run}", f"journal={path}/j") as (process, client):
+        url = str(client.base_url)
+        lines = tour.split("```")[0].replace("http://127.0.0.1:8080", url.rstrip("/"))
+        lines = lines.replace("curl -s ", "curl -s -f -w '\\n' ")
+        done = subprocess.run(
             ["bash", "-e", "-c", lines], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
+        )
+        found.tour = done.stdout.splitlines()
+        found.known = {}
+        block = block.replace("runs/auction/nano-0", str(run))
+        exec(block.replace("http://127.0.0.1:8080", url), found.known)
+        found.again = found.known["remote"].bidding(
+            0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], []
+        )
+        found.known["remote"].client.close()
+        found.model = client.get("/v1/model").json()
+        found.id = begun(client, horizon=2)
+        first = client.post(
+            f"/v1/campaigns/{found.id}/tick",
+            json=drawn(0, 0),
+            headers={"x-request-id": "first"},
+        )
+        found.bid = first.json()["multiplier"]
+        while not (tick := client.get(f"/v1/campaigns/{found.id}").json()["ticks"][0])["shadow"]:
+            time.sleep(0.05)
+        found.tick = tick
+        for later in (drawn(0, 1), drawn(0, 2) | {"coming": None}):
+            client.post(f"/v1/campaigns/{found.id}/tick", json=later).raise_for_status()
+        process.terminate()
+        found.logged = [json.loads(line) for line in process.stderr.read().splitlines()]
+    return found
+
+
+def test_the_tour_of_the_server_in_the_docs_works(shown):
+    """Its lines, run by a shell."""
     ready, opened, first, second, whole, page, bids, ended = (
-        line for line in printed if line and line[0] != "#"
+        line for line in shown.tour if line and line[0] != "#"
     )
     assert json.loads(ready)["status"] == "ready" and json.loads(opened)["name"] == "shoes"
     assert [json.loads(tick)["index"] for tick in (first, second)] == [0, 1] and json.loads(second)[
@@ -1315,28 +1346,11 @@ def test_the_tour_of_the_server_in_the_docs_works(run, tmp_path):
 
 
 @pytest.mark.numeric
-def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
+def test_the_docs_read_the_journal_and_serve_auctionnet(run, shown, tmp_path, capsys):
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", PAGE, re.M)
-    block = PAGE.split("```python\n")[1].split("```")[0]
-    with program(run, f"journal={tmp_path}/j") as (_, client):
-        known = {}
-        exec(
-            block.replace("runs/auction/nano-0", str(run)).replace(
-                "http://127.0.0.1:8080", str(client.base_url)
-            ),
-            known,
-        )
-        assert known["bids"].shape == (2,) and (known["bids"] > 0).all()
-        again = known["remote"].bidding(0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], [])
-        high = loading.load(run)[0].model.spec.high[0]
-        near(again, known["bids"], scale=0.0007 * high)
-        known["remote"].client.close()
-        id = begun(client, horizon=2)
-        for step in (0, 1):
-            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, step)).raise_for_status()
-        client.post(
-            f"/v1/campaigns/{id}/tick", json=drawn(0, 2) | {"coming": None}
-        ).raise_for_status()
+    bids = shown.known["bids"]
+    assert bids.shape == (2,) and (bids > 0).all()
+    near(shown.again, bids, scale=0.0007 * loading.load(run)[0].model.spec.high[0])
     assert [verb for verb, _ in lines] == ["data", "train"]
     for verb, words in lines:
         short = (
@@ -1354,33 +1368,25 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
         assert (
             command(
                 verb,
-                *words.replace("runs/auction/nano-0/journal.sqlite", f"{tmp_path}/j").split(),
+                *words.replace("runs/auction/nano-0/journal.sqlite", f"{shown.path}/j").split(),
                 *short,
             )
             == 0
         )
-    assert "1 in 1 groups, 2 steps" in capsys.readouterr().out
+    told = re.search(r"\d+ in \d+ groups, \d+ steps", capsys.readouterr().out)
+    assert told[0] == "2 in 2 groups, 3 steps", "one of the tour, whose second has no result"
 
 
-def test_a_shadow_and_the_logs_of_the_command(run, tmp_path):
-    with program(run, f"shadow={run}", f"journal={tmp_path}/j") as (process, client):
-        assert client.get("/v1/model").json()["shadow"]["run"] == "run"
-        id = begun(client)
-        bid = client.post(
-            f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"x-request-id": "first"}
-        ).json()["multiplier"]
-        while not (tick := client.get(f"/v1/campaigns/{id}").json()["ticks"][0])["shadow"]:
-            time.sleep(0.05)
-        near(tick["shadow"]["multiplier"], bid, scale=bid)
-        process.terminate()
-        logged = [json.loads(line) for line in process.stderr.read().splitlines()]
-    (line,) = [line for line in logged if line.get("request_id") == "first"]
+def test_a_shadow_and_the_logs_of_the_command(shown):
+    assert shown.model["shadow"]["run"] == "run"
+    near(shown.tick["shadow"]["multiplier"], shown.bid, scale=shown.bid)
+    (line,) = [line for line in shown.logged if line.get("request_id") == "first"]
     assert (
         line["route"] == "/v1/campaigns/{id}/tick"
         and line["status"] == 200
-        and line["campaign"] == id
+        and line["campaign"] == shown.id
     )
-    assert (tmp_path / "j.shadow").is_file()
+    assert (shown.path / "j.shadow").is_file()
 
 
 def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
