@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from benchmarks import measure
 from decisionllm.domains.auction.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
 from decisionllm.domains.auction.rules import roster
-from tests.envs.auctionnet_draws import auctionnet_settle
+from tests.domains.auction.auctionnet_draws import auctionnet_settle
 
 COUNTS = ("won", "exposed", "conversions", "done")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from decisionllm.registry import build, discover
 from tests.conftest import episode, make_store, node
-from tests.datasets.test_journal import serve
 from tests.datasets.test_minari import put, rows
+from tests.domains.auction.test_journal_dataset import serve
 from tests.eval.test_gymnasium import counted
 from tests.eval.test_pettingzoo import ISLAND
 

@@ -5,7 +5,7 @@ Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and
 damped slides, pushed by two motors of gear 100, integrated by semi-implicit Euler. Its contacts
 with the unit boxes of the walls are MuJoCo's soft constraints with the default solver parameters;
 for one sphere they are a two-variable problem that is solved here exactly, so that no simulator is
-needed. `tests/envs/test_maze2d.py` compares it with MuJoCo where that is installed.
+needed. `tests/domains/maze2d/test_maze.py` compares it with MuJoCo where that is installed.
 
 States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame
 is 0.2 off the walls': the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).

@@ -3,7 +3,7 @@
 Facts from mpe2 1.1.1, `simple_spread_v3` (MIT): discs of radius 0.15 and mass 1 with damped
 velocities, pushed by their motors and by soft contacts. The reward of an agent is half of the
 shared reward, minus the distance of every landmark to its nearest agent, and minus half a point for
-each other agent it touches. A world runs for 25 steps. `tests/envs/test_spread.py` compares it with
+each other agent it touches. A world runs for 25 steps. `tests/domains/spread/test_world.py` compares it with
 mpe2.
 
 Letters: E worlds, N slots for agents and for landmarks, of which a world may use fewer. A push is

@@ -8,7 +8,7 @@ import pytest
 from decisionllm.domains.auction.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
 from decisionllm.domains.auction.market import Market, opportunities, settle
 from decisionllm.domains.auction.rules import TargetCPA
-from tests.envs.auctionnet_draws import dense
+from tests.domains.auction.auctionnet_draws import dense
 
 RESULTS = {  # of steps 0 to 4, of one campaign
     "bid": [0.1, 0.2, 0.3, 0.4, 0.5],

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.numeric
 
 pytestmark = pytest.mark.numeric
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 
 
 def context(step=0, remaining=(100.0,), target_cpa=80.0):

@@ -28,10 +28,10 @@ from decisionllm.domains.auction.simulation import priced
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from tests.conftest import NANO, command, near
-from tests.datasets.test_auction import put
-from tests.datasets.test_auction import traffic as log
+from tests.domains.auction.test_dataset import put
+from tests.domains.auction.test_dataset import traffic as log
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 SMALL = {"opportunities": 2000}  # a period of so many
 CHEAP = {"opportunities": 50_000}  # so that a price is small beside what may be left
 

@@ -32,7 +32,7 @@ from decisionllm.domains.auction.observation import ObservationSpec, task_text
 from decisionllm.domains.auction.rules import behaviour_roster
 from tests.conftest import episode, make_store, near, node
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 TRAFFIC_LOG, ITS_TRAJECTORIES = (
     FIXTURES / "traffic_period-7.csv.gz",
     FIXTURES / "trajectories_period-7.csv.gz",

@@ -15,13 +15,13 @@ from decisionllm.domains.auction.market import BidderContext, Market
 from decisionllm.domains.auction.rules import roster
 from decisionllm.domains.auction.simulation import priced
 from decisionllm.eval.rollout import rollout
-from tests.envs.auctionnet_draws import auctionnet_settle
+from tests.domains.auction.auctionnet_draws import auctionnet_settle
 
 pytestmark = pytest.mark.numeric
 
 pytestmark = pytest.mark.numeric
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "dt_reference_rollout.csv.gz"
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "auctionnet" / "dt_reference_rollout.csv.gz"
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.conftest import command, make_policy
 
 pytestmark = pytest.mark.slow
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "smax"
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "smax"
 KINDS = ("marine", "marauder", "stalker", "zealot", "zergling", "hydralisk")
 
 

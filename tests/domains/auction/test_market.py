@@ -19,13 +19,18 @@ from decisionllm.domains.auction.market import (
     settle,
 )
 from decisionllm.domains.auction.rules import Constant, TargetCPA, roster
-from tests.envs.auctionnet_draws import AuctionNetDraws, auction, auctionnet_settle, dense
+from tests.domains.auction.auctionnet_draws import (
+    AuctionNetDraws,
+    auction,
+    auctionnet_settle,
+    dense,
+)
 
 pytestmark = pytest.mark.numeric
 
 pytestmark = pytest.mark.numeric
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 CERTAIN = {"exposure": (1.0, 1.0, 1.0)}
 
 
