@@ -2,9 +2,9 @@
 rate.
 
 `python -m benchmarks.load RUN [--kinds ticks openrtb act bid one] [--rates 100 200 ...] [--seconds
-10] [--replicas 1]` starts
-`decisionllm serve` pinned to one core, and sends from another. The load is open: request i is due
-at i / rate, whatever was answered, and its latency counts from then, so that a queue is part of it.
+10] [--replicas 1]` starts `decisionllm serve` pinned to one core, and sends from another. The load
+is open: request i is due at i / rate, whatever was answered, and its latency counts from then, so
+that a queue is part of it.
 Kinds: `ticks` of campaigns in turn, `act` on a history of 24 steps, `bid` with all rows of a
 period, `openrtb` bid requests, `one` warm tick at a time. A row of each rate goes to load.jsonl;
 `--figure docs/images/load.svg` draws them all.

@@ -4,7 +4,7 @@ names in errors.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -315,23 +315,9 @@ def checked_options(
     references = references_to_runs(config)
     known = leaves(defaults)
     for key in leaves(config):
-        at, _, name = key.rpartition(".")
-        node = OmegaConf.select(config, at) if at else config
-        replaced = bool(at) and selected(config, f"{at}._target_", strict=True) != selected(
-            defaults, f"{at}._target_"
-        )
-        if replaced and key in known and key not in given and name != "_target_":
-            del node[name]
-        elif OmegaConf.is_missing(node, name):
-            raise UsageError(f"{key}: expected a value, got none; give {key}=...")
-        elif replaced:
-            continue
-        elif key in known:
-            value = typed(key, selected(config, key, strict=True), selected(defaults, key))
-            OmegaConf.update(config, key, value)
-        elif not takes_any_keys(config, defaults, at):
-            raise UsageError(unknown_key(key, known))
-    if absent := [name for name in list(defaults) if name not in list(config)]:
+        check_key(config, defaults, key, known=known, given=given)
+    absent = [name for name in list(defaults) if name not in list(config)]
+    if absent:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
     options = plain(config)
     if options.get("dataset", {}).get("_target_") == "none":
@@ -342,6 +328,44 @@ def checked_options(
     if references:
         options["env"] |= references
     return options
+
+
+def check_key(
+    config: Any, defaults: Any, key: str, *, known: Collection[str], given: Collection[str]
+) -> None:
+    """Give a key of a config the type of its default, or raise a UsageError; a default of a choice
+    that another `_target_` replaced is taken out.
+
+    Args:
+        config: as Hydra composed it; it is changed.
+        defaults: the same without the words of the user.
+        key: with dots.
+        known: the keys of the defaults.
+        given: the keys that the user gave.
+    """
+    from omegaconf import OmegaConf
+
+    at, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, at) if at else config
+    replaced = bool(at) and is_replaced(config, defaults, at)
+    if replaced and key in known and key not in given and name != "_target_":
+        del node[name]
+        return
+    if OmegaConf.is_missing(node, name):
+        raise UsageError(f"{key}: expected a value, got none; give {key}=...")
+    if replaced:
+        return
+    if key in known:
+        value = typed(key, selected(config, key, strict=True), selected(defaults, key))
+        OmegaConf.update(config, key, value)
+    elif not takes_any_keys(config, defaults, at):
+        raise UsageError(unknown_key(key, known))
+
+
+def is_replaced(config: Any, defaults: Any, node: str) -> bool:
+    """Whether the user gave a node another `_target_` than that of its choice."""
+    target = f"{node}._target_"
+    return bool(selected(config, target, strict=True) != selected(defaults, target))
 
 
 @cache

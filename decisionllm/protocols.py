@@ -352,8 +352,8 @@ class DatasetReader(Protocol):
 
     A reader that reads files has a function `files(**options) -> list[Path]` beside it in its
     module, with the same options: a store is made again when one of these files changes. One whose
-    data do not depend on the option `text` has two more, see
-    `datasets.store`: `data_options(**options)` and `worded(store, **options)`.
+    data do not depend on the option `text` has two more, see `datasets.store`:
+    `data_options(**options)` and `worded(store, **options)`.
     """
 
     def __call__(self, **options: Any) -> Source: ...

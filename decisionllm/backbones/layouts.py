@@ -2,8 +2,7 @@
 attention.
 
 A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`, which
-`forward.Backbone` calls in turn, and
-`pack`, which prepares a block for decisions.
+`forward.Backbone` calls in turn, and `pack`, which prepares a block for decisions.
 """
 
 from functools import partial

@@ -273,18 +273,16 @@ def source(
     world.
 
     An agent that is absent for some steps has an episode for each stay. One whose rows end before
-    the world's without
-    `terminated` has left, and is truncated. A world must end, with `terminated` or `truncated` on
-    its last step.
+    the world's without `terminated` has left, and is truncated. A world must end, with `terminated`
+    or `truncated` on its last step.
 
     Args:
         logs: the log; or () -> its parts, Logs of some whole worlds each, which are read twice
             where there are several.
         text: `none`; `constant` names the task; `informative` also the team's size and the agent's
-            role; `shuffled` is
-            `informative` with the texts permuted between episodes; `paraphrased` is `informative`
-            in the wordings of
-            `frames/teams.yaml`, another one in each window.
+            role; `shuffled` is `informative` with the texts permuted between episodes;
+            `paraphrased` is `informative` in the wordings of `team_frames.yaml`, another one in
+            each window.
         capacity: the most agents of a team, and the entities of a kind that an observation has room
             for.
         returns: `team`, the team's reward; `own`, the agent's; `mean`, the mean reward of all
@@ -299,8 +297,13 @@ def source(
     one_of("dataset.text", text, TEXTS)
     parts = partial(list, [logs]) if isinstance(logs, Log) else logs
     stays = partial(_stays, capacity=capacity, returns=returns, team=team)
-    number, named, masked, meta = dict[tuple[int, str], int](), [], False, Meta()
-    for part in map(stays, parts()):  # what they have in common
+
+    # -- what the parts have in common --
+    number: dict[tuple[int, str], int] = {}  # of each (team size, type of agent)
+    named = []  # the number of each stay, by part
+    masked = False
+    meta: Meta = {}
+    for part in map(stays, parts()):
         facts, _ = part
         meta = common_meta(meta, facts["meta"])
         named.append(np.array([number.setdefault(each, len(number)) for each in facts["named"]]))
@@ -310,37 +313,37 @@ def source(
             f"dataset.returns={facts['returns']}: expected a reward of each agent, got one for the "
             "whole team"
         )
+
+    # -- texts --
+    words = [task_text(meta, n, name, text) for n, name in number]
     which = np.concatenate(named)
-    types, words = (
-        list(meta["types"].values()),
-        [task_text(meta, n, name, text) for n, name in number],
-    )
     if text == "paraphrased":
-        info["wordings"] = {
-            task: team_facts(meta, *each) for task, each in zip(words, number, strict=True)
-        }
+        facts_of = {task: team_facts(meta, *each) for task, each in zip(words, number, strict=True)}
+        info["wordings"] = facts_of
     if text == "shuffled":
         which = which[np.random.default_rng(0).permutation(len(which))]
-    bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
-    bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
-    observation_dim, action_dim = facts["sizes"]
-    spec = Spec(
-        observation_dim, action_dim, int(meta["horizon"]), entity_schema=facts["schema"], **bounds
-    )
-    found = {"name": meta.get("name", "team"), "env": "none"} | {
-        key: meta[key] for key in KEPT if key in meta
-    }
-    found |= {"vectors": vectors(facts["schema"], len(types))} if meta.get("plane") else {}
-    chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
-    again: Iterable[Any] = (
-        [part] if len(named) == 1 else map(stays, (replace(log, meta=meta) for log in parts()))
-    )
     tasks = map(words.__getitem__, which)
-    return Source(
-        spec,
-        (episode for _, made in again for episode in made(tasks, masked)),
-        found | chosen | info,
-    )
+
+    # -- spec and info --
+    types = list(meta["types"].values())
+    bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
+    if not bounds:
+        bounds = {"num_actions": max(each["num_actions"] for each in types)}
+    observation_dim, action_dim = facts["sizes"]
+    horizon = int(meta["horizon"])
+    spec = Spec(observation_dim, action_dim, horizon, entity_schema=facts["schema"], **bounds)
+    found = {"name": meta.get("name", "team"), "env": "none"}
+    found |= {key: meta[key] for key in KEPT if key in meta}
+    if meta.get("plane"):
+        found["vectors"] = vectors(facts["schema"], len(types))
+    chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
+
+    # -- episodes: several parts are read again, as parts of one log --
+    again: Iterable[Any] = [part]
+    if len(named) > 1:
+        again = map(stays, (replace(log, meta=meta) for log in parts()))
+    episodes = (episode for _, made in again for episode in made(tasks, masked))
+    return Source(spec, episodes, found | chosen | info)
 
 
 Made = Callable[[Iterator[str], bool], Iterator[Episode]]

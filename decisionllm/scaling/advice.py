@@ -162,8 +162,8 @@ def next_run(
     """The cheapest run of a grid of runs that narrows the interval of log N nearly as the best.
 
     The bootstrap samples are read as a joint normal distribution of `target` (draws,) and of a
-    run's log loss: measured with the noise of the runs, it leaves
-    1 - cov^2 / (var target (var loss + noise^2)) of the variance.
+    run's log loss: measured with the noise of the runs, it leaves 1 - cov^2 / (var target (var loss
+    + noise^2)) of the variance.
     """
     columns = ("non_embedding", "data_steps", "excess", "quality")
     N, D, loss, q = (grid[name].to_numpy(np.float64) for name in columns)

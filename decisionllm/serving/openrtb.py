@@ -3,9 +3,8 @@ time.
 
 The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`,
 its predicted conversion probability); the bid is multiplier x value, sent per mille like OpenRTB's
-prices and floors. A bid reserves its price, see
-`reservations`; what was paid is reported by the campaign's next tick. An answer holds prices only,
-no creative.
+prices and floors. A bid reserves its price, see `reservations`; what was paid is reported by the
+campaign's next tick. An answer holds prices only, no creative.
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2
     (BidResponse), 4.4 (macros).
 """

@@ -71,7 +71,7 @@ def load(
         dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
         text: `none`; `constant` names the maze; `goal` names the goal that the planner walked to,
             from the log's goal column, and relabels the rewards for it; `paraphrased` is `goal` in
-            the wordings of `frames/maze2d.yaml`, another one in each window; `shuffled` is `goal`
+            the wordings of `frames.yaml`, another one in each window; `shuffled` is `goal`
             with the texts permuted among the episodes.
         cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most
             `piece` steps.
