@@ -64,12 +64,13 @@ demo-auction: $(READY)
 	$(DEMO) train experiment=auction dataset.path=runs/demo-auction/days run=runs/demo-auction/nano minutes=3 fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo-auction/nano,runs/demo-auction/dt] out=runs/demo-auction +env.budgets=[0.5,0.75,1,1.25,1.5]
 
+# one process for each file, so that what its tests share is made once
 test: $(READY_DEV)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # what is not marked slow or serving, in under two minutes on two cores
 quick: $(READY_DEV)
-	$(BIN)/python -m pytest -n auto -m "not slow and not serving"
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/serving -m "not slow"
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -62,6 +62,7 @@ def test_a_value_is_safe_in_a_path():
     assert [safe(x) for x in ("1e-3", "[0.5,1]", "a/b", "-1")] == ["1e-3", "0.5-1", "a-b", "-1"]
 
 
+@pytest.mark.slow
 def test_every_job_of_a_sweep_has_its_own_run(tmp_path):
     words = (
         "--multirun",

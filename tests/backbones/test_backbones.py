@@ -435,6 +435,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, messag
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
     policy, *_ = loading.load(tmp_path / "a")

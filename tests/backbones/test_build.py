@@ -58,6 +58,7 @@ def of_hub(name, address, home):
     )
 
 
+@pytest.mark.slow
 def test_a_hub_that_fails_is_tried_once(hub, tmp_path):
     address, requested = hub
     done = of_hub("me/tiny", address, tmp_path)
@@ -69,6 +70,7 @@ def test_a_hub_that_fails_is_tried_once(hub, tmp_path):
     assert [path for path in requested if "me/tiny" in path] == ["/api/models/me/tiny"]
 
 
+@pytest.mark.slow
 def test_a_copy_in_the_cache_of_the_hub_needs_no_network(hub, tmp_path):
     address, requested = hub
     folder = tmp_path / "hub" / "models--me--tiny"

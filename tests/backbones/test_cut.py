@@ -234,6 +234,7 @@ def test_a_small_model_of_its_own_is_not_cut():
     assert (backbone.first, backbone.depth) == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     run = tmp_path / "run"
     words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
@@ -248,6 +249,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
 
 
 # peft reads it
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_the_adapter_of_upper_blocks_is_loaded_on_the_whole_model(folder, tmp_path):
     words = ["backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0"]

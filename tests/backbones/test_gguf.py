@@ -161,6 +161,7 @@ def perplexity(backbone, text):
     return float(torch.nn.functional.cross_entropy(logits, ids[0, 1:]).exp())
 
 
+@pytest.mark.slow
 @installed
 def test_smollm2_trains_two_steps():
     """Perplexity below 100, against 50,000 of random weights; each step lowers the loss of one

@@ -130,6 +130,7 @@ def test_a_discrete_adversary_takes_the_allowed_action_of_the_least_return(tmp_p
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["train", "baseline", "data"])
 def test_commands_read_the_log_as_a_transform_changes_it(tmp_path, capsys, verb):
     if verb == "baseline":

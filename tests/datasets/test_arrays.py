@@ -328,6 +328,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert prepare(dataset, tmp_path).rewards.tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_episodes_made_in_python_are_trained_on(tmp_path):
     made = [episode([1, 2, 3], S=3, A=2, start=i, task="Go.") for i in range(6)]
     chosen = from_episodes(made, tmp_path / "mine", name="mine")

@@ -137,6 +137,7 @@ def test_rows_of_b_are_never_joined(vaults):
     assert log.meta["repairs"] == {"worlds cut at the end": 2}
 
 
+@pytest.mark.slow
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
         "import sys; from pathlib import Path; from decisionllm.datasets.formats import "

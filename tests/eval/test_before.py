@@ -160,6 +160,7 @@ def test_a_run_is_refused_before_its_first_step(actions, options, message, tmp_p
     assert message in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_parts_that_share_an_environment_build_it_once(tmp_path):
     from_episodes(
         [episode([1, 1, 1]) for _ in range(40)],
@@ -181,6 +182,7 @@ def test_parts_that_share_an_environment_build_it_once(tmp_path):
     assert Small.built == before + 1
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_needs_no_environment(tmp_path, monkeypatch):
     words = ("train", *LOOP, *NANO, f"run={tmp_path / 'run'}")
     assert command(*words) == 0

@@ -152,6 +152,7 @@ def test_actions_of_another_space_are_refused():
         env.step(np.full((1, 1), 4.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_id", "space"),
     [("MountainCar-v0", "3 discrete"), ("MountainCarContinuous-v0", "continuous")],
@@ -180,6 +181,7 @@ def test_an_environment_without_a_time_limit_is_refused():
         GymnasiumEnv([Counter()])
 
 
+@pytest.mark.slow
 def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
     given = [
         "env=gymnasium",
@@ -455,6 +457,7 @@ def test_an_environment_is_laid_out_as_its_recorded_data():
     assert 5 <= read.observations[0, 0] <= 6
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatch, capsys):
     """As columns pos, goal; the environment's are goal, pos.
 
@@ -582,6 +585,7 @@ def test_a_template_of_an_unknown_part_is_refused():
         make(1, id="Pendulum-v1", text="template")
 
 
+@pytest.mark.slow
 def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, monkeypatch, capsys):
     spec = gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:Reach", max_episode_steps=3)
     monkeypatch.setitem(gym.registry, "Reach-v0", spec)

@@ -571,6 +571,7 @@ def test_pooled_online_lp_is_a_baseline_where_days_are_given(tmp_path):
     assert "OnlineLP, pooled" not in Auction(1, periods="0", **SMALL).baselines(0)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     """From a log to the report, by the command line."""
     put(tmp_path / "log.csv", log())

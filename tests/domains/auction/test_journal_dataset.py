@@ -151,6 +151,7 @@ def test_a_fallback_is_not_imitated(tmp_path):
     assert before.actions.tolist() == after.actions.tolist()
 
 
+@pytest.mark.slow
 def test_the_commands_read_a_journal_and_its_later_ticks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     serve("j.sqlite")
