@@ -17,14 +17,16 @@ from decisionllm.schema import History, Spec
 from tests.conftest import MAX_RETURN, damage, make_policy, near, node
 
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 STEPS = 12
 CONTINUOUS, DISCRETE = Spec(3, 2, STEPS, (-1.0, 0.0), (1.0, 30.0)), Spec(3, 1, STEPS, num_actions=4)
 RANGE = {CONTINUOUS: 30.0, DISCRETE: 3.0}
 MAXIMUM = {"target_return": None, "objective": MAX_RETURN}
+# a graph of a block takes seconds: two blocks stand in one case, whose cache has two layers
+ONE_BLOCK = {"backbone_options": {"layers": 1}}
 CASES = {
-    "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAXIMUM),
+    "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAXIMUM | ONE_BLOCK),
     "window": (
         CONTINUOUS,
         "",
@@ -39,9 +41,10 @@ CASES = {
             "target_return": None,
             "head": "bins",
             "timesteps": "none",
-        },
+        }
+        | ONE_BLOCK,
     ),
-    "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3}),
+    "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3} | ONE_BLOCK),
 }
 
 

@@ -353,6 +353,7 @@ def test_a_log_of_several_parts_is_read_twice(tmp_path, monkeypatch, block):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["omar", "pymarl"])
 def test_a_log_is_never_in_memory_as_a_whole(tmp_path, kind, block):
     peaks = []

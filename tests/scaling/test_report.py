@@ -89,8 +89,21 @@ def report(folder, found):
     )
 
 
-def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
-    fits, text = report(tmp_path, planted())
+def found_in(found):
+    """The comparisons of sizes that the report of a study makes, without its laws and figures."""
+    return " ".join(study.findings(study.finished(found)))
+
+
+@pytest.fixture(scope="module")
+def planted_report(tmp_path_factory):
+    """The report of a planted law, with a tuning run: its folder, fits and sentences."""
+    folder, found = tmp_path_factory.mktemp("planted"), planted()
+    found["runs"].append(found["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
+    return folder, *report(folder, found)
+
+
+def test_a_planted_law_is_reported_with_its_intervals(planted_report):
+    folder, fits, text = planted_report
     low, high = fits["law"]["intervals"]["alpha"]
     assert low <= TRUE.alpha <= high and abs(fits["left_out"]["missed"]) < 0.02
     for words in (
@@ -98,6 +111,7 @@ def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
         "the loss falls with more data",
         "the law misses its losses by",
         "Score and loss: the score rises as the loss falls",
+        "reached, 100% of the data: 30k 0.25",
     ):
         assert words in text
     assert (
@@ -108,28 +122,28 @@ def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
         "learning rate 0.001, by held-out loss on the smallest data" in text
         and "the edge of" not in text
     )
-    assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.CAPTIONS)
+    assert {path.stem for path in folder.glob("*.png")} == set(figures.CAPTIONS)
 
 
-def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality(tmp_path):
+def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality():
     found = planted()
     for run in found["runs"]:
         run["metrics"]["reached"] += 9 * (run["mixture"] == "0.5")
-    _, text = report(tmp_path, found)
+    values = study.measured(found, study.finished(found))
+    text = " ".join(study.sentences_of(values))
     assert (
         "reached, 100% of the data: 30k 0.25 (0.25 .. 0.25, 2 runs)" in text
         and "10000k 0.55 (0.5 .. 0.6, 2 runs)" in text
     )
     assert "length, 100% of the data: 30k 30 (30 .. 30, 2 runs)" in text and "by_goal" not in text
-    values = study.measured(found, study.finished(found))
     shares = values.groupby("metric")["value"].agg(lambda x: bool(x.between(0, 1).all()))
     assert shares.to_dict() == {"reached": True, "length": False}, "a figure shows shares alone"
 
 
-def test_a_crossover_is_reported(tmp_path):
+def test_a_crossover_is_reported():
     """The largest size is the worst on the least data."""
     worse = lambda N, D: TRUE(N, D) * (2 if N > 5e6 and D < 2e4 else 1)  # noqa: E731
-    _, text = report(tmp_path, planted(worse))
+    text = found_in(planted(worse))
     assert (
         "1% of the data: the best size is 2500k" in text
         and "100% of the data: the best size is 10000k" in text
@@ -146,12 +160,11 @@ def test_noise_is_reported_as_no_trend(tmp_path):
     assert not (tmp_path / "isoflop.png").exists()
 
 
-def test_tuning_runs_are_in_the_table_and_not_in_the_fit(tmp_path):
-    found = planted()
-    found["runs"].append(found["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
-    assert len(study.finished(found)) == 80
-    report(tmp_path, found)
-    assert 'href="tuned/"' in (tmp_path / "report.html").read_text()
+def test_tuning_runs_are_in_the_table_and_not_in_the_fit(planted_report):
+    folder, *_ = planted_report
+    found = json.loads((folder / "study.json").read_text())
+    assert len(found["runs"]) == 81 and len(study.finished(found)) == 80
+    assert 'href="tuned/"' in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize("count", [3, 12, 25])
@@ -167,7 +180,7 @@ def test_a_study_without_finished_runs_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_best_size_is_that_of_the_first_quality(tmp_path):
+def test_the_best_size_is_that_of_the_first_quality():
     """The other qualities may lack some sizes, so that their mean would be of other data."""
     found = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
     for run in found["runs"]:
@@ -175,7 +188,7 @@ def test_the_best_size_is_that_of_the_first_quality(tmp_path):
     found["runs"] = [
         run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")
     ]
-    _, text = report(tmp_path, found)
+    text = found_in(found)
     assert (
         "held-out loss, 100% of the data: the best size is 2500k" in text
         or "the best size is 10000k" in text
@@ -217,14 +230,14 @@ def test_a_size_is_the_best_only_beyond_chance():
     ), "nothing to compare"
 
 
-def test_a_size_with_one_run_is_not_compared(tmp_path):
+def test_a_size_with_one_run_is_not_compared():
     found = planted()
     found["runs"] = [
         run
         for run in found["runs"]
         if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")
     ]
-    _, text = report(tmp_path, found)
+    text = found_in(found)
     assert (
         "held-out loss, 100% of the data: 2500k against 30k" in text
         and "10000k against" not in text

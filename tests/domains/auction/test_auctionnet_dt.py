@@ -110,6 +110,7 @@ def test_its_day_in_the_market_is_auctionnets():
     assert not np.allclose(made.chosen_multipliers[:, 16], other.chosen_multipliers[:, 16])
 
 
+@pytest.mark.slow
 def test_its_scores_in_the_replay_are_auctionnets():
     """All 48 advertisers of periods 7 and 8 at the prices of our market: conversions 35.1, score
     27.9 with a deviation of 0.8 a replay.
