@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 # turns of the event loop without a new call after which a batch starts; a request on its way takes
 # two or three
 QUIET = 8
+PAUSE = 0.05  # seconds after an error that is not one of the work
 logger = logging.getLogger("decisionllm.serving")
 Call = tuple[Any, asyncio.Future[Any], float]  # the item, its result, the time of the call
 
@@ -74,19 +75,24 @@ class Batcher:
         """Work until cancelled. An error of any step is logged and raised to the calls of its batch;
         the next batch is taken.
         """
+        self.arrived = asyncio.Event()  # of the event loop that runs now
+        if self.waiting:
+            self.arrived.set()
         while True:
             taken: list[Call] = []
             try:
                 await self.arrived.wait()
                 await self._gather()
                 taken = self._take()
-                if taken:
-                    self._answer(taken, await self._results(taken))
+                results = await self._results(taken) if taken else []
+                self.working = None
+                self._answer(taken, results)
             except Exception as error:
                 logger.exception("a batch of %d calls", len(taken))
-                self._answer(taken, [error] * len(taken))
-            finally:
                 self.working = None
+                self._answer(taken, [error] * len(taken))
+                # a fault that stays would leave no time for anything else in the event loop
+                await asyncio.sleep(PAUSE)
 
     async def _gather(self) -> None:
         """Wait for further calls while they come, at most `wait` seconds."""

@@ -158,6 +158,19 @@ def test_an_error_of_the_batcher_itself_is_the_answer_and_it_goes_on(caplog):
     assert len(caplog.records) == 2 and all(record.exc_info for record in caplog.records)
 
 
+def test_a_batcher_serves_one_event_loop_after_another():
+    batcher = Batcher(lambda items: items, size=1, queue=1)
+
+    async def main():
+        run = asyncio.create_task(batcher.run())
+        await asyncio.sleep(0.01)
+        result = await asyncio.wait_for(batcher(7), 5)
+        run.cancel()
+        return result
+
+    assert [asyncio.run(main()) for _ in range(2)] == [7, 7]
+
+
 def serviced(policy, play, manager=None, **limits):
     """Run `play(service)` beside a service of this policy."""
 
