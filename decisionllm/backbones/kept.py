@@ -44,6 +44,7 @@ class KeptFeatures:
         self.files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
         self.forget()
 
+    @torch.inference_mode(False)
     def forget(self) -> None:
         """Begin an empty table. Rows that were given out are no longer valid."""
         self.table = torch.zeros(1, self.size, dtype=self.dtype)  # row 0: padding
@@ -67,6 +68,9 @@ class KeptFeatures:
         """Rows of the table (U, L) -> features (U, L, F), on the CPU."""
         return self.table[rows.cpu()]
 
+    # A table that began in inference mode could not grow outside of it, nor be trained with.
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _add(self, texts: Sequence[TokenIds]) -> None:
         """Put the features of new texts into the table."""
         for text, features in zip(texts, self._features(texts), strict=True):

@@ -61,3 +61,17 @@ class Counted:
 
     def ids(self, text):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_texts_first_read_while_acting_are_read_further_in_training(tmp_path):
+    """A table of inference mode could not grow outside of it; embeddings of it have no gradient."""
+    features = reader(tmp_path / "f", [])
+    with torch.inference_mode():
+        features.forget()
+        features.rows(*padded([(5, 6)]))
+    ids, mask = padded([(5, 6), (7, 8, 9)])
+    found = features[features.rows(ids, mask)]
+    assert torch.equal(found[..., 0].long(), ids)
+    weight = torch.ones(2, requires_grad=True)
+    (found @ weight).sum().backward()
+    assert weight.grad is not None
