@@ -546,8 +546,10 @@ def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
     (tmp_path / "results.jsonl").write_text(
         "\n".join(json.dumps(row | {"protocol": name}) for name in names)
     )
-    printed = report.table(report.summarise(report.read_rows(tmp_path)))
-    assert all(name in printed for name in names)
+    results = report.summarise(report.read_rows(tmp_path))
+    assert {result["protocol"] for result in results} == {*names}
+    (table,) = report.tables(results)
+    assert len({column.header for column in table.columns}) == len(names) + 1, "and the policy"
 
 
 def test_the_best_constant_in_hindsight_bounds_every_other_constant():
