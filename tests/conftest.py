@@ -173,7 +173,7 @@ def make_model(
     show.
     """
     name, sizes = BACKBONES[backbone]
-    language_model = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
+    language_model = build(node("backbone", name, **sizes | (backbone_options or {})), seed)
     assert language_model.layout is not None, (
         "our forward differs from the library's: the plain one would hide it"
     )

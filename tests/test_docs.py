@@ -45,7 +45,6 @@ FIRST = (
     "dataset=synthetic",
     "text=goal",
     "backbone=nano",
-    "backbone.layers=1",
     "window=4",
     "steps=2",
     "run=runs/first",
