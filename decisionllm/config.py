@@ -91,7 +91,7 @@ class LogOptions:
     validation_batches: int = 4
     # steps between short rollouts in the run's environment, whose score is logged; 0: none
     rollout_every: int = 0
-    rollout_episodes: int = 20
+    rollout_episodes: int = 20  # of each of these rollouts
     # act with the weights of the lowest held-out loss, `loss`, or of the highest score of a rollout,
     # `score`; empty: with the last ones
     keep_best: str = ""
