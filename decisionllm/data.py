@@ -15,7 +15,7 @@ from decisionllm.datasets.faults import reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
-from decisionllm.registry import functions
+from decisionllm.registry import function, function_names
 from decisionllm.scaling.executors import of_files
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
@@ -39,9 +39,9 @@ def data(config: dict[str, Any]) -> Store | None:
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     kind, target = destination(config["export"])
-    raw = functions("raw_export")
-    if kind in raw:
-        raw[kind](target, config["dataset"], console.print)
+    export_raw = function("raw_export", kind)
+    if export_raw is not None:
+        export_raw(target, config["dataset"], console.print)
         return None
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
@@ -50,7 +50,8 @@ def data(config: dict[str, Any]) -> Store | None:
     console.print("\n".join(card(store, return_horizon=return_horizon)))
     shown = window(store, config["window"], return_horizon=return_horizon, seed=config["seed"])
     console.print("\n".join(shown))
-    if kind:
+    export = function("export", kind)
+    if export is not None:
         if store.action_weight is not None or transform != NO_TRANSFORM:
             wanted = "a log with every action and transform=none"
             raise ValueError(f"export={kind}: expected {wanted}, got {store.info['name']}")
@@ -59,7 +60,7 @@ def data(config: dict[str, Any]) -> Store | None:
             options, note = scored(config.get("env", NO_ENV), store)
             if note:
                 console.print(note)
-        functions("export")[kind](target, store, **options)
+        export(target, store, **options)
         size = f"{len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
         console.print(f"written: {config['export']}, {size}")
     return store
@@ -70,7 +71,7 @@ def destination(export: str) -> tuple[str, str]:
     if not export:
         return "", ""
     kind, _, target = export.partition(":")
-    known = [*functions("export"), *functions("raw_export")]
+    known = function_names("export") + function_names("raw_export")
     if kind not in known or not target:
         forms = ", ".join(f"{name}:TARGET" for name in sorted(known))
         raise ValueError(f"export: expected one of {forms}, got {export!r}")
@@ -86,7 +87,7 @@ def scored(env: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
         "export=minari: the environment could not be made", ValueError, OSError, remedy=remedy
     ):
         known, note = exported(env, store)
-    final_observations = functions("final_observations").get(store.info.get("env", ""))
+    final_observations = function("final_observations", store.info.get("env", ""))
     if final_observations is not None:
         known["final"] = final_observations(store)
     return known, note

@@ -50,13 +50,18 @@ def discover() -> dict[str, dict[str, dict[str, Any]]]:
     return {group: made for group, made in _registered().items() if group not in FUNCTIONS}
 
 
-@cache
-def functions(group: str) -> dict[str, Callable[..., Any]]:
-    """The functions of one of the groups FUNCTIONS by name; their modules are imported."""
-    found = {}
-    for name, node in _registered().get(group, {}).items():
-        module, _, attribute = node["_target_"].rpartition(".")
-        found[name] = getattr(import_module(module), attribute)
+def function_names(group: str) -> list[str]:
+    """The names in one of the groups FUNCTIONS; nothing is imported."""
+    return [*_registered().get(group, {})]
+
+
+def function(group: str, name: str) -> Callable[..., Any] | None:
+    """The function of this name in one of the groups FUNCTIONS; None: there is none."""
+    node = _registered().get(group, {}).get(name)
+    if node is None:
+        return None
+    module, _, attribute = node["_target_"].rpartition(".")
+    found: Callable[..., Any] = getattr(import_module(module), attribute)
     return found
 
 

@@ -184,7 +184,7 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
             if loop.count and (due or look):
                 values = measure(training)
                 if look and training.watch is not None:
-                    values |= watched(training, training.watch, values)
+                    values |= watched(training, training.watch)
                 record(training, values, progress, over=over)
             if over:
                 break
@@ -504,6 +504,8 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
     if broadcast_object_list([is_best(training, values)])[0]:
         checkpoint.save(run / "best", training.inner, {}, {"step": loop.step}, write=training.main)
     take_note(loop, values)
+    if "score" in values:
+        warn_of_a_stall(training)
     if training.console is not None and (
         over or training.console.is_terminal or loop.elapsed - loop.printed > 10
     ):
@@ -548,21 +550,24 @@ def remember(loop: Loop, path: Path) -> None:
         take_note(loop, json.loads(line))
 
 
-def watched(training: Training, watch: ScoreWatch, values: Mapping[str, float]) -> dict[str, float]:
-    """Roll the policy out, and warn once where the loss falls and the score does not rise."""
-    loop = training.loop
+def watched(training: Training, watch: ScoreWatch) -> dict[str, float]:
+    """The scores of a rollout of the policy as it is now."""
     training.model.eval()
     found = watch.look(training.inner)
     training.model.train()
     distributed.reshard(training.inner)
-    losses = [*loop.losses, values.get("held_out_nll", values["nll"])]
-    scores = [*loop.scores, found["score"]]
-    if first_stall(losses, scores) == len(scores):
-        since = f"the loss fell from {losses[-1 - LOOKS]:.4f} to {losses[-1]:.4f}"
-        score = f"the score did not rise above {max(scores[:-LOOKS]):.1f}"
-        remedy = "log.keep_best=score keeps the weights of the highest score"
-        training.say(f"warning: in the last {LOOKS} rollouts {since}, and {score}; {remedy}")
     return found
+
+
+def warn_of_a_stall(training: Training) -> None:
+    """Say once that the loss falls and the score does not rise."""
+    losses, scores = training.loop.losses, training.loop.scores
+    if first_stall(losses, scores) != len(scores):
+        return
+    since = f"the loss fell from {losses[-1 - LOOKS]:.4f} to {losses[-1]:.4f}"
+    score = f"the score did not rise above {max(scores[:-LOOKS]):.1f}"
+    remedy = "log.keep_best=score keeps the weights of the highest score"
+    training.say(f"warning: in the last {LOOKS} rollouts {since}, and {score}; {remedy}")
 
 
 @contextmanager

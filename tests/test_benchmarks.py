@@ -164,42 +164,40 @@ def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
     assert row["parabola"]["least"] < 1e-3
 
 
-def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
-    """From days of a small market to the rows: a run's difference to pooled OnlineLP is that of the
-    two rows' scores.
-    """
-    from benchmarks import auction_bidders
+def trained_on_small_days(tmp_path, monkeypatch, *words):
+    """The folder of two days of a small market, on which a bidder was trained into `run` beside it."""
     from decisionllm.domains.auction.market import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"
-    assert (
-        command(
-            "data",
-            "dataset=auction",
-            "dataset.periods=0-1",
-            f"export=replay:{days}",
-            f"cache_dir={tmp_path}",
-        )
-        == 0
-    )
-    few = (
+    cache = f"cache_dir={tmp_path}"
+    made = ("dataset=auction", "dataset.periods=0-1", f"export=replay:{days}", cache)
+    assert command("data", *made) == 0
+    train = (
+        "experiment=auction",
+        f"dataset.path={days}",
+        f"run={tmp_path}/run",
+        cache,
+        "device=cpu",
         "dataset.behaviour=oracle",
         "dataset.num_campaigns=20",
         "steps=2",
         "optim.batch_size=8",
         "log.tracker=none",
         *NANO,
-    )
-    train = (
-        "experiment=auction",
-        f"dataset.path={days}",
-        f"run={tmp_path}/run",
-        f"cache_dir={tmp_path}",
-        "device=cpu",
-        *few,
+        *words,
     )
     assert command("train", *train) == 0
+    return days
+
+
+def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
+    """From days of a small market to the rows: a run's difference to pooled OnlineLP is that of the
+    two rows' scores.
+    """
+    from benchmarks import auction_bidders
+
+    days = trained_on_small_days(tmp_path, monkeypatch)
     words = [
         f"{tmp_path}/run",
         "--replay",
@@ -230,37 +228,9 @@ def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
     the rows.
     """
     from benchmarks import auction_words, instructions
-    from decisionllm.domains.auction.market import PUBLISHED
 
-    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
-    days = tmp_path / "days"
-    assert (
-        command(
-            "data",
-            "dataset=auction",
-            "dataset.periods=0-1",
-            f"export=replay:{days}",
-            f"cache_dir={tmp_path}",
-        )
-        == 0
-    )
-    few = (
-        "dataset.behaviour=oracle",
-        "dataset.num_campaigns=20",
-        "steps=2",
-        "optim.batch_size=8",
-        "log.tracker=none",
-        *NANO,
-    )
     words = ("text=paraphrased", "dataset.context_features=outcomes", "data.rows_per_text=4")
-    train = (
-        "experiment=auction",
-        f"dataset.path={days}",
-        f"run={tmp_path}/run",
-        f"cache_dir={tmp_path}",
-        "device=cpu",
-    )
-    assert command("train", *train, *few, *words) == 0
+    days = trained_on_small_days(tmp_path, monkeypatch, *words)
     out = tmp_path / "rows.jsonl"
     monkeypatch.setattr(
         "sys.argv",

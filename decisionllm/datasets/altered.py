@@ -160,21 +160,41 @@ class Corruption:
 
     def __call__(self, episode: Episode, rng: np.random.Generator, hit: np.ndarray) -> np.ndarray:
         """The column of an episode with the steps `hit` (n,) bool corrupted."""
-        S, n, spec = self.spec.observation_dim, len(hit), self.spec
         column: np.ndarray = vars(episode)[self.corrupt]
         if self.corrupt == "rewards":
-            span = REWARD_RANGE * self.scale * self.reward_deviation
-            new = -self.scale * column if self.adversarial else rng.uniform(-span, span, n)
-        elif self.corrupt == "actions" and spec.num_actions:
-            preference = np.tile(-self.slope[S:] / self.deviation[S:].clip(min=1e-9), (n, 1))
-            preference = preference if self.adversarial else rng.random(preference.shape)
-            allowed = True if episode.action_masks is None else episode.action_masks
-            new = np.where(allowed, preference, -np.inf).argmax(1)[:, None]
+            new = self._rewards(column, rng)
+        elif self.corrupt == "actions" and self.spec.num_actions:
+            new = self._discrete_actions(episode, rng)
         else:
-            part = slice(S) if self.corrupt == "observations" else slice(S, None)
-            by = (
-                -np.sign(self.slope[part]) if self.adversarial else rng.uniform(-1, 1, column.shape)
-            )
-            new = column + self.scale * by * self.deviation[part]
-            new = new if self.corrupt == "observations" else np.clip(new, spec.low, spec.high)
+            new = self._moved(column, rng)
         return np.where(hit.reshape(-1, *[1] * (column.ndim - 1)), new, column).astype(np.float32)
+
+    def _rewards(self, column: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(n,) rewards of the opposite sign, or anywhere within the range of the log."""
+        if self.adversarial:
+            return -self.scale * column
+        span = REWARD_RANGE * self.scale * self.reward_deviation
+        return rng.uniform(-span, span, len(column))
+
+    def _discrete_actions(self, episode: Episode, rng: np.random.Generator) -> np.ndarray:
+        """(n, 1) allowed actions: those that lower the reward most, or any."""
+        n, S = len(episode.rewards), self.spec.observation_dim
+        if self.adversarial:
+            preference = np.tile(-self.slope[S:] / self.deviation[S:].clip(min=1e-9), (n, 1))
+        else:
+            preference = rng.random((n, self.spec.num_actions))
+        allowed = True if episode.action_masks is None else episode.action_masks
+        chosen: np.ndarray = np.where(allowed, preference, -np.inf).argmax(1)
+        return chosen[:, None]
+
+    def _moved(self, column: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Observations or continuous actions, moved to where the reward is lower, or anywhere."""
+        S = self.spec.observation_dim
+        of_observations = self.corrupt == "observations"
+        part = slice(S) if of_observations else slice(S, None)
+        worse = -np.sign(self.slope[part])
+        by = worse if self.adversarial else rng.uniform(-1, 1, column.shape)
+        new: np.ndarray = column + self.scale * by * self.deviation[part]
+        if not of_observations:
+            new = np.clip(new, self.spec.low, self.spec.high)
+        return new

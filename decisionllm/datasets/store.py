@@ -546,12 +546,11 @@ def keep(path: Path, source: Source) -> Store:
 
 def files(dataset: dict[str, Any]) -> list[Path]:
     """The files that the reader of a dataset reads, a config node."""
-    name_files = vars(import_module(dataset["_target_"].rpartition(".")[0])).get(
-        "files", lambda **options: []
-    )
-    return [
-        Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})
-    ]
+    name_files = _beside(dataset, "files")
+    if name_files is None:
+        return []
+    options = {key: value for key, value in dataset.items() if key != "_target_"}
+    return [Path(file) for file in name_files(**options)]
 
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:

@@ -145,25 +145,27 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
         of_policy[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
 
     # What all rows have alike needs no column.
-    _, targets, counts = (sorted(set(column)) for column in zip(*cells, strict=True))
+    _, targets, counts = (set(column) for column in zip(*cells, strict=True))
+    with_target = targets != {"-"}
+    with_count = len(counts) > 1
     title = [dataset, shared]
-    if len(counts) == 1:
-        title.append(f"{counts[0]} episodes")
+    if not with_count:
+        title.append(f"{counts.pop()} episodes")
     title_line = ", ".join(filter(None, title))
     made = Table(title=title_line, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column("policy", overflow="fold")
-    if targets != ["-"]:
+    if with_target:
         made.add_column("target", justify="right", no_wrap=True)
-    if len(counts) > 1:
+    if with_count:
         made.add_column("episodes", justify="right", no_wrap=True)
     for protocol in protocols:
         name = protocol.removeprefix(shared).lstrip(", ")
         made.add_column(name or "score", justify="right", min_width=CELL)
     for (policy, target, count), scores in cells.items():
         names = [policy]
-        if targets != ["-"]:
+        if with_target:
             names.append(target)
-        if len(counts) > 1:
+        if with_count:
             names.append(count)
         made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
     return made
@@ -372,17 +374,10 @@ def draw_curves(runs: Mapping[str, str]) -> "Figure":
     logs = {run: read_lines(Path(run) / "metrics.jsonl") for run in sorted(runs)}
     watched = any("score" in line for lines in logs.values() for line in lines)
     made = figure(8, 6 if watched else 3.5)
-    panels = made.subplots(2 if watched else 1, squeeze=False, sharex=True)[:, 0]
+    panels = [*made.subplots(2 if watched else 1, squeeze=False, sharex=True)[:, 0]]
     for i, (run, lines) in enumerate(logs.items()):
-        steps = [line["step"] for line in lines]
-        color = f"C{i % 10}"
         label = f"{runs[run]} ({Path(run).name})"
-        panels[0].plot(steps, [line["nll"] for line in lines], color=color, alpha=0.35)
-        held_out = [line.get("held_out_nll", np.nan) for line in lines]
-        panels[0].plot(steps, held_out, color=color, label=label)
-        looks = [(line["step"], line["score"]) for line in lines if "score" in line]
-        if looks:
-            panels[1].plot(*zip(*looks, strict=True), color=color, marker=".", label=label)
+        draw_log(panels, lines, color=f"C{i % 10}", label=label)
     unit = "negative log-likelihood, nats an action"
     panels[0].set(ylabel=f"{unit}\n(faint: training, full: held out)")
     if watched:
@@ -390,3 +385,17 @@ def draw_curves(runs: Mapping[str, str]) -> "Figure":
     panels[-1].set(xlabel="step")
     panels[0].legend(fontsize=7)
     return made
+
+
+def draw_log(panels: Sequence["Axes"], lines: Sequence[Row], *, color: str, label: str) -> None:
+    """The curves of one run: its losses in the first panel, its scores, if any, in the second."""
+    steps = [line["step"] for line in lines]
+    training = [line["nll"] for line in lines]
+    held_out = [line.get("held_out_nll", np.nan) for line in lines]
+    panels[0].plot(steps, training, color=color, alpha=0.35)
+    panels[0].plot(steps, held_out, color=color, label=label)
+    looks = [line for line in lines if "score" in line]
+    if looks:
+        steps_of_looks = [line["step"] for line in looks]
+        scores = [line["score"] for line in looks]
+        panels[1].plot(steps_of_looks, scores, color=color, marker=".", label=label)

@@ -44,13 +44,11 @@ class Batcher:
         wait: float = 0.0,
         on_batch: Callable[[int], object] = lambda n: None,
     ) -> None:
-        self.work, self.size, self.queue, self.wait, self.on_batch = (
-            work,
-            size,
-            queue,
-            wait,
-            on_batch,
-        )
+        self.work = work
+        self.size = size
+        self.queue = queue
+        self.wait = wait
+        self.on_batch = on_batch
         self.waiting: deque[Call] = deque()
         self.working: float | None = None  # time of the first call of the batch at work
         self.arrived, self.thread = asyncio.Event(), ThreadPoolExecutor(1)
@@ -66,10 +64,10 @@ class Batcher:
     @property
     def age(self) -> float:
         """Seconds since the oldest call that has no result."""
-        times = (
-            [self.working] if self.working else [called for *_, called in list(self.waiting)[:1]]
-        )
-        return time.monotonic() - times[0] if times else 0.0
+        oldest = self.working
+        if not oldest:
+            oldest = next((called for *_, called in list(self.waiting)[:1]), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self) -> NoReturn:
         """Work until cancelled. An error of any step is logged and raised to the calls of its batch;

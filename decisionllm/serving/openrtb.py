@@ -244,31 +244,6 @@ def router(
     still.set_function(open_bids.count)
     no_bid = Response(status_code=204, headers=headers)
 
-    def decided(request: BidRequest) -> tuple[dict[str, Any] | None, str | None]:
-        """The answer to a request and what is reserved for it, or the reason for no bid."""
-        id = request.ext.campaign
-        found = journal.last(id)
-        if found is None:
-            raise RequestError(404, "ext.campaign", "no such campaign")
-        known, last = found
-        if last and not known["ended"] and time.time() - known["ticked"] > max_tick_age:
-            return None, "old tick"
-        if last is None:
-            last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-        step, left = last["index"], last["remaining"]
-        state = known | last | {"remaining": left - open_bids.committed(id, step)}
-        response, reason = respond(request.model_dump(), state, currency=currency, seat=seat)
-        if response is None:
-            return None, reason
-        bids = response["seatbid"][0]["bid"]
-        if not request.test:
-            ids = open_bids.reserve(id, step, left, [each["price"] / 1000 for each in bids])
-            if ids is None:
-                return None, "budget"
-            for each, reserved in zip(bids, ids, strict=True):
-                each["id"] = reserved
-        return response, None
-
     routes = APIRouter(tags=["openrtb"])
 
     @routes.post(
@@ -290,7 +265,14 @@ def router(
         # nothing waits from here on: under load the first requests are in time, not all are late
         if time.monotonic() < due:
             try:
-                response, reason = decided(request)
+                response, reason = decided(
+                    request,
+                    journal,
+                    open_bids,
+                    currency=currency,
+                    seat=seat,
+                    max_tick_age=max_tick_age,
+                )
             except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
                 reason = "busy"
             except DamagedRowError:
@@ -301,8 +283,7 @@ def router(
         for each in response["seatbid"][0]["bid"]:
             each["exp"] = int(open_bids.expiry)
             if notice_url:
-                at = f"{notice_url.rstrip('/')}/notices/{each['id']}"
-                each |= {"nurl": f"{at}/win?price=${{AUCTION_PRICE}}", "lurl": f"{at}/loss"}
+                each |= notice_addresses(notice_url, each["id"])
         return Response(to_json(response), headers=headers, media_type="application/json")
 
     @routes.get("/notices/{id}/{kind}", status_code=204)
@@ -316,6 +297,48 @@ def router(
             notices.labels(kind).inc()
 
     return routes
+
+
+def decided(
+    request: BidRequest,
+    journal: Journal,
+    open_bids: Reservations,
+    *,
+    currency: str,
+    seat: str,
+    max_tick_age: float,
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The answer to a bid request, whose cost is reserved; or None and the reason for no bid. See
+    `router` for the arguments.
+    """
+    id = request.ext.campaign
+    found = journal.last(id)
+    if found is None:
+        raise RequestError(404, "ext.campaign", "no such campaign")
+    known, last = found
+    if last and not known["ended"] and time.time() - known["ticked"] > max_tick_age:
+        return None, "old tick"
+    if last is None:
+        last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
+    step, left = last["index"], last["remaining"]
+    state = known | last | {"remaining": left - open_bids.committed(id, step)}
+    response, reason = respond(request.model_dump(), state, currency=currency, seat=seat)
+    if response is None:
+        return None, reason
+    bids = response["seatbid"][0]["bid"]
+    if not request.test:
+        ids = open_bids.reserve(id, step, left, [each["price"] / 1000 for each in bids])
+        if ids is None:
+            return None, "budget"
+        for each, reserved in zip(bids, ids, strict=True):
+            each["id"] = reserved
+    return response, None
+
+
+def notice_addresses(notice_url: str, id: str) -> dict[str, str]:
+    """Where the exchange tells that a bid won or lost."""
+    at = f"{notice_url.rstrip('/')}/notices/{id}"
+    return {"nurl": f"{at}/win?price=${{AUCTION_PRICE}}", "lurl": f"{at}/loss"}
 
 
 def paid_for(price: str) -> float:

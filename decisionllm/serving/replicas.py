@@ -14,18 +14,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 logger = logging.getLogger("decisionllm.serving")
-PAUSES = (
-    0.0,
-    1.0,
-    60.0,
-)  # seconds before a new start: the first, the second (then twice), the most
+# seconds before a new start: the first, the second (then twice), the most
+PAUSES = (0.0, 1.0, 60.0)
 STABLE = 60.0  # seconds; a replica that lived so long begins with the first pause again
 HUNG = 30.0  # seconds without a beat after which a replica counts as hung
 STOPPING = 20.0  # seconds for a replica to answer its last requests and stop
@@ -65,21 +62,25 @@ def run(serve: Callable[..., None], *arguments: Any, replicas: int) -> None:
                 look_after(replica, now)
                 if replica.process is None and now >= replica.due:
                     start(replica, context, serve, *arguments)
-            running = [replica.process for replica in all_replicas if replica.process]
-            connection.wait([process.sentinel for process in running], LOOK)
+            connection.wait([process.sentinel for process in running(all_replicas)], LOOK)
     except KeyboardInterrupt:
         pass
     finally:
         signal.signal(signal.SIGTERM, before)
-        running = [replica.process for replica in all_replicas if replica.process]
-        for process in running:
+        left = running(all_replicas)
+        for process in left:
             process.terminate()
-        for process in running:
+        for process in left:
             process.join(STOPPING)
             if process.is_alive():
                 logger.error("a replica did not stop within %.0f s: killed", STOPPING)
                 process.kill()
                 process.join()
+
+
+def running(replicas: Sequence[Replica]) -> list[SpawnProcess]:
+    """Their processes, without those that wait for a new start."""
+    return [replica.process for replica in replicas if replica.process is not None]
 
 
 def start(

@@ -105,8 +105,7 @@ class Journal:
                 self._writer = _connect_to_read(self.path)
             else:
                 self._open_to_write()
-            pragmas = "PRAGMA application_id", "PRAGMA user_version"
-            application, version = (self._writer.execute(x).fetchone()[0] for x in pragmas)
+            application, version = self._format()
             self._reader = self._lister = self._writer
             self._reading = self._listing = self._writing
             if not in_memory and not read_only:
@@ -138,16 +137,17 @@ class Journal:
         with transaction(self._writer):
             empty = not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone()
             statements = VERSION_1 if empty else ()
-            if empty or self._is_version_1():
+            if empty or self._format() == (APPLICATION, 1):
                 for statement in (*statements, *VERSION_2):
                     self._writer.execute(statement)
                 self._writer.execute(f"PRAGMA application_id={APPLICATION}")
                 self._writer.execute(f"PRAGMA user_version={VERSION}")
 
-    def _is_version_1(self) -> bool:
-        pragmas = "PRAGMA application_id", "PRAGMA user_version"
-        found = [self._writer.execute(pragma).fetchone()[0] for pragma in pragmas]
-        return found == [APPLICATION, 1]
+    def _format(self) -> tuple[int, int]:
+        """Application and version that the file says it is of."""
+        (application,) = self._writer.execute("PRAGMA application_id").fetchone()
+        (version,) = self._writer.execute("PRAGMA user_version").fetchone()
+        return application, version
 
     def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
         """Write all entries of `opened`, `ticked`, `ended` and `moved`, or none.
