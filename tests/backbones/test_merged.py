@@ -9,6 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from decisionllm.backbones.build import pretrained
 from decisionllm.backbones.merged import save_merged
 from decisionllm.export import language_model
+from decisionllm.policy import loading
 from tests.backbones import test_gguf
 from tests.backbones.test_backbones import small_backbone, write
 from tests.conftest import DT, LOOP, NANO, command, damage, near
@@ -46,8 +47,8 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     assert command("export", f"run={run}", "format=transformers") == 0
     printed = capsys.readouterr().out
     assert f"exported the language model of {run} to {run / 'transformers'}" in printed
-    found, loading = AutoModel.from_pretrained(run / "transformers", output_loading_info=True)
-    assert not any(loading.values()) and {weight.dtype for weight in found.parameters()} == {
+    found, read_back = AutoModel.from_pretrained(run / "transformers", output_loading_info=True)
+    assert not any(read_back.values()) and {weight.dtype for weight in found.parameters()} == {
         torch.float32
     }
     backbone = loading.load(run)[0].model.float().backbone
@@ -68,10 +69,10 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
 def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
     run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
     assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 0
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    model, read_back = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
-    assert not any(loading.values())
+    assert not any(read_back.values())
     near(hidden(model), hidden(AutoModel.from_pretrained(tmp_path / "out")))
 
 
@@ -80,8 +81,8 @@ def test_the_number_of_layers_is_that_of_the_model(tmp_path):
     backbone = small_backbone("qwen2", tune="frozen")
     backbone.core.layers = backbone.core.layers[:1]
     save_merged(backbone, tmp_path)
-    found, loading = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(loading.values()) and len(found.layers) == found.config.num_hidden_layers == 1
+    found, read_back = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(read_back.values()) and len(found.layers) == found.config.num_hidden_layers == 1
     near(hidden(found), hidden(backbone.core))
 
 

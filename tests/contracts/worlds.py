@@ -21,11 +21,11 @@ SHORT_DAY = {"periods": "3", "positions": "0,9", "opportunities": 2000}
 # what needs more than a moment, or is no single source -> the file that tests it
 ELSEWHERE = {
     "dataset": {
-        "smax": "eval/test_smax.py",
+        "smax": "domains/smax/test_env.py",
         "imagined": "policy/test_imagined.py",
         "embodiments": "datasets/test_mixture.py",
     },
-    "env": {"smax": "eval/test_smax.py"},
+    "env": {"smax": "domains/smax/test_env.py"},
 }
 
 
