@@ -32,6 +32,12 @@ REFUSED = {  # what accelerate can set and a training here does not do: the reme
     ),
 }
 
+# The group of the processes of this run. torch waits for gloo's threads when the last reference to
+# a group goes; it does so while it holds Python's lock if that reference is DDP's, and a thread
+# that wants this lock then waits for ever (pytorch/pytorch#56297). Held here, the group outlives
+# the model: the last reference is Python's, which lets the lock go.
+_group: list[Any] = []
+
 
 def check(precision: str) -> bool:
     """Whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set
@@ -88,6 +94,7 @@ def begin(precision: str, *, cpu: bool, **options: Any) -> Any:
     AcceleratorState._reset_state(reset_partial_state=True)
     sharded = check(precision)
     accelerator = Accelerator(mixed_precision=precision, cpu=cpu, **options)
+    _group[:] = [torch.distributed.group.WORLD] if torch.distributed.is_initialized() else []
     if sharded:
         if cpu and torch.cuda.is_available():
             raise ValueError(

@@ -137,6 +137,36 @@ def test_two_processes_equal_one_and_resume_to_the_bit(number, two):
     assert decisionllm.load(folder / "two").model.backbone.layout is not None
 
 
+MANY = """
+import sys
+import torch
+from torch import distributed as dist, nn
+from decisionllm import distributed
+
+def last_broadcast():
+    tensor = torch.zeros(1)
+    work = dist.broadcast(tensor, 0, async_op=True)
+    del tensor  # now a thread of gloo frees it, for which it needs Python's lock
+    work.wait()
+
+sys.setswitchinterval(1)  # seconds: a thread that wants the lock waits so long before it asks
+for _ in range(150):
+    accelerator = distributed.begin("no", cpu=True)
+    model = accelerator.prepare(nn.Linear(8, 8))
+    last_broadcast()
+    accelerator.end_training()
+    del model, accelerator
+"""
+
+
+def test_a_group_ends_while_a_thread_of_it_wants_the_lock_of_python():
+    """Without the reference of `distributed.begin`, this waits for ever within a hundred runs."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment = os.environ | alone | {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", MANY]
+    assert subprocess.run(words, env=environment, timeout=PATIENCE).returncode == 0
+
+
 def test_a_lost_process_is_reported_before_the_launcher_ends_the_others():
     before = signal.getsignal(signal.SIGTERM)
     try:
