@@ -105,7 +105,7 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
     import hydra
     import yaml
 
-    from decisionllm.config import configs, store_choices
+    from decisionllm.command_line import configs, store_choices
 
     store_choices()
     study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text()) | {

@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from decisionllm import __version__
-from decisionllm.config import UsageError, checked_options, configs, explain, store_choices, unknown
+from decisionllm.checks import unknown
+from decisionllm.command_line import UsageError, checked_options, configs, explain, store_choices
 from decisionllm.sweep import run_directory, swept_keys
 
 COMMANDS = {

@@ -22,7 +22,7 @@ from decisionllm.baselines.d3rlpy import (
     scales,
     transitions,
 )
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.config import Node, env_options_of, listed, merged, with_defaults
+from decisionllm.checks import listed
+from decisionllm.command_line import with_defaults
+from decisionllm.config import Node, env_options_of, merged
 from decisionllm.eval import attention, layout, report
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.rollout import begin_in, rollout

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from decisionllm.backbones.merged import save_merged
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.files import absent, explained, sealed
 from decisionllm.policy import loading
 from decisionllm.policy.exported import FORMAT, ExportedPolicy

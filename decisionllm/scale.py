@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.runs import directory
 from decisionllm.scaling import advice, executors, grid, ledger, report
 from decisionllm.scaling.run import FLOPS, execute

@@ -8,7 +8,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
+from decisionllm.config import train_config
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.files import explained
@@ -207,7 +208,7 @@ def model_info(
     """The answer of /v1/model. `model` names the run and what decides its answers: a digest of its
     weights and of how the policy acts.
     """
-    folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config))
+    folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, train_config(run_config)))
     weights = (folder / "model.safetensors").read_bytes()
     acting = {name: getattr(policy, name) for name in ACTING} | {"spec": run_info["spec"]}
     digest = blake2b(weights + json.dumps(acting, sort_keys=True).encode(), digest_size=6)

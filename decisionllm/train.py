@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 from decisionllm import distributed
-from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
+from decisionllm.config import OptimOptions, TrainConfig, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
@@ -37,16 +37,6 @@ from decisionllm.schema import Batch, Window
 
 ALL = slice(None)
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
-POSITIVE = (
-    "window",
-    "steps",
-    "data.rows_per_text",
-    "optim.batch_size",
-    "optim.accumulate",
-    "optim.lr",
-    "log.every",
-    "log.save_every",
-)
 
 
 @dataclass
@@ -71,7 +61,7 @@ class Training:
     """All that the loop works on.
 
     Attributes:
-        c: the options.
+        config: the options.
         accelerator: of accelerate, which knows the processes and the device.
         console: of the main process; None in others, which print nothing.
         data: by embodiment, "" where there is one space of observations and actions.
@@ -83,7 +73,7 @@ class Training:
         watch: of the score, with log.rollout_every.
     """
 
-    c: TrainConfig
+    config: TrainConfig
     accelerator: Accelerator
     console: Console | None
     data: dict[str, Data]
@@ -142,29 +132,27 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             it, others a SystemExit.
         KeyboardInterrupt: interrupted; the run is saved.
     """
-    options = plain(config)
-    c = train_config(options)
-    check(c, flat(options))
-    accelerator = processes(c)
+    config = train_config(plain(config))
+    accelerator = processes(config)
     reports = distributed.counter(accelerator)
-    with directory.locked(c.run) if accelerator.is_main_process else nullcontext():
+    with directory.locked(config.run) if accelerator.is_main_process else nullcontext():
         try:
             if accelerator.is_main_process:
-                directory.refuse_foreign(c.run)
-            return fit(c, options, accelerator)
+                directory.refuse_foreign(config.run)
+            return fit(config, accelerator)
         except RuntimeError as error:
             if not distributed.lost(error):
                 raise
             if reports() > 1:  # one of those that are left reports it
                 raise SystemExit(1) from error
-            step = checkpoint.trained_steps(c.run) if checkpoint.find(c.run) else 0
+            step = checkpoint.trained_steps(config.run) if checkpoint.find(config.run) else 0
             remedy = f"the same command continues from step {step:,}"
             raise ConnectionError(f"a process of this run was lost ({error}); {remedy}") from error
 
 
-def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Path:
-    """`train` in a run directory that is locked for this run. options: of the config."""
-    training = begin(c, options, accelerator)
+def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
+    """`train` in a run directory that is locked for this run."""
+    training = begin(config, accelerator)
     loop = training.loop
     progress = 0.0
     training.model.train()
@@ -179,8 +167,12 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
             progress, stopped = position(training, bool(stop))
             over = progress >= 1 or stopped
             # an interruption is no reason for a look, so that a resumed run has the same ones
-            look = progress >= 1 or is_due(loop.step, c.log.rollout_every)
-            due = over or is_due(loop.step, c.log.every) or is_due(loop.step, c.log.save_every)
+            look = progress >= 1 or is_due(loop.step, config.log.rollout_every)
+            due = (
+                over
+                or is_due(loop.step, config.log.every)
+                or is_due(loop.step, config.log.save_every)
+            )
             if loop.count and (due or look):
                 values = measure(training)
                 if look and training.watch is not None:
@@ -188,35 +180,37 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
                 record(training, values, progress, over=over)
             if over:
                 break
-            loop.rate = learning_rate(c, loop.step, progress)
+            loop.rate = learning_rate(config, loop.step, progress)
             train_step(training)
     if progress < 1:
-        again = "the same command without fresh=true" if c.fresh else "the same command"
+        again = "the same command without fresh=true" if config.fresh else "the same command"
         raise KeyboardInterrupt(
             f"stopped at step {loop.step:,} and saved; {again} continues from there"
         )
-    return Path(c.run)
+    return Path(config.run)
 
 
-def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Training:
+def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     """Data, model and optimiser of a run: a new one, or one that goes on from its last
     checkpoint.
     """
-    run = Path(c.run)
+    run = Path(config.run)
     main = accelerator.is_main_process
     console = Console(soft_wrap=True, markup=False, highlight=False) if main else None
-    begun = bool(checkpoint.find(run)) and not c.fresh
+    begun = bool(checkpoint.find(run)) and not config.fresh
 
     # -- data, model, optimiser --
-    stores, shares, data = open_stores(c, accelerator, console, begun=begun)
-    model = new_model(c, options, data, begun=begun)
-    optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
+    stores, shares, data = open_stores(config, accelerator, console, begun=begun)
+    model = new_model(config, data, begun=begun)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, config.optim), betas=(0.9, 0.95), fused=True
+    )
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
-    restore_or_describe(c, options, stores, data, model, begun=begun, main=main)
+    restore_or_describe(config, stores, data, model, begun=begun, main=main)
     with_texts = {(name, bool(task)) for name, store in stores.items() for task in store.tasks}
-    alike = c.team.execution == "per_agent" and len(with_texts) == 1
+    alike = config.team.execution == "per_agent" and len(with_texts) == 1
     model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(model)
     if begun:
@@ -224,15 +218,17 @@ def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> 
     if main:
         trim(run / "metrics.jsonl", loop.step)
         remember(loop, run / "metrics.jsonl")
-    if c.log.tracker != "none":
+    if config.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     watch = None
-    if c.log.rollout_every:
+    if config.log.rollout_every:
         accelerator.wait_for_everyone()  # until run.json is written
         _, info = directory.read(run)
-        watch = ScoreWatch(options, info, c.log.rollout_episodes, str(accelerator.device))
+        watch = ScoreWatch(
+            asdict(config), info, config.log.rollout_episodes, str(accelerator.device)
+        )
     training = Training(
-        c, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop, watch
+        config, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop, watch
     )
     announce(training)
     return training
@@ -242,15 +238,15 @@ def train_step(training: Training) -> None:
     """One step of the optimiser: a batch, divided among the processes, and there into
     micro-batches.
     """
-    c, loop, accelerator = training.c, training.loop, training.accelerator
+    config, loop, accelerator = training.config, training.loop, training.accelerator
     world, rank = accelerator.num_processes, accelerator.process_index
     for group in training.optimizer.param_groups:
         group["lr"] = loop.rate * group["scale"]
     # of dropout: nothing to save
-    torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + rank)
-    space = mixture.embodiment_of(training.shares, c.seed, loop.step)
+    torch.manual_seed((config.seed * 1_000_003 + loop.step) * world + rank)
+    space = mixture.embodiment_of(training.shares, config.seed, loop.step)
     window = training.data[space].sampler(loop.step)
-    parts = world * c.optim.accumulate
+    parts = world * config.optim.accumulate
     for part in range(rank, parts, world):
         batch = training.batch(space, window, divided(window, part, parts))
         terms = training.terms(training.model, batch, space)
@@ -259,8 +255,8 @@ def train_step(training: Training) -> None:
         accelerator.backward(sum(terms.values()) * share)
         for name, term in terms.items():
             loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
-    if c.optim.clip:
-        accelerator.clip_grad_norm_(training.model.parameters(), c.optim.clip)
+    if config.optim.clip:
+        accelerator.clip_grad_norm_(training.model.parameters(), config.optim.clip)
     training.wrapped.step()
     training.wrapped.zero_grad(set_to_none=True)
     for member in members(training.inner).values():
@@ -270,21 +266,25 @@ def train_step(training: Training) -> None:
 
 
 def open_stores(
-    c: TrainConfig, accelerator: Accelerator, console: Console | None, *, begun: bool
+    config: TrainConfig, accelerator: Accelerator, console: Console | None, *, begun: bool
 ) -> tuple[dict[str, Store], dict[str, list[float]], dict[str, Data]]:
     """Stores, shares of their parts, and samplers of windows, each by embodiment; see `Training`.
 
     The environments of a new run are compared with its stores.
     """
     with accelerator.main_process_first():
-        stores = mixture.stores(c.dataset, c.cache_dir, c.transform)
+        stores = mixture.stores(config.dataset, config.cache_dir, config.transform)
     if console is not None and not begun:
-        for note in check_environments(c, stores):
+        for note in check_environments(config, stores):
             console.print(f"note: {note}")
-    shares = mixture.part_shares(stores, c.data.part_weights)
-    fill = None if c.data.fill_actions == "none" else partial(inverse_dynamics.fill, seed=c.seed)
+    shares = mixture.part_shares(stores, config.data.part_weights)
+    fill = (
+        None
+        if config.data.fill_actions == "none"
+        else partial(inverse_dynamics.fill, seed=config.seed)
+    )
     data = {
-        name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill)
+        name: open_data(mixture.of_embodiment(config, name), store, shares[name], fill)
         for name, store in stores.items()
     }
     return stores, shares, data
@@ -298,58 +298,29 @@ def divided(window: Window, part: int, parts: int) -> Any:
     return slice(part, None, parts) if window.team is None else window.team % parts == part
 
 
-def check(c: TrainConfig, options: dict[str, Any]) -> None:
-    """Raise a ValueError for a number that cannot be. options: flat."""
-    one_of("data.fill_actions", c.data.fill_actions, ("none", "inverse_dynamics"))
-    if not 0 < c.data.step_discount <= 1:
-        raise ValueError(
-            f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}"
-        )
-    if c.data.rows_per_text > 1 and c.team.execution != "per_agent":
-        raise ValueError(
-            f"data.rows_per_text={c.data.rows_per_text}: expected 1 with "
-            f"team.execution={c.team.execution}, whose teams share a text"
-        )
-    for key in POSITIVE:
-        if not options[key] > 0:
-            raise ValueError(f"{key}: expected more than 0, got {options[key]}")
-    one_of("log.keep_best", c.log.keep_best, ("", "loss", "score"))
-    if c.log.rollout_every < 0 or c.log.rollout_episodes < 1:
-        got = f"{c.log.rollout_every} and {c.log.rollout_episodes}"
-        wanted = "0 or more, and at least 1"
-        raise ValueError(f"log.rollout_every, log.rollout_episodes: expected {wanted}, got {got}")
-    if c.log.keep_best == "score" and not c.log.rollout_every:
-        raise ValueError("log.keep_best=score: expected log.rollout_every above 0, got 0")
-    if c.log.keep_best == "loss" and not (c.data.held_out and c.log.validation_batches):
-        got = f"{c.data.held_out} and {c.log.validation_batches}"
-        raise ValueError(
-            f"log.keep_best: expected data.held_out and log.validation_batches above 0, got {got}"
-        )
-
-
-def processes(c: TrainConfig) -> Any:
+def processes(config: TrainConfig) -> Any:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its
     processes.
     """
     accelerator = distributed.begin(
-        hardware.precision(c.device, c.optim.precision),
-        cpu=hardware.usable(c.device) == "cpu",
-        project_dir=c.run,
-        log_with=None if c.log.tracker == "none" else c.log.tracker,
+        hardware.precision(config.device, config.optim.precision),
+        cpu=hardware.usable(config.device) == "cpu",
+        project_dir=config.run,
+        log_with=None if config.log.tracker == "none" else config.log.tracker,
     )
     world = accelerator.num_processes
-    if c.optim.batch_size % (world * c.optim.accumulate):
+    if config.optim.batch_size % (world * config.optim.accumulate):
         raise ValueError(
             f"optim.batch_size: expected a multiple of {world} processes x "
-            f"optim.accumulate={c.optim.accumulate}, "
-            f"got {c.optim.batch_size}"
+            f"optim.accumulate={config.optim.accumulate}, "
+            f"got {config.optim.batch_size}"
         )
     return accelerator
 
 
 def announce(training: Training) -> None:
     """Print what is trained on what."""
-    c, accelerator, model = training.c, training.accelerator, training.inner
+    config, accelerator, model = training.config, training.accelerator, training.inner
     for data in training.data.values():
         announce_data(training, data)
     size = sum(p.numel() for p in model.parameters())
@@ -359,16 +330,18 @@ def announce(training: Training) -> None:
         f"{accelerator.device}"
     )
     training.say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
-    limit = f"{c.steps:,} steps"
-    if c.minutes:
-        limit += f" or {c.minutes} minutes"
-    windows = f"{c.optim.batch_size} windows x {c.window} steps"
-    training.say(f"training: {limit} of {windows}, from step {training.loop.step:,}, into {c.run}")
+    limit = f"{config.steps:,} steps"
+    if config.minutes:
+        limit += f" or {config.minutes} minutes"
+    windows = f"{config.optim.batch_size} windows x {config.window} steps"
+    training.say(
+        f"training: {limit} of {windows}, from step {training.loop.step:,}, into {config.run}"
+    )
 
 
 def announce_data(training: Training, data: Data) -> None:
     """Print the size of a log, its faults, and how many of its actions are known."""
-    held = held_out_words(data, training.c.data.held_out)
+    held = held_out_words(data, training.config.data.held_out)
     steps = (data.steps.end - data.steps.first)[data.episodes].sum()
     training.say(
         f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, {steps:,} steps; {held}"
@@ -401,10 +374,10 @@ def position(training: Training, stop: bool) -> tuple[float, bool]:
     """How far the run is, in steps or in time, whichever is further, and whether it is interrupted;
     all processes agree.
     """
-    c, loop, accelerator = training.c, training.loop, training.accelerator
-    progress = loop.step / c.steps
-    if c.minutes:
-        progress = max(progress, loop.elapsed / 60 / c.minutes)
+    config, loop, accelerator = training.config, training.loop, training.accelerator
+    progress = loop.step / config.steps
+    if config.minutes:
+        progress = max(progress, loop.elapsed / 60 / config.minutes)
     if accelerator.num_processes == 1:
         return progress, stop
     agreed = accelerator.reduce(
@@ -413,12 +386,12 @@ def position(training: Training, stop: bool) -> tuple[float, bool]:
     return float(agreed[0]), float(agreed[1]) > 0
 
 
-def learning_rate(c: TrainConfig, step: int, progress: float) -> float:
+def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
     """Linear warm-up, then a cosine down to SCHEDULE_FLOOR of the peak."""
     cosine = (1 + math.cos(math.pi * progress)) / 2
     return (
-        c.optim.lr
-        * min((step + 1) / max(c.optim.warmup, 1), 1)
+        config.optim.lr
+        * min((step + 1) / max(config.optim.warmup, 1), 1)
         * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
     )
 
@@ -433,7 +406,7 @@ def measure(training: Training) -> dict[str, float]:
     values = {
         name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()
     }
-    if training.c.log.validation_batches:
+    if training.config.log.validation_batches:
         values |= validated(training)
     check_finite(training, values)
     values |= {"lr": loop.rate, "seconds": loop.elapsed}
@@ -460,7 +433,9 @@ def validated(training: Training) -> dict[str, float]:
     training.model.eval()
     for label, (space, draw) in draws.items():
         # Batches are made outside of autocast: they may read a text for the first time.
-        batches = (training.batch(space, draw(i)) for i in range(training.c.log.validation_batches))
+        batches = (
+            training.batch(space, draw(i)) for i in range(training.config.log.validation_batches)
+        )
         terms = [training.terms(training.inner, batch, space) for batch in batches]
         for name in terms[0]:
             of_parts.setdefault(name, []).append(
@@ -475,15 +450,15 @@ def validated(training: Training) -> dict[str, float]:
 
 def check_finite(training: Training, values: Mapping[str, float]) -> None:
     """Raise a FloatingPointError if a term of the loss or a trained weight is not finite."""
-    c, loop = training.c, training.loop
+    config, loop = training.config, training.loop
     weights = (weight for weight in training.inner.parameters() if weight.requires_grad)
     if all(map(math.isfinite, values.values())) and all(
         weight.isfinite().all() for weight in weights
     ):
         return
     kept = (
-        f"the last good checkpoint is kept in {c.run}"
-        if checkpoint.find(c.run)
+        f"the last good checkpoint is kept in {config.run}"
+        if checkpoint.find(config.run)
         else "there is no checkpoint yet"
     )
     when = f"after the {loop.count} steps before step {loop.step}; {kept}"
@@ -496,8 +471,8 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
 
     The main process writes, all gather.
     """
-    c, loop = training.c, training.loop
-    run = Path(c.run)
+    config, loop = training.config, training.loop
+    run = Path(config.run)
     if training.main:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": loop.step} | values) + "\n")
@@ -515,7 +490,7 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
         )
         percent = f"{100 * min(progress, 1):3.0f} %"
         training.say(f"{run.name}: step {loop.step:>7,}  {percent}  {loop.elapsed:6.0f} s  {shown}")
-    if over or loop.step % c.log.save_every == 0:
+    if over or loop.step % config.log.save_every == 0:
         state = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
         tensors = trainer_state(training.inner, training.optimizer)
         checkpoint.save(run, training.inner, tensors, state, write=training.main)
@@ -529,9 +504,9 @@ def is_due(step: int, every: int) -> bool:
 def is_best(training: Training, values: Mapping[str, float]) -> bool:
     """Whether a log line has the lowest held-out loss, or the highest score, as log.keep_best says."""
     loop = training.loop
-    if training.c.log.keep_best == "loss":
+    if training.config.log.keep_best == "loss":
         return values["held_out_nll"] < loop.lowest
-    if training.c.log.keep_best == "score" and "score" in values:
+    if training.config.log.keep_best == "score" and "score" in values:
         return values["score"] > max(loop.scores, default=-math.inf)
     return False
 

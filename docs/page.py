@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 
 from decisionllm import serve
-from decisionllm.config import configs
+from decisionllm.command_line import configs
 from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.domains.auction.market import PUBLISHED
 from decisionllm.domains.auction.rules import roster

@@ -5,7 +5,7 @@ import shlex
 import pytest
 import yaml
 
-from decisionllm.config import listed, one_of, ranges
+from decisionllm.checks import listed, one_of, ranges
 from tests.conftest import command
 
 

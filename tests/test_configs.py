@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from decisionllm import registry
-from decisionllm.config import configs, store_choices
+from decisionllm.command_line import configs, store_choices
 
 pytestmark = pytest.mark.slow
 

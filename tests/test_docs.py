@@ -23,7 +23,8 @@ import yaml
 from hydra.errors import HydraException
 
 from decisionllm.__main__ import COMMANDS
-from decisionllm.config import TrainConfig, configs, store_choices
+from decisionllm.command_line import configs, store_choices
+from decisionllm.config import TrainConfig
 from tests.conftest import command
 from tests.test_layers import FLOORS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from decisionllm.config import with_defaults
+from decisionllm.command_line import with_defaults
 from decisionllm.datasets.store import prepare
 from decisionllm.domains.maze2d.dataset import save
 from decisionllm.domains.synthetic.env import PointEnv

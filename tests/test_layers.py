@@ -8,8 +8,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "files"},
+    {"schema", "registry", "files", "checks"},
     {"config", "protocols", "distributed", "sweep"},
+    {"command_line"},
     {"tokenizers"},
     {"baselines"},
     {"datasets", "backbones"},

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from decisionllm import registry
 from decisionllm.__main__ import run
-from decisionllm.config import configs, store_choices
+from decisionllm.command_line import configs, store_choices
 from decisionllm.registry import build, choice, discover
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write

@@ -14,7 +14,7 @@ import torch
 import yaml
 from hydra import initialize_config_dir
 
-from decisionllm.config import configs, store_choices
+from decisionllm.command_line import configs, store_choices
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.models.heads import DiscreteHead

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decisionllm.config import OptimOptions
+from decisionllm.config import OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.domains.synthetic.dataset import load
 from decisionllm.policy import loading
@@ -134,7 +134,7 @@ def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
         == 1
     )
     assert (
-        "log.keep_best: expected data.held_out" in capsys.readouterr().err
+        "log.keep_best: expected with log.keep_best=loss data.held_out" in capsys.readouterr().err
         and not (tmp_path / "run").exists()
     )
 
@@ -300,7 +300,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
             "optim.weight_decay=0",
         )
     config, facts = directory.read(tmp_path / "0.01")
-    start = runs_model.make_model(config, Spec(**facts["spec"])).state_dict()
+    start = runs_model.make_model(train_config(config), Spec(**facts["spec"])).state_dict()
     for name, weight in load_file(tmp_path / "1e-09" / "checkpoint" / "model.safetensors").items():
         if not name.startswith("normalizer."):
             moved = (weight - start[name]).abs().max() > 1e-6
@@ -628,4 +628,6 @@ def test_paraphrased_texts_of_a_team_are_refused(tmp_path, capsys):
         *NANO,
     )
     assert command("train", *options, f"run={tmp_path}") == 1
-    assert "text=paraphrased: needs team.execution=per_agent, got joint" in capsys.readouterr().err
+    assert (
+        "text: expected team.execution=per_agent with text=paraphrased" in capsys.readouterr().err
+    )

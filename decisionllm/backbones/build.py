@@ -16,7 +16,7 @@ from decisionllm.backbones.cut import cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer

@@ -15,15 +15,14 @@ from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import padded
 
 
-def attach(backbone: Backbone, config: dict[str, Any]) -> None:
-    """Give a backbone the text encoder that a run's config names."""
-    encoder = config.get("text_encoder", {"_target_": "none"})
+def attach(backbone: Backbone, encoder: dict[str, Any], seed: int) -> None:
+    """Give a backbone the text encoder of a run, a config node."""
     if encoder["_target_"] == "none":
         return
     if backbone.first:
         reason = "text_encoder=features stands in place of word embeddings"
         raise ValueError(f"backbone.text_layers: expected 0, since {reason}, got {backbone.first}")
-    backbone.features = build(encoder, backbone.width, config["seed"])
+    backbone.features = build(encoder, backbone.width, seed)
     backbone.encoded = {}
 
 

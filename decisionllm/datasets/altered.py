@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets import moments
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import BLOCK, of_store

@@ -10,7 +10,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
 from decisionllm.datasets.store import Store, open_store, write

@@ -39,12 +39,12 @@ class Data:
 
 
 def open_data(
-    c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill | None = None
+    config: TrainConfig, store: Store, shares: Sequence[float], fill: Fill | None = None
 ) -> Data:
     """The samplers of training windows, in which each part has its share, and of held-out windows.
 
     Args:
-        c: the options.
+        config: the options.
         store: of the log.
         shares: of its parts.
         fill: fills in missing actions; None: episodes that lack all of them are left out.
@@ -52,8 +52,8 @@ def open_data(
     Raises:
         ValueError: the options do not fit the log.
     """
-    episodes, held_out = choose_episodes(c, store)
-    steps = windows.of_store(store, return_horizon=c.model.return_horizon)
+    episodes, held_out = choose_episodes(config, store)
+    steps = windows.of_store(store, return_horizon=config.model.return_horizon)
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     held_out = held_out[steps.end[held_out] > steps.first[held_out]]
     measured = steps  # the loss on held-out windows is that of recorded actions
@@ -62,42 +62,42 @@ def open_data(
         held_out = held_out[recorded[held_out]]
         if fill is None:
             episodes = episodes[recorded[episodes]]
-            check_unread(c, store, episodes)
+            check_unread(config, store, episodes)
         else:
             steps = fill(store, steps, episodes)
             measured = replace(
                 steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight
             )
-    check_targets(c, store, steps, episodes)
-    make = sampler_maker(c, store)
+    check_targets(config, store, steps, episodes)
+    make = sampler_maker(config, store)
     weights = sampling.part_weights(store, steps, episodes, shares)
-    discount = of_part(store, "step_discount", c.data.step_discount)
-    sampler = make(steps, episodes=episodes, seed=c.seed, weights=weights, discount=discount)
+    discount = of_part(store, "step_discount", config.data.step_discount)
+    sampler = make(steps, episodes=episodes, seed=config.seed, weights=weights, discount=discount)
     validators = {}
     for label, part in store.parts.items():
         of_part_held_out = np.intersect1d(part, held_out)
         if len(of_part_held_out):
             validators[label] = make(measured, episodes=of_part_held_out, seed=0, weights=None)
-    if c.log.keep_best == "loss" and not validators:
+    if config.log.keep_best == "loss" and not validators:
         raise ValueError(
-            f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves "
+            f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
             "none; give more"
         )
-    if c.team.execution == "per_agent":
+    if config.team.execution == "per_agent":
         data = Data(store, steps, episodes, held_out, sampler, validators, list(store.tasks))
     else:
         data = Data(store, steps, episodes, held_out, sampler, validators, sampler.tasks)
-    return reworded(c, turned(c, data), sampler.texts)
+    return reworded(config, turned(config, data), sampler.texts)
 
 
-def choose_episodes(c: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
+def choose_episodes(config: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
     """Episodes that are trained on, and those held out: (E,) and (E',) int."""
     chosen: tuple[np.ndarray, np.ndarray] = sampling.select(
         store,
-        fraction=c.data.fraction,
-        min_return_quantile=c.data.min_return_quantile,
-        held_out=c.data.held_out,
-        seed=c.data.seed,
+        fraction=config.data.fraction,
+        min_return_quantile=config.data.min_return_quantile,
+        held_out=config.data.held_out,
+        seed=config.data.seed,
     )
     return chosen
 
@@ -108,23 +108,27 @@ def some_recorded(store: Store) -> np.ndarray:
     return np.logical_or.reduceat(store.action_weight > 0, store.offsets[:-1])
 
 
-def check_unread(c: TrainConfig, store: Store, episodes: np.ndarray) -> None:
+def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> None:
     """Raise a ValueError if the model reads past actions which the log lacks; it has an
     action_weight.
     """
     assert store.action_weight is not None
     whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
-    reads_actions = c.window > 1 and c.model.hide_actions < 1 and c.team.execution == "per_agent"
+    reads_actions = (
+        config.window > 1 and config.model.hide_actions < 1 and config.team.execution == "per_agent"
+    )
     if reads_actions and not whole.all():
         lacking = f"{(~whole).sum()} of {len(episodes)} episodes lack at some steps"
         remedy = "take data.fill_actions=inverse_dynamics, window=1 or model.hide_actions=1"
-        raise ValueError(f"window={c.window} reads past actions, which {lacking}; {remedy}")
+        raise ValueError(f"window={config.window} reads past actions, which {lacking}; {remedy}")
 
 
-def check_targets(c: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray) -> None:
+def check_targets(
+    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
+) -> None:
     """Raise a ValueError if there is nothing to train on."""
     if not len(episodes):
-        wanted = f"episodes of at least {c.model.return_horizon} steps that have some"
+        wanted = f"episodes of at least {config.model.return_horizon} steps that have some"
         got = f"none to train on; the longest has {store.lengths.max()}"
         raise ValueError(f"model.return_horizon, recorded actions: expected {wanted}, got {got}")
     if steps.loss_mask is not None and not any(
@@ -135,52 +139,45 @@ def check_targets(c: TrainConfig, store: Store, steps: windows.Steps, episodes: 
         )
 
 
-def turned(c: TrainConfig, data: Data) -> Data:
+def turned(config: TrainConfig, data: Data) -> Data:
     """The data, whose training windows are turned and mirrored at random where `data.symmetries`
     says so.
     """
     # (E,)
     each = np.broadcast_to(
-        of_part(data.store, "symmetries", c.data.symmetries), len(data.store.lengths)
+        of_part(data.store, "symmetries", config.data.symmetries), len(data.store.lengths)
     )
     if not each.any():
         return data
-    return replace(data, sampler=symmetric(data.sampler, data.store, c.seed, each))
+    return replace(data, sampler=symmetric(data.sampler, data.store, config.seed, each))
 
 
-def reworded(c: TrainConfig, data: Data, texts: int) -> Data:
+def reworded(config: TrainConfig, data: Data, texts: int) -> Data:
     """The data, whose texts are drawn in many wordings where the store has facts to make them of.
 
     Args:
-        c: the options.
+        config: the options.
         data: whose rows have the text of their task.
         texts: distinct texts of a batch.
-
-    Raises:
-        ValueError: the rows of a team would have different texts.
     """
-    words = wordings(data.store, c.text_wordings)
+    words = wordings(data.store, config.text_wordings)
     if words is None:
         return data
-    if c.team.execution != "per_agent":
-        raise ValueError(
-            f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}"
-        )
     draw = partial(words.sampler, task=data.store.task, worded=worded(data.store), texts=texts)
     validators = {label: draw(each, seed=0) for label, each in data.validators.items()}
     return replace(
-        data, sampler=draw(data.sampler, seed=c.seed), validators=validators, tasks=words
+        data, sampler=draw(data.sampler, seed=config.seed), validators=validators, tasks=words
     )
 
 
-def sampler_maker(c: TrainConfig, store: Store) -> Callable[..., Any]:
+def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., Any]:
     """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes,
     or of teams.
     """
-    shape: dict[str, Any] = {"T": c.window, "batch_size": c.optim.batch_size}
-    if c.team.execution == "per_agent":
-        return partial(sampling.sampler(c.data.rows_per_text, store.task), **shape)
-    alone = 0.5 if c.team.execution == "both" else 0.0
+    shape: dict[str, Any] = {"T": config.window, "batch_size": config.optim.batch_size}
+    if config.team.execution == "per_agent":
+        return partial(sampling.sampler(config.data.rows_per_text, store.task), **shape)
+    alone = 0.5 if config.team.execution == "both" else 0.0
     return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.arrays import constant_text
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (

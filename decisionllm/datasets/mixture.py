@@ -346,19 +346,19 @@ def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
     return described(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
-def of_embodiment(c: TrainConfig, name: str) -> TrainConfig:
+def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     """The options of a run as those of one of its embodiments: with its own window and draws.
 
     Raises:
         ValueError: its window is below act.stride.
     """
-    own: dict[str, Any] = {**of_embodiments(c.dataset)[name]}
-    window = own.get("window", c.window)
-    if window < c.act.stride:
-        wanted = f"a window of act.stride={c.act.stride} steps or more"
+    own: dict[str, Any] = {**of_embodiments(config.dataset)[name]}
+    window = own.get("window", config.window)
+    if window < config.act.stride:
+        wanted = f"a window of act.stride={config.act.stride} steps or more"
         raise ValueError(f"dataset.parts: {name}: expected {wanted}, got {window}")
     drawn: dict[str, Any] = {key: own[key] for key in ("symmetries", "step_discount") if key in own}
-    return replace(c, window=window, data=replace(c.data, **drawn))
+    return replace(config, window=window, data=replace(config.data, **drawn))
 
 
 def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:

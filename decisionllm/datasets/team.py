@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.formats.team_log import Log, collect, common_meta, read, read_meta, write
 from decisionllm.datasets.store import Store

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import Log
 
 # Log `seed` draws its worlds with seeds from (seed + 1) * SEEDS on; evaluations stay below SEEDS

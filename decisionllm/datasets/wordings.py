@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.files import explained
 from decisionllm.registry import PACKAGE
 from decisionllm.schema import Window

@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from decisionllm.config import OPTIONAL, Node, TrainConfig, flat, plain, with_defaults
+from decisionllm.command_line import OPTIONAL, with_defaults
+from decisionllm.config import Node, TrainConfig, flat, plain
 from decisionllm.registry import discover
 from decisionllm.runs.directory import MAY_DIFFER
 

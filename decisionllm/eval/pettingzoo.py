@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import (
     action_limits,
     agent_types,

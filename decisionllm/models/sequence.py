@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
-from decisionllm.config import ModelOptions, Node, one_of
+from decisionllm.checks import one_of
+from decisionllm.config import ModelOptions, Node
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer

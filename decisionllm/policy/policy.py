@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.models.heads import GaussianHead
 from decisionllm.policy.deciding import Direct, ValuePlan
 from decisionllm.policy.one_step import Decide, columns, recorded

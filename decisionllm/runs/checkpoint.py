@@ -20,12 +20,13 @@ from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.lora import ADAPTER_FILE, by_own_names, save_adapter
+from decisionllm.config import TrainConfig, train_config
 from decisionllm.datasets.mixture import same_space, spaces
 from decisionllm.distributed import whole
 from decisionllm.files import explained, sealed
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.runs.directory import ROOM, content, read, specs
+from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
 
 
@@ -99,11 +100,11 @@ def trained_steps(path: str | Path) -> int:
     return step
 
 
-def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
+def weights_folder(path: str | Path, config: TrainConfig) -> Path:
     """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the
     last step.
     """
-    return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
+    return Path(path) / "best" if config.log.keep_best else Path(path)
 
 
 def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str, Any]) -> None:
@@ -138,13 +139,17 @@ def load_model(
     """The model of a run with the weights that act; see `restore` for errors. config, info: of
     `read`.
     """
-    model: SequenceModel | Generalist = make_model(config, specs(info))
-    restore(weights_folder(path, config), model, info)
+    # first, since the options of an earlier version may be others
+    wrong = "the options of this run are not those of this version"
+    with explained(wrong, TypeError, KeyError, remedy=UPGRADE):
+        options = train_config(config)
+    model = make_model(options, specs(info))
+    restore(weights_folder(path, options), model, info)
     return model
 
 
 def start_from(
-    path: str | Path, model: SequenceModel | Generalist, config: dict[str, Any]
+    path: str | Path, model: SequenceModel | Generalist, config: TrainConfig
 ) -> set[str]:
     """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of
     its space, with its units.
@@ -167,7 +172,7 @@ def start_from(
     if "policy" in before:
         raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
     source = load_model(path, before, info)
-    own, known = config["backbone"].get("folder"), members(source)
+    own, known = config.backbone.get("folder"), members(source)
     if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
         _copy(path, "backbone", source.backbone, model.backbone)
     started = set()

@@ -90,12 +90,12 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
         seal(path, "config.yaml", "run.json")
 
 
-def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
+def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> dict[str, Any]:
     """The run_info of a run that was begun with this config and this data; a ValueError if it was
     not.
     """
     before, info = read(path)
-    was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(config)
+    was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(asdict(config))
     different = {
         key: (was.get(key), now[key])
         for key in now

@@ -2,7 +2,7 @@
 
 import torch
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 
 
 def usable(device: str) -> str:

@@ -3,6 +3,7 @@ that it starts from.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +24,23 @@ MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
-def new_model(
-    c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool
-) -> Any:
+def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> Any:
     """Build the model of a run and fit its units, value and text reader to the training data.
 
     A new run with init_from begins with the weights of that run.
     """
     specs = {name: each.store.spec for name, each in data.items()}
-    if c.model.timesteps == "learned":
+    if config.model.timesteps == "learned":
         check_horizons([each.store for each in data.values()])
-    model = make_model(options, specs.get("", specs))
+    model = make_model(config, specs.get("", specs))
     started: set[str] = set()  # embodiments that begin with weights of another run
-    if c.init_from and not begun:
-        started = checkpoint.start_from(c.init_from, model, options)
+    if config.init_from and not begun:
+        started = checkpoint.start_from(config.init_from, model, config)
     for name, member in members(model).items():
         plans = member.planner is not None
         fit_normalizer(member, data[name], changes=plans, started=name in started)
         if plans and not begun and name not in started:
-            fit_value(member, data[name], c)
+            fit_value(member, data[name], config)
     if model.backbone.features is not None:
         texts: list[str] = []
         for each in data.values():
@@ -64,8 +63,7 @@ def check_horizons(stores: Iterable[Store]) -> None:
 
 
 def restore_or_describe(
-    c: TrainConfig,
-    options: dict[str, Any],
+    config: TrainConfig,
     stores: dict[str, Any],
     data: Mapping[str, Data],
     model: Any,
@@ -74,13 +72,13 @@ def restore_or_describe(
     main: bool,
 ) -> None:
     """Give the model the weights of a run that was begun; describe a new run."""
-    run = Path(c.run)
+    run = Path(config.run)
     if begun:
-        checkpoint.restore(run, model, directory.same_run(run, options, stores))
+        checkpoint.restore(run, model, directory.same_run(run, config, stores))
         return
     if main:
         directory.describe(
-            run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone)
+            run, asdict(config), stores, **targets(config, data), frozen=fingerprint(model.backbone)
         )
 
 
@@ -109,7 +107,7 @@ def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = Fal
         normalizer.fit_changes(differences())
 
 
-def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
+def fit_value(model: Any, data: Data, config: TrainConfig) -> None:
     """Fit the value of a model to its training steps."""
     store, units = data.store, model.normalizer
     task, text = np.unique(store.task[data.episodes], return_inverse=True)  # of an episode
@@ -140,26 +138,26 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
         which,
         read,
     )
-    low = hardware.precision(c.device, c.optim.precision) == "bf16"
+    low = hardware.precision(config.device, config.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
-        planner.fit(shown, units, seed=c.seed)
+        planner.fit(shown, units, seed=config.seed)
 
 
-def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
+def targets(config: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
     """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}},
     and the parts with theirs.
     """
-    quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})
+    quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(config.act.target_quantile)})
 
     def of(d: Data, label: str) -> dict[str, float]:
         steps, episodes = d.steps, np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
         togo = (steps.returns_to_go[rows] for rows in steps.blocks(episodes))
         returns = (
-            np.concatenate(list(togo)) if c.model.return_horizon else d.store.returns[episodes]
+            np.concatenate(list(togo)) if config.model.return_horizon else d.store.returns[episodes]
         )
         return {str(q): float(np.quantile(returns, q)) for q in quantiles}
 
-    parts = mixture.evaluated(c.dataset, {name: d.store for name, d in data.items()})
+    parts = mixture.evaluated(config.dataset, {name: d.store for name, d in data.items()})
     parts = {
         label: part | {"targets": of(data[part["embodiment"]], label)}
         for label, part in parts.items()

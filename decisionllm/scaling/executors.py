@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.files import EACH, explained
 from decisionllm.scaling.ledger import Worker
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.config import Node, UsageError, checked_options, merged, one_of, train_config
+from decisionllm.checks import one_of
+from decisionllm.command_line import UsageError, checked_options
+from decisionllm.config import Node, merged, train_config
 from decisionllm.datasets import sampling
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store, prepare

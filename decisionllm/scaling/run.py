@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from decisionllm.config import Node, flat
+from decisionllm.config import Node, flat, train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.eval.report import read_lines
 from decisionllm.evaluate import evaluate
+from decisionllm.models.generalist import members
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.runs import directory
@@ -314,7 +315,7 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
     Returns:
         Parameters in total, trained and non_embedding; layers, width; tokens of a window.
     """
-    model = make_model(config, spec)
+    model = make_model(train_config(config), spec)
     embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)
@@ -324,7 +325,7 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
         "non_embedding": total - sum(m.weight.numel() for m in embeddings),
         "layers": model.backbone.depth,
         "width": model.backbone.width,
-        "tokens": config["window"] * model.tokenizer.tokens,
+        "tokens": config["window"] * members(model)[""].tokenizer.tokens,
     }
 
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 
 KINDS = ("json", "text", "none")
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over

@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
 

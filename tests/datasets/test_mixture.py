@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hydra import initialize_config_dir
 
-from decisionllm.config import configs, store_choices, train_config
+from decisionllm.command_line import configs, store_choices
+from decisionllm.config import train_config
 from decisionllm.data import card
 from decisionllm.datasets import sampling, store, windows
 from decisionllm.datasets.arrays import from_episodes

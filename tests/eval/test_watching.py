@@ -83,9 +83,12 @@ def test_a_loss_that_falls_without_a_higher_score_is_said_once(tmp_path, monkeyp
     "words, message",
     [
         (("log.rollout_every=1", "env=none"), "log.rollout_every=1: expected an environment"),
-        (("log.keep_best=score",), "log.keep_best=score: expected log.rollout_every above 0"),
-        (("log.keep_best=best",), "log.keep_best: expected one of"),
-        (("log.rollout_every=-1",), "expected 0 or more, and at least 1, got -1 and 20"),
+        (
+            ("log.keep_best=score",),
+            "log.keep_best: expected with log.keep_best=score log.rollout_every above 0",
+        ),
+        (("log.keep_best=best",), "log.keep_best: expected nothing, loss or score, got best"),
+        (("log.rollout_every=-1",), "log.rollout_every: expected 0 or more, got -1"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_a_run_begins(words, message, tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decisionllm.config import train_config
 from decisionllm.datasets import mixture, sampling, store, windows
 from decisionllm.datasets.mixture import embodiment_of
 from decisionllm.models.generalist import Generalist
@@ -72,7 +73,7 @@ def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
 
 def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
     weights, (config, info) = saved(run), directory.read(run)
-    model = make_model(config, directory.specs(info))
+    model = make_model(train_config(config), directory.specs(info))
     assert (
         isinstance(model, Generalist)
         and model.models["plane"].backbone is model.models["moves"].backbone is model.backbone
@@ -101,7 +102,7 @@ def test_each_part_has_a_held_out_loss_and_their_mean_says_which_weights_are_bes
 
 def test_a_part_acts_as_it_does_in_the_generalist(run):
     config, info = directory.read(run)
-    model = make_model(config, directory.specs(info))
+    model = make_model(train_config(config), directory.specs(info))
     checkpoint.restore(run, model, info)
     whole = Policy(model.models["moves"], 5, 2, info["parts"]["moves"]["targets"]["0.9"])
     alone, _, of_part = loading.load(run, part="moves")

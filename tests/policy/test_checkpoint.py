@@ -19,7 +19,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.config import TrainConfig, plain
+from decisionllm.config import TrainConfig, plain, train_config
 from decisionllm.files import DIGESTS
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -46,7 +46,7 @@ def config(backbone="nano lora", **options):
 
 def trained(path, config, *, noise=1):
     """A run directory whose model has moved everything it trains, by this noise; the model."""
-    model = make_model(config, SPEC).eval()
+    model = make_model(train_config(config), SPEC).eval()
     torch.manual_seed(noise)
     with torch.no_grad():
         for weight in model.parameters():
@@ -109,7 +109,9 @@ def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
         loading.load(tmp_path / "run", device="tpu")
     assert np.array_equal(loaded.act(histories()), expected)
-    untrained = Policy(make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
+    untrained = Policy(
+        make_model(train_config(config(backbone, head=node("head", head))), SPEC), 6, 3, 30.0
+    )
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
 
 

@@ -33,7 +33,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from decisionllm.config import with_defaults
+from decisionllm.command_line import with_defaults
 from decisionllm.domains.auction.journal import Journal, opened
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy import loading

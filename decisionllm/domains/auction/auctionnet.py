@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from decisionllm.config import ranges
+from decisionllm.checks import ranges
 from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import EACH, absent, atomic
 from decisionllm.schema import differs, refuse

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.domains.auction import auctionnet, teacher
 from decisionllm.domains.auction.auctionnet import Log, format_periods, log_files, parse_periods

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.config import listed, one_of, ranges
+from decisionllm.checks import listed, one_of, ranges
 from decisionllm.datasets.wordings import KINDS, is_held_out, turns
 from decisionllm.domains.auction.auctionnet import format_periods
 from decisionllm.domains.auction.auctionnet_dt import AuctionNetDT

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.dataset import campaigns_source
 from decisionllm.domains.auction.journal import DamagedRowError, Journal

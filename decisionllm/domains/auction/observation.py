@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.domains.auction.campaign import CONTEXT, STATE, STEPS, Campaigns, Numbers, score
 
 MIN_REMAINING = 0.1  # currency: an advertiser with less left no longer bids

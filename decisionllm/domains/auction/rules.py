@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.domains.auction.market import (
     CATEGORIES,

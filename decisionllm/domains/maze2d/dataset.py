@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets import arrays
 from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.domains.maze2d import d4rl

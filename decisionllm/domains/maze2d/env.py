@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.domains.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.domains.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward

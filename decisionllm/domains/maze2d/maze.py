@@ -19,7 +19,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.schema import refuse
 
 TIME_STEP = 0.01  # seconds

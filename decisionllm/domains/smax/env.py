@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import ranges
+from decisionllm.checks import ranges
 from decisionllm.domains.smax.dataset import game
 from decisionllm.domains.smax.world import HORIZON, SIZE, STOP, allowed
 from decisionllm.eval.team_env import WorldTeams

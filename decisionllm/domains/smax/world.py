@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.files import explained
 
 HORIZON = 101  # steps: JaxMARL compares its clock with 100 before it advances it

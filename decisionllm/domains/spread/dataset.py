@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.datasets.team import Log, source
 from decisionllm.datasets.team_worlds import SEEDS, stacked
 from decisionllm.domains.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes

@@ -21,7 +21,7 @@ from itertools import permutations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 
 HORIZON = 25  # steps
 TIME_STEP = 0.1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.domains.synthetic import point
 from decisionllm.protocols import Source
 from decisionllm.registry import register

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.domains.synthetic import point
 from decisionllm.domains.synthetic.dataset import GOALS, task_text
 from decisionllm.protocols import Env

@@ -1,0 +1,364 @@
+"""The words of a command line, composed by Hydra and checked: every key has a value in the type of
+its default, and no key is one that nothing reads.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from decisionllm import registry
+from decisionllm.checks import unknown, unknown_key
+from decisionllm.config import TrainConfig, flat, merged, plain
+
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "keys with values",
+}
+
+
+PLACES = ("run", "out", "init_from")  # options of commands that are paths
+
+
+OPTIONAL = ("text_encoder", "transform", "planner")  # groups of choices that are none by default
+
+
+class UsageError(Exception):
+    """The command line names what does not exist, or gives a value that cannot be."""
+
+
+def configs() -> Path:
+    """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
+    here = Path(__file__).resolve().parent
+    return next(folder for folder in (here / "configs", here.parent / "configs") if folder.is_dir())
+
+
+def with_defaults(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
+    an unknown one.
+    """
+    import yaml
+
+    options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
+    options = {key: value for key, value in options.items() if key not in ("defaults", "hydra")}
+    if wrong := next((key for key in given if key not in options), None):
+        raise ValueError(unknown_key(wrong, options))
+    return merged(options, given)
+
+
+@cache
+def store_choices() -> None:
+    """File every registered choice, and the defaults of `train`, in Hydra's ConfigStore."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    found, store, none = registry.discover(), ConfigStore.instance().store, {"_target_": "none"}
+    # a dataset without an env of its name has none
+    envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]
+    groups = {**found, "env": envs} | {group: {"none": none} | found[group] for group in OPTIONAL}
+    for group, choices in groups.items():
+        for name, node in choices.items():
+            store(group=group, name=name, node=node)
+    # until one is chosen, see `checked_options`; --help and --cfg job need none
+    store(group="dataset", name="none", node=none)
+    defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
+    store(
+        name="train_options",
+        node={key: value for key, value in defaults.items() if key not in groups},
+    )
+    OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
+
+
+def policy_name(choice: str, *, _root_: Any) -> str:
+    """The name of a policy by default: of the backbone that is built, safe in a path.
+
+    Args:
+        choice: of the group `backbone`.
+        _root_: the config, as OmegaConf passes it.
+
+    Returns:
+        The last word of backbone._target_ if it is not that of the choice; the name of
+        backbone.folder or backbone.hub_id; or the choice.
+    """
+    from omegaconf import OmegaConf
+
+    target, folder, hub_id = (
+        OmegaConf.select(_root_, f"backbone.{key}") for key in ("_target_", "folder", "hub_id")
+    )
+    if target != registry.discover()["backbone"].get(choice, {}).get("_target_"):
+        return str(target).rpartition(".")[2]
+    source = str(folder or hub_id or "")
+    name = Path(source).expanduser().absolute().name if source else ""
+    safe = re.sub(r"[^\w.+-]+", "-", name.removesuffix(".gguf")).strip("-.")
+    return safe or choice
+
+
+def checked_options(
+    config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]
+) -> dict[str, Any]:
+    """The config as plain dicts: a value for every key, in the type of its default, and no key that
+    nothing reads.
+
+    If `_target_` is replaced, only the options that the user gave are kept.
+
+    Args:
+        config: as Hydra composed it.
+        command: whose config it is.
+        chosen: the choice of each group.
+        words: of the command line.
+
+    Raises:
+        UsageError: a key is unknown, lacks a value, or has one of another type.
+    """
+    from omegaconf import OmegaConf
+
+    choices = [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
+    defaults = defaults_of(command, *choices)
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    OmegaConf.set_struct(config, False)
+    references = references_to_runs(config)
+    known = leaves(defaults)
+    for key in leaves(config):
+        check_key(config, defaults, key, known=known, given=given)
+    absent = [name for name in list(defaults) if name not in list(config)]
+    if absent:
+        raise UsageError(f"{', '.join(absent)}: expected a value, got none")
+    options = plain(config)
+    if options.get("dataset", {}).get("_target_") == "none":
+        raise UsageError(no_dataset())
+    for key in PLACES:
+        if key in options:
+            options[key] = expanded(options[key])
+    if references:
+        options["env"] |= references
+    return options
+
+
+def check_key(
+    config: Any, defaults: Any, key: str, *, known: Collection[str], given: Collection[str]
+) -> None:
+    """Give a key of a config the type of its default, or raise a UsageError; a default of a choice
+    that another `_target_` replaced is taken out.
+
+    Args:
+        config: as Hydra composed it; it is changed.
+        defaults: the same without the words of the user.
+        key: with dots.
+        known: the keys of the defaults.
+        given: the keys that the user gave.
+    """
+    from omegaconf import OmegaConf
+
+    at, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, at) if at else config
+    replaced = bool(at) and is_replaced(config, defaults, at)
+    if replaced and key in known and key not in given and name != "_target_":
+        del node[name]
+        return
+    if OmegaConf.is_missing(node, name):
+        raise UsageError(f"{key}: expected a value, got none; give {key}=...")
+    if replaced:
+        return
+    if key in known:
+        value = typed(key, selected(config, key, strict=True), selected(defaults, key))
+        OmegaConf.update(config, key, value)
+    elif not takes_any_keys(config, defaults, at):
+        raise UsageError(unknown_key(key, known))
+
+
+def is_replaced(config: Any, defaults: Any, node: str) -> bool:
+    """Whether the user gave a node another `_target_` than that of its choice."""
+    target = f"{node}._target_"
+    return bool(selected(config, target, strict=True) != selected(defaults, target))
+
+
+@cache
+def defaults_of(command: str, *choices: str) -> Any:
+    """The config of a command with these choices and no other word, such as "dataset=synthetic".
+
+    The jobs of a sweep, and the cells of a study, share one. It is only read.
+    """
+    import hydra
+
+    return hydra.compose(command, [*choices])
+
+
+def selected(node: Any, key: str, *, strict: bool = False) -> Any:
+    """The value of a key of a config, nested configs as plain containers. strict: a reference that
+    leads nowhere is an error.
+    """
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
+    return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+
+
+def references_to_runs(config: Any) -> dict[str, Any]:
+    """Take out and return the options of an env named in `evaluate` that refer to options of each
+    run, see `env_options_of`.
+    """
+    from omegaconf import OmegaConf
+
+    if "env" not in config or "dataset" in config:
+        return {}
+    names = [key for key in config.env if OmegaConf.is_interpolation(config.env, key)]
+    references = {key: config.env._get_node(key)._value() for key in names}
+    config.env = {key: config.env[key] for key in config.env if key not in references}
+    return references
+
+
+def takes_any_keys(config: Any, defaults: Any, at: str) -> bool:
+    """Whether a node, or one above it, is {} by default, or an option of a registered choice that
+    is null or missing by default.
+    """
+    for above in accumulate(at.split("."), "{}.{}".format):
+        if selected(defaults, above) == {}:
+            return True
+        parent, _, name = above.rpartition(".")
+        if not parent:
+            continue
+        target = selected(config, f"{parent}._target_", strict=True)
+        for choices in registry.discover().values():
+            for node in choices.values():
+                if node["_target_"] == target and node.get(name, "") in (None, "???"):
+                    return True
+    return False
+
+
+def expanded(path: Any) -> Any:
+    """A path, or a list of paths, with the home folder in place of `~`."""
+    if isinstance(path, list):
+        return [expanded(each) for each in path]
+    return str(Path(path).expanduser()) if isinstance(path, str) and path.startswith("~") else path
+
+
+def typed(key: str, value: Any, default: Any) -> Any:
+    """The value in the type of its default: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". Where the default is
+    null, any value.
+
+    Raises:
+        UsageError: the value is of another type, or a seed below 0.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and value < 0 and key.rpartition(".")[2] == "seed":
+        raise UsageError(f"{key}: expected 0 or more, got {value}")
+    kind = type(default)
+    if default is None or type(value) is kind:
+        return value
+    if is_number and kind in (float, str):
+        return kind(value)
+    if is_number and kind is int and value % 1 == 0:
+        return int(value)
+    raise UsageError(f"{key}: expected {KINDS[kind]}, got {json.dumps(value)}")
+
+
+def explain(command: str, overrides: list[str]) -> str | None:
+    """What Hydra could not compose, in one line: the first choice or key that does not exist; None
+    if it is something else.
+    """
+    import hydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    groups = choices_of_groups()
+    chosen = []
+    try:
+        parsed = OverridesParser.create().parse_overrides(
+            [text for text in overrides if not text.startswith("-")]
+        )
+        for override in parsed:
+            group = override.key_or_group
+            if group not in groups:
+                continue
+            swept = override.is_sweep_override()
+            for name in override.sweep_string_iterator() if swept else [override.value()]:
+                if name not in groups[group]:
+                    return unknown(group, name, groups[group])
+            chosen.append(f"{group}={name}")
+        with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+            keys = leaves(hydra.compose(command, chosen))
+    except HydraException:
+        return unquoted(overrides)
+    for override in parsed:
+        key = override.key_or_group
+        if override.is_add() or key.partition(".")[0] == "hydra" or key in groups or key in keys:
+            continue
+        lacking = "dataset._target_" in keys and not any(
+            each.startswith(("dataset=", "experiment=")) for each in chosen
+        )
+        if lacking and key.startswith("dataset."):
+            return no_dataset()
+        return unknown_key(key, [*groups, *keys])
+    return None
+
+
+def choices_of_groups() -> dict[str, list[str]]:
+    """The names that each group of the command line has."""
+    groups = {group: [*found] for group, found in registry.discover().items()}
+    for group in ("env", *OPTIONAL):
+        groups[group].append("none")
+    for group in ("experiment", "study"):
+        groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))
+    return groups
+
+
+def no_dataset() -> str:
+    """The message where no dataset was chosen, with those there are."""
+    known = ", ".join(registry.discover()["dataset"])
+    return (
+        "dataset: expected one, got none; give dataset=synthetic for a first try, "
+        f"experiment=..., or dataset=... of {known}"
+    )
+
+
+def unquoted(overrides: Iterable[str]) -> str | None:
+    """The first override whose value Hydra reads in quotes alone, and how to write it; None if all
+    are read, or for another reason.
+    """
+    for text in overrides:
+        key, _, value = text.partition("=")
+        special = re.search(r"[=~#!&;<>^`]|(?<=.){", value)
+        if not special or text.startswith("-") or _is_read(text):
+            continue
+        inner = (
+            [word.strip() for word in value[1:-1].split(",")]
+            if value.startswith("[") and value.endswith("]")
+            else [value]
+        )
+        quoted = [word if _is_read(f"x={word}") else f'"{word}"' for word in inner]
+        written = f"{key}=[{','.join(quoted)}]" if value.startswith("[") else f"{key}={quoted[0]}"
+        if _is_read(written):
+            return (
+                f"{text}: Hydra reads a value with {special[0]} in quotes alone; write '{written}'"
+            )
+    return None
+
+
+def _is_read(override: str) -> bool:
+    """Whether Hydra's parser reads this override."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
+
+
+def leaves(config: Any) -> list[str]:
+    """The keys of a config of Hydra, those of its nodes with dots: ["steps", "head.deviation",
+    ...].
+    """
+    from omegaconf import OmegaConf
+
+    nested: Any = OmegaConf.to_container(config)
+    return [*flat(nested)]
