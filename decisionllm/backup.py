@@ -2,12 +2,12 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from decisionllm.domains.auction.journal import Journal
+from decisionllm.registry import Node
 
 
-def backup(config: dict[str, Any]) -> None:
+def backup(config: Node) -> None:
     """Copy a journal (see configs/backup.yaml)."""
     with closing(Journal(config["journal"], read_only=True)) as journal:
         journal.backup(config["to"])

@@ -26,10 +26,11 @@ from decisionllm.checks import one_of
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed
+from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory, hardware
 
 
-def baseline(config: dict[str, Any]) -> Path:
+def baseline(config: Node) -> Path:
     """Train config["algorithm"] on config["dataset"].
 
     Args:
@@ -119,7 +120,7 @@ def baseline(config: dict[str, Any]) -> Path:
 
 
 def train(
-    algorithm: Any, known: list[np.ndarray], run: Path, config: dict[str, Any], console: Console
+    algorithm: Any, known: list[np.ndarray], run: Path, config: Node, console: Console
 ) -> None:
     """Update the algorithm with batches of these transitions; write mean losses to losses.jsonl."""
     steps = config["steps"]

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from decisionllm import registry
-
-Node = dict[str, Any]  # of a registered choice: `_target_` and its options, see registry.choice
+from decisionllm.registry import Node
 
 
 @dataclass
@@ -144,7 +143,7 @@ class TrainConfig:
     act: ActOptions = field(default_factory=ActOptions)
 
 
-def plain(config: Any) -> dict[str, Any]:
+def plain(config: Any) -> Node:
     """A TrainConfig, or a dict of its form, as resolved plain dicts."""
     from omegaconf import OmegaConf
 
@@ -156,7 +155,7 @@ def plain(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in resolved.items()}
 
 
-def train_config(options: dict[str, Any]) -> TrainConfig:
+def train_config(options: Node) -> TrainConfig:
     """Resolved plain dicts as a TrainConfig; an option left out has its default.
 
     Raises:
@@ -267,7 +266,7 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"{rule.names[0]}: expected {rule.expected}, got {got}")
 
 
-def flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any], at: str = "") -> Node:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
     found: dict[str, Any] = {}
     for key, value in config.items():
@@ -279,7 +278,7 @@ def flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return found
 
 
-def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(config: Node, changes: Mapping[str, Any]) -> Node:
     """A config with these changes, nested dicts merged."""
     nested = {
         k: merged(config[k], v)
@@ -289,7 +288,7 @@ def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return {**config, **changes, **nested}
 
 
-def env_options_of(run_config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def env_options_of(run_config: Node, given: Node) -> Node:
     """Options given for an environment; those that a choice by its name takes from a run, such as
     its text, from this one.
     """

@@ -3,7 +3,6 @@ in another format.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -15,15 +14,16 @@ from decisionllm.datasets.faults import reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
-from decisionllm.registry import function, function_names
+from decisionllm.registry import Node, function, function_names
 from decisionllm.scaling.executors import of_files
+from decisionllm.schema import Json
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
 NO_ENV = {"_target_": "none"}
 
 
-def data(config: dict[str, Any]) -> Store | None:
+def data(config: Node) -> Store | None:
     """Prepare config["dataset"], print its card and a window of it, and export it where
     config["export"] says so.
 
@@ -55,7 +55,7 @@ def data(config: dict[str, Any]) -> Store | None:
         if store.action_weight is not None or transform != NO_TRANSFORM:
             wanted = "a log with every action and transform=none"
             raise ValueError(f"export={kind}: expected {wanted}, got {store.info['name']}")
-        options: dict[str, Any] = {}
+        options: Node = {}
         if kind == "minari":
             options, note = scored(config.get("env", NO_ENV), store)
             if note:
@@ -78,7 +78,7 @@ def destination(export: str) -> tuple[str, str]:
     return kind, target
 
 
-def scored(env: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
+def scored(env: Node, store: Store) -> tuple[Json, str]:
     """What `minari.save` writes beside the episodes, so that a policy trained on them can be
     scored, and a line for the user or "".
     """

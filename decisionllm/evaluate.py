@@ -17,7 +17,7 @@ from rich.progress import Progress
 from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.checks import listed
 from decisionllm.command_line import with_defaults
-from decisionllm.config import Node, env_options_of, merged
+from decisionllm.config import env_options_of, merged
 from decisionllm.eval import attention, layout, report
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.rollout import begin_in, rollout
@@ -25,9 +25,9 @@ from decisionllm.files import explained
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import build
+from decisionllm.registry import Node, build
 from decisionllm.runs import directory, hardware
-from decisionllm.schema import Episode, Report, Spec
+from decisionllm.schema import Episode, Json, Report, Spec
 
 # options of acting that a result row has in a column, or in the name of its policy
 IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
@@ -39,7 +39,7 @@ class Loaded(NamedTuple):
     run: Path
     policy: Policy | Baseline
     config: Node
-    info: dict[str, Any]
+    info: Json
 
 
 class Contender(NamedTuple):
@@ -48,11 +48,11 @@ class Contender(NamedTuple):
     name: str
     scripted: bool
     begin: Begin
-    about: dict[str, Any]
+    about: Json
     columns: dict[str, Any]
 
 
-def evaluate(config: dict[str, Any]) -> Path:
+def evaluate(config: Node) -> Path:
     """Roll out every run of config["run"].
 
     Args:
@@ -109,7 +109,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     return out / "results.jsonl"
 
 
-def check_options(config: dict[str, Any]) -> list[Path]:
+def check_options(config: Node) -> list[Path]:
     """The run directories; a ValueError if an option cannot be. Target returns become floats."""
     runs = run_directories(config["run"])
     if not runs or config["episodes"] < 1:
@@ -148,7 +148,7 @@ def matched(given: str) -> list[Path]:
     return runs
 
 
-def load_policies(runs: Sequence[Path], config: dict[str, Any]) -> list[Loaded]:
+def load_policies(runs: Sequence[Path], config: Node) -> list[Loaded]:
     """The policies of all runs; of a run on a mixture, one for each part."""
     acting = config["act"] | config["team"]
     device = config["device"]
@@ -167,7 +167,7 @@ def load_policies(runs: Sequence[Path], config: dict[str, Any]) -> list[Loaded]:
 
 def environment(
     loaded: Loaded,
-    config: dict[str, Any],
+    config: Node,
     make: Callable[[str], Env],
 ) -> tuple[Env, str, str]:
     """The environment that a run is rolled out in.
@@ -228,7 +228,7 @@ def changed_env(own: Node, given: Node, node: Node, run_config: Node) -> list[st
     return changed
 
 
-def changed_acting(run_config: Node, config: dict[str, Any]) -> list[str]:
+def changed_acting(run_config: Node, config: Node) -> list[str]:
     """Options of acting that are not the run's own and in no column, such as ["act.stride=1"]."""
     changed = []
     for group in ("act", "team"):
@@ -251,7 +251,7 @@ def published_scores(env: Env, dataset: Mapping[str, Any]) -> dict[str, float]:
     return dict(env.published) if dataset.get("recognised", True) else {}
 
 
-def say_notes(console: Console, note: str, loaded: Loaded, config: dict[str, Any]) -> None:
+def say_notes(console: Console, note: str, loaded: Loaded, config: Node) -> None:
     """Print the note on the environment, and options that have no effect on a baseline."""
     if note:
         console.print(note)
@@ -274,7 +274,7 @@ def say_unread_texts(console: Console, episodes: list[Episode], env: Env, loaded
 def policy_contenders(
     loaded: Loaded,
     env: Env,
-    config: dict[str, Any],
+    config: Node,
 ) -> list[Contender]:
     """The policy once for each target return, see `targets`."""
     policy = loaded.policy
@@ -300,7 +300,7 @@ def policy_contenders(
     return contenders
 
 
-def targets(loaded: Loaded, env: Env, config: dict[str, Any]) -> dict[float | None, Any]:
+def targets(loaded: Loaded, env: Env, config: Node) -> dict[float | None, Any]:
     """Target returns: the headline, quantiles of the training returns, and given returns.
 
     Returns:
@@ -323,7 +323,7 @@ def headline(policy: Policy | Baseline) -> float | None:
     return policy.target_return if policy.return_conditioned else None
 
 
-def policy_columns(loaded: Loaded, env: Env) -> dict[str, Any]:
+def policy_columns(loaded: Loaded, env: Env) -> Json:
     """The further columns that all result rows of a policy share."""
     run, policy, config, info = loaded
     columns = {

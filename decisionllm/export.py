@@ -21,8 +21,9 @@ from decisionllm.files import absent, explained, sealed
 from decisionllm.policy import loading
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
+from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory
-from decisionllm.schema import History
+from decisionllm.schema import History, Json
 
 # kept of the dataset's info
 ALSO = ("name", "env", "observation", "context_features", "reward", "text")
@@ -30,7 +31,7 @@ BASELINE = "run: expected a run of `decisionllm train`, got a baseline"
 EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
-def export(config: dict[str, Any]) -> None:
+def export(config: Node) -> None:
     """Export a run (see configs/export.yaml)."""
     one_of("format", config["format"], ("onnx", "transformers"))
     run = Path(config["run"])
@@ -90,7 +91,7 @@ def language_model(run: Path, path: Path) -> None:
 def write(
     policy: Any,
     path: str | Path,
-    run_info: dict[str, Any],
+    run_info: Json,
     *,
     name: str = "",
 ) -> None:

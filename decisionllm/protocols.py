@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode, Json, Spec
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +148,7 @@ class Env(Protocol):
         """
         return {"scripted" if scripted else self.protocol: range(len(self.tasks))}
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         """Further columns of a result row, JSON values."""
         return {}
 
@@ -160,7 +160,7 @@ class Env(Protocol):
         """Scripted players to compare with: {name: tasks -> player}."""
         return {}
 
-    def probe(self, policy: Any) -> dict[str, Any]:
+    def probe(self, policy: Any) -> Json:
         """Further columns of the result rows of a trained `Policy` that need no rollout, JSON
         values. A value with the keys rows, columns and shares is drawn as a heat map."""
         return {}
@@ -342,8 +342,8 @@ class Source:
 
     spec: Spec
     episodes: Iterable[Episode]
-    info: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    info: Json = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
 
 
 class DatasetReader(Protocol):

@@ -35,6 +35,7 @@ SEARCHED = (
 #   final_observations: (store) -> (E, S), of a world whose stores do not keep them
 FUNCTIONS = ("export", "raw_export", "final_observations")
 Thing = TypeVar("Thing")
+Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
 
 
 def register(group: str, name: str, **defaults: Any) -> Callable[[Thing], Thing]:
@@ -107,9 +108,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
         yield entry.value, Path(spec.origin)
 
 
-def _choice(
-    target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]
-) -> dict[str, Any]:
+def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]) -> Node:
     """The config node of a registered function or class. An option without a default is `???`."""
     options: dict[str, Any] = {}
     called = _called(node)
@@ -137,7 +136,7 @@ def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
     return None
 
 
-def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
+def choice(group: str, name: str, **options: Any) -> Node:
     """The config node of a registered choice, for Python: choice("dataset", "synthetic",
     episodes=40).
 
@@ -159,7 +158,7 @@ def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
     return known[name] | options
 
 
-def build(node: dict[str, Any], *supplied: Any) -> Any:
+def build(node: Node, *supplied: Any) -> Any:
     """Call what a config node names: `_target_` with the supplied positional arguments and the
     node's keys.
 
@@ -191,9 +190,7 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
     return thing(*supplied, **options)
 
 
-def _without_references(
-    target: str, thing: Callable[..., Any], options: dict[str, Any]
-) -> dict[str, Any]:
+def _without_references(target: str, thing: Callable[..., Any], options: dict[str, Any]) -> Node:
     """The options without those whose value is an unresolved "${...}"; a ValueError if the callable
     has no default for one.
     """

@@ -2,19 +2,20 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from decisionllm.checks import one_of
+from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.scaling import advice, executors, grid, ledger, report
 from decisionllm.scaling.run import FLOPS, execute
+from decisionllm.schema import Json
 
 ACTIONS = ("plan", "run", "status", "retry", "report", "advise")
 
 
-def scale(config: dict[str, Any]) -> Path:
+def scale(config: Node) -> Path:
     """Apply config["action"] to config["study"].
 
     Args:
@@ -72,7 +73,7 @@ def scale(config: dict[str, Any]) -> Path:
 
 def run_missing(
     runs: grid.Grid,
-    config: dict[str, Any],
+    config: Node,
     executor: executors.Executor,
     say: ledger.Say,
 ) -> None:
@@ -87,7 +88,7 @@ def run_missing(
         ledger.drive(out, names, run, start, workers, progress=progress)
 
 
-def row(out: Path, name: str, state: str, job: grid.Job) -> dict[str, Any]:
+def row(out: Path, name: str, state: str, job: grid.Job) -> Json:
     """A run as a row of the report."""
     result = ledger.result(out / name) if state in ledger.ENDED else {}
     return {"run": name, "state": state, **job["axes"], **result}

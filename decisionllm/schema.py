@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch  # an exported policy acts without it
 
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
+Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 
 
 def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
@@ -346,7 +347,7 @@ class Report:
     # versions, fingerprint, commit: whatever belongs to this row
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Json:
         """The line of results.jsonl, as a dict."""
         left_out = ("extra", "options") if self.options is None else ("extra",)
         own = {

@@ -33,7 +33,7 @@ from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.start import new_model, restore_or_describe
-from decisionllm.schema import Batch, Window
+from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
@@ -564,7 +564,7 @@ def interruptible() -> Iterator[list[bool]]:
             signal.signal(s, handler)
 
 
-def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[str, Any]]:
+def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[Json]:
     """Named groups for the optimiser, each trained parameter in exactly one: new or of the
     backbone, with weight decay or not.
     """

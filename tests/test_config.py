@@ -1,12 +1,14 @@
 """Options as users write them."""
 
+import re
 import shlex
 
 import pytest
 import yaml
 
 from decisionllm.checks import listed, one_of, ranges
-from tests.conftest import command
+from decisionllm.config import RULES, TrainConfig, merged, plain, train_config
+from tests.conftest import LOOP, NANO, command
 
 
 @pytest.mark.parametrize(
@@ -98,3 +100,57 @@ def test_a_policy_is_named_after_what_is_built(words, name, capsys):
     assert composed["name"] == name
     if "experiment" not in words:
         assert composed["run"] == f"runs/synthetic/{name}-none-3"
+
+
+# options that break each rule of a config, by what the message begins with
+BROKEN = {
+    "window: expected more than 0, got 0": {"window": 0},
+    "steps: expected more than 0, got 0": {"steps": 0},
+    "data.rows_per_text: expected more than 0, got 0": {"data": {"rows_per_text": 0}},
+    "optim.batch_size: expected more than 0, got 0": {"optim": {"batch_size": 0}},
+    "optim.accumulate: expected more than 0, got 0": {"optim": {"accumulate": 0}},
+    "optim.lr: expected more than 0, got -0.1": {"optim": {"lr": -0.1}},
+    "log.every: expected more than 0, got 0": {"log": {"every": 0}},
+    "log.save_every: expected more than 0, got -1": {"log": {"save_every": -1}},
+    "log.rollout_episodes: expected more than 0, got 0": {"log": {"rollout_episodes": 0}},
+    "log.rollout_every: expected 0 or more, got -1": {"log": {"rollout_every": -1}},
+    "data.fill_actions: expected none or inverse_dynamics, got guess": {
+        "data": {"fill_actions": "guess"}
+    },
+    "data.step_discount: expected above 0 and at most 1, got 1.5": {"data": {"step_discount": 1.5}},
+    "team.execution: expected per_agent, joint or both, got alone": {
+        "team": {"execution": "alone"}
+    },
+    "log.keep_best: expected nothing, loss or score, got best": {"log": {"keep_best": "best"}},
+    "log.keep_best: expected with log.keep_best=score log.rollout_every above 0": {
+        "log": {"keep_best": "score"}
+    },
+    "log.keep_best: expected with log.keep_best=loss data.held_out and": {
+        "log": {"keep_best": "loss"},
+        "data": {"held_out": 0.0},
+    },
+    "data.rows_per_text: expected data.rows_per_text=1 unless team.execution=per_agent": {
+        "data": {"rows_per_text": 2},
+        "team": {"execution": "joint"},
+    },
+    "text: expected team.execution=per_agent with text=paraphrased": {
+        "text": "paraphrased",
+        "team": {"execution": "both"},
+    },
+}
+
+
+def test_each_rule_of_a_config_is_broken_by_one_of_these():
+    assert len(BROKEN) == len(RULES)
+    right = plain(TrainConfig({}, {}, {}))
+    assert plain(train_config(right)) == right
+    for (message, wrong), rule in zip(BROKEN.items(), RULES, strict=True):
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            train_config(merged(right, wrong))
+        assert str(error.value).startswith(f"{rule.names[0]}: expected {rule.expected}")
+
+
+def test_a_rule_is_kept_by_the_command_before_anything_is_written(tmp_path, capsys):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/run", "data.step_discount=0") == 1
+    assert "data.step_discount: expected above 0 and at most 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -25,7 +25,7 @@ from decisionllm.runs import model as runs_model
 from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
-from decisionllm.train import POSITIVE, parameter_groups, trim
+from decisionllm.train import parameter_groups, trim
 from tests.conftest import (
     DT,
     LOOP,
@@ -542,18 +542,6 @@ def test_tensorboard_reads_along(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}", "log.tracker=tensorboard") == 0
     events = b"".join(path.read_bytes() for path in (tmp_path / "decisionllm").rglob("events*"))
     assert b"held_out_nll" in events
-
-
-@pytest.mark.parametrize("key", POSITIVE)
-def test_a_number_that_must_be_positive_is_named(key, tmp_path, capsys):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}", f"{key}=0") == 1
-    assert f"{key}: expected more than 0, got 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ["0", "1.5"])
-def test_a_discount_of_steps_is_above_0_and_at_most_1(value, tmp_path, capsys):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}", f"data.step_discount={value}") == 1
-    assert "data.step_discount: expected above 0 and at most 1, got" in capsys.readouterr().err
 
 
 def test_both_options_of_draws_change_a_training(tmp_path):

@@ -11,11 +11,11 @@ from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.files import cache_dir
-from decisionllm.registry import build, register
+from decisionllm.registry import Node, build, register
 from decisionllm.tokenizers.text import padded
 
 
-def attach(backbone: Backbone, encoder: dict[str, Any], seed: int) -> None:
+def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
     """Give a backbone the text encoder of a run, a config node."""
     if encoder["_target_"] == "none":
         return

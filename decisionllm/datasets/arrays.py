@@ -17,7 +17,7 @@ from decisionllm.datasets.store import Store, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode, Json, Spec
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
@@ -98,7 +98,7 @@ def from_episodes(
     spec: Spec | None = None,
     observation_parts: Sequence[tuple[str, int]] = (),
     action_parts: Sequence[int] = (),
-) -> dict[str, Any]:
+) -> Json:
     """Write episodes to a data store, all or nothing, to train on.
 
     Args:
@@ -125,7 +125,7 @@ def from_episodes(
     if spec is None:
         episodes = list(episodes)
         spec = spec_of(episodes)
-    info: dict[str, Any] = {"name": name}
+    info: Json = {"name": name}
     if observation_parts:
         info["observation_parts"] = stated_parts(observation_parts, spec.observation_dim)
     if action_parts:
@@ -303,7 +303,7 @@ def open_columns(
     stack: ExitStack,
     path: Path,
     keys: Sequence[str],
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], Json]:
     """All keys of a file, and its columns of `keys`, each read where it is indexed by a slice."""
     if path.suffix == ".npz":
         archive = stack.enter_context(ZipFile(path))

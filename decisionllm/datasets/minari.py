@@ -37,7 +37,7 @@ from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode, Json, Spec
 
 RADIUS = 0.45  # of PointMaze's goals
 
@@ -98,7 +98,7 @@ def load(
             yield replace(episode, group=e, task=text)
 
     spec = _spec(dataset, episodes(), horizon)  # the first of two passes
-    info: dict[str, Any] = {"name": dataset.id, "env": "minari", "text": text}
+    info: Json = {"name": dataset.id, "env": "minari", "text": text}
     info["goal"] = goal if is_pointmaze(dataset) else ""
     for key in ("ref_min_score", "ref_max_score"):
         if key in dataset.storage.metadata:
@@ -226,7 +226,7 @@ def observed(observation: Any, part: str) -> Any:
     return observation[part] if part else observation
 
 
-def evaluation(dataset: Any) -> dict[str, Any]:
+def evaluation(dataset: Any) -> Json:
     """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty
     without either."""
     metadata = dataset.storage.metadata

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import Node, TrainConfig, plain
+from decisionllm.config import TrainConfig, plain
 from decisionllm.datasets.store import NO_TRANSFORM, Store, data_node, prepare, retold, with_texts
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
-from decisionllm.registry import build, choice, discover, register
-from decisionllm.schema import Episode, Spec
+from decisionllm.registry import Node, build, choice, discover, register
+from decisionllm.schema import Episode, Json, Spec
 
 VERSION = 1  # of what `load` says of its parts
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
@@ -94,8 +94,8 @@ def joined(
     # Groups of different parts never share a number: each new pair of part and group takes the next
     number: dict[tuple[int, int], int] = defaultdict(count().__next__)
     infos = {}
-    wordings: dict[str, Any] = {}
-    facts: dict[str, Any] = {}
+    wordings: Json = {}
+    facts: Json = {}
     for label, source in sources.items():
         infos[label] = dict(nodes[label]) | {"dataset": source.info}
         wordings |= source.info.get("wordings", {})
@@ -114,7 +114,7 @@ def episodes_of(source: Source | Store) -> Iterable[Episode]:
     return map(source.episode, range(len(source.lengths)))
 
 
-def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> Json:
     """The names of the parts of observations and actions that all datasets of a mixture have.
 
     Args:
@@ -127,7 +127,7 @@ def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         ValueError: two datasets state different ones, so that equal columns would mean different
             things.
     """
-    layout: dict[str, Any] = {}
+    layout: Json = {}
     for key in LAYOUT:
         stated = {label: info[key] for label, info in infos.items() if info.get(key)}
         for label, parts in stated.items():
@@ -156,7 +156,7 @@ def worded(store: Store, **options: Any) -> Store:
     """See `datasets.store`: each part with its own texts."""
     texts = np.empty(len(store.lengths), object)
     infos: dict[str, Node] = {}
-    wordings: dict[str, Any] = {}
+    wordings: Json = {}
     for label, node in mixed(**options).items():
         episodes = store.parts[label]
         known = store.info["parts"][label]["dataset"]
@@ -361,7 +361,7 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     return replace(config, window=window, data=replace(config.data, **drawn))
 
 
-def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:
+def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
     """The datasets that a run can be evaluated on one by one.
 
     Args:
@@ -375,7 +375,7 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str,
     Raises:
         ValueError: two have one label.
     """
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[str, Json] = {}
     for name, part in of_embodiments(dataset).items():
         info = opened[name].info
         alone = {}

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decisionllm.schema import Json
+
 if TYPE_CHECKING:
     from gymnasium import Space, spaces
 
@@ -171,7 +173,7 @@ def in_words(parts: Sequence[Sequence[Any]]) -> str:
     return ", ".join(f"{name} {size}" for name, size in parts)
 
 
-def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -> dict[str, Any]:
+def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -> Json:
     """The action fields of a Spec. A Box without finite bounds takes the least and the most of the
     data."""
     from gymnasium import spaces

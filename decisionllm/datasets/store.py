@@ -37,8 +37,8 @@ from filelock import FileLock
 
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
-from decisionllm.registry import build, is_reference
-from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns, refuse
+from decisionllm.registry import Node, build, is_reference
+from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Json, Spec, StepColumns, refuse
 
 FORMAT = 1
 NO_TRANSFORM = {"_target_": "none"}
@@ -54,7 +54,7 @@ class Store(StepColumns[np.ndarray]):
     path: Path
     spec: Spec
     tasks: tuple[str, ...]  # the distinct texts
-    info: dict[str, Any]
+    info: Json
     fingerprint: str
     offsets: np.ndarray  # (E+1,) int64: episode e is rows offsets[e]:offsets[e+1]
     rewards: np.ndarray  # (n,) float32
@@ -68,7 +68,7 @@ class Store(StepColumns[np.ndarray]):
     return_after_exit: np.ndarray | None = None  # (E,) float32
     part: np.ndarray | None = None  # (E,) int32
     # of the tasks that have some, by canonical text
-    facts: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    facts: Mapping[str, Json] = field(default_factory=dict)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -146,7 +146,7 @@ def _write(path: Path, source: Source) -> Store:
         if "action_weight" in arrays and not arrays["action_weight"].any():
             why = "all of them are missing (NaN); record some to learn from"
             raise ValueError(f"{name}: expected the recorded action of some steps, {why}")
-        card: dict[str, Any] = {
+        card: Json = {
             "format": FORMAT,
             "spec": asdict(source.spec),
             "tasks": list(columns.tasks),
@@ -354,7 +354,7 @@ def columns_of(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any]) -> str:
+def _fingerprint(spec: Json, tasks: list[str], arrays: dict[str, Any]) -> str:
     """Hash of the spec, the texts and every byte of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
     deque(_hashed(digest, spec, tasks, arrays, [(slice(0), slice(None))]), 0)
@@ -363,7 +363,7 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
 
 def _hashed(
     digest: Any,
-    spec: dict[str, Any],
+    spec: Json,
     tasks: list[str],
     arrays: dict[str, Any],
     parts: Iterable[Any],
@@ -384,7 +384,7 @@ def _hashed(
 
 
 def prepare(
-    dataset: dict[str, Any], cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM
+    dataset: Node, cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM
 ) -> Store:
     """The store of a dataset as a transform changes it, with the texts of the dataset's option
     `text`.
@@ -421,7 +421,7 @@ def _key(content: Any) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
-def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
+def kept(dataset: Node, cache_dir: str | Path) -> Store:
     """The store of a dataset with canonical texts, made on first use and found again by the hash of
     the options of its data.
 
@@ -452,7 +452,7 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     return keep(path, source)
 
 
-def data_node(dataset: dict[str, Any]) -> dict[str, Any]:
+def data_node(dataset: Node) -> Json:
     """The config node of the data of a dataset: with the canonical text where its reader
     has one.
     """
@@ -462,7 +462,7 @@ def data_node(dataset: dict[str, Any]) -> dict[str, Any]:
     return {"_target_": dataset["_target_"], **data_options(**_options(dataset))}
 
 
-def worded(store: Store, dataset: dict[str, Any]) -> Store:
+def worded(store: Store, dataset: Node) -> Store:
     """A store with canonical texts -> the same data with the texts that the option `text` of the
     dataset asks for.
     """
@@ -474,7 +474,7 @@ def worded(store: Store, dataset: dict[str, Any]) -> Store:
     )
 
 
-def retold(store: Store, dataset: dict[str, Any]) -> Store:
+def retold(store: Store, dataset: Node) -> Store:
     """`worded` with the fingerprint of the canonical texts, which costs no reading."""
     wording = _beside(dataset, "worded")
     return store if wording is None else wording(store, **_options(dataset))
@@ -503,13 +503,13 @@ def with_texts(
     return replace(store, tasks=tuple(number), task=task, info=info)
 
 
-def facts_of(store: Store) -> list[dict[str, Any]]:
+def facts_of(store: Store) -> list[Json]:
     """The facts of each episode of a store with canonical texts, (E,); {} where there are none."""
     known = [store.facts.get(task, {}) for task in store.tasks]
     return [known[i] for i in store.task.tolist()]
 
 
-def _beside(dataset: dict[str, Any], name: str) -> Callable[..., Any] | None:
+def _beside(dataset: Node, name: str) -> Callable[..., Any] | None:
     """The function of this name in the module of a dataset's reader, or None."""
     found: Callable[..., Any] | None = vars(
         import_module(dataset["_target_"].rpartition(".")[0])
@@ -517,7 +517,7 @@ def _beside(dataset: dict[str, Any], name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _options(dataset: dict[str, Any]) -> dict[str, Any]:
+def _options(dataset: Node) -> Json:
     """The options of a config node; one that still refers to another option has its default."""
     return {
         key: value
@@ -544,7 +544,7 @@ def keep(path: Path, source: Source) -> Store:
         return write(path, source)
 
 
-def files(dataset: dict[str, Any]) -> list[Path]:
+def files(dataset: Node) -> list[Path]:
     """The files that the reader of a dataset reads, a config node."""
     name_files = _beside(dataset, "files")
     if name_files is None:

@@ -18,7 +18,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec, differs
+from decisionllm.schema import Episode, Json, Spec, differs
 from decisionllm.tokenizers.entities import blocks as placed
 from decisionllm.tokenizers.entities import vectors
 
@@ -163,7 +163,7 @@ def task_text(meta: Meta, n: int = 1, agent_type: str = "", text: str = "informa
     )
 
 
-def team_facts(meta: Meta, n: int, agent_type: str) -> dict[str, Any]:
+def team_facts(meta: Meta, n: int, agent_type: str) -> Json:
     """The facts of a task for `wordings`, as in `task_text`; the role is the name of the type,
     `agent` where there is one type.
     """
@@ -349,7 +349,7 @@ def source(
 Made = Callable[[Iterator[str], bool], Iterator[Episode]]
 
 
-def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[dict[str, Any], Made]:
+def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[Json, Made]:
     """Facts of the stays of a team's agents in a Log, see `source`; and (their texts, whether they
     have action masks) -> episodes.
     """

@@ -8,6 +8,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import Log
+from decisionllm.schema import Json
 
 # Log `seed` draws its worlds with seeds from (seed + 1) * SEEDS on; evaluations stay below SEEDS
 SEEDS = 1_000_000
@@ -70,7 +71,7 @@ class Game:
     """
 
     begin: Callable[[np.ndarray], World]
-    describe: Callable[[Any], dict[str, Any]]
+    describe: Callable[[Any], Json]
     teachers: Sequence[str]
     teacher: Callable[..., Controller]
     types: Callable[[Any], np.ndarray] | None = None

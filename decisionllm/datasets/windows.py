@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from decisionllm.datasets.store import Store, blocks
-from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, History, StepColumns, Window, shaped
+from decisionllm.schema import (
+    OPTIONAL_STEP_FIELDS,
+    Batch,
+    History,
+    Json,
+    StepColumns,
+    Window,
+    shaped,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +257,7 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
     )
 
 
-def _optional(columns: StepColumns[np.ndarray]) -> dict[str, Any]:
+def _optional(columns: StepColumns[np.ndarray]) -> Json:
     """The optional step columns that are there."""
     given = {name: vars(columns)[name] for name in OPTIONAL_STEP_FIELDS}
     return {name: column for name, column in given.items() if column is not None}

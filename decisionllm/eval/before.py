@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import Node, TrainConfig
+from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.store import Store
 from decisionllm.eval.layout import check_actions, check_layout
 from decisionllm.files import explained
 from decisionllm.protocols import Env
-from decisionllm.registry import build
+from decisionllm.registry import Node, build
 from decisionllm.schema import Spec
 
 # texts that are made anew for each episode, so that those of the data need not come back

@@ -12,9 +12,10 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from decisionllm.command_line import OPTIONAL, with_defaults
-from decisionllm.config import Node, TrainConfig, flat, plain
-from decisionllm.registry import discover
+from decisionllm.config import TrainConfig, flat, plain
+from decisionllm.registry import Node, discover
 from decisionllm.runs.directory import MAY_DIFFER
+from decisionllm.schema import Json
 
 Row = dict[str, Any]
 Options = Mapping[str, Any]
@@ -32,13 +33,13 @@ EVALUATED = {"decode": "act.decode=", "env_seed": "env seed ", "part": "part "}
 LONGEST = 32  # characters of a value in a label
 
 
-def options_of(run_config: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(run_config: Mapping[str, Any]) -> Json:
     """The options of a run that identify its configuration: {"dataset": "synthetic", ...}.
 
     They are the choice of each group, the options that differ from their defaults, and all seeds
     but that of training. Options that cannot change a result are left out.
     """
-    found: dict[str, Any] = {}
+    found: Json = {}
     defaults = dict(base_defaults(baseline="policy" in run_config))
     for group in GROUPS:
         if node := run_config.get(group):

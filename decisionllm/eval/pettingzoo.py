@@ -20,6 +20,7 @@ from decisionllm.eval.team_env import TeamEnv
 from decisionllm.policy import loading
 from decisionllm.registry import build, register
 from decisionllm.runs import directory
+from decisionllm.schema import Json
 
 # Copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
 FIRST = 2_000_000_000
@@ -319,10 +320,10 @@ class PettingZooTeams(TeamEnv):
             rewards = team_rewards[self.groups, self.own_team]
         return after, rewards, terminated, truncated
 
-    def _partner_actions(self, w: int) -> dict[str, Any]:
+    def _partner_actions(self, w: int) -> Json:
         """The actions of the scripted partners in a copy."""
         observations, infos = self.views[w]
-        actions: dict[str, Any] = {}
+        actions: Json = {}
         for policy, agents in self.partners.items():
             present = [agent for agent in agents if agent in self.envs[w].agents]
             seen = {agent: observations.get(agent, {}) for agent in present}

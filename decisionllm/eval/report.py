@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from decisionllm.eval import identity
+from decisionllm.schema import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -258,7 +259,7 @@ def learning_curves(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, s
     return curves
 
 
-def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, Any]:
+def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> Json:
     """The tables of shares in the rows by their titles; one that is in all rows of a run, once."""
     tables: dict[str, Any] = {}
     for row, policy in zip(rows, policies, strict=True):

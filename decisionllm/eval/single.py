@@ -13,8 +13,8 @@ from decisionllm.datasets.store import Store, blocks
 from decisionllm.eval.gymnasium import GymnasiumEnv
 from decisionllm.eval.layout import check_actions, check_layout
 from decisionllm.protocols import Env
-from decisionllm.registry import build
-from decisionllm.schema import Spec
+from decisionllm.registry import Node, build
+from decisionllm.schema import Json, Spec
 
 BLOCK = 1 << 14  # rows that are compared at a time
 
@@ -30,7 +30,7 @@ class Single(gymnasium.Env[np.ndarray, Any]):
     def __init__(
         self,
         *,
-        env: dict[str, Any],
+        env: Node,
         observation_dim: int,
         num_actions: int,
         low: list[float],
@@ -47,20 +47,20 @@ class Single(gymnasium.Env[np.ndarray, Any]):
         self,
         *,
         seed: int | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+        options: Node | None = None,
+    ) -> tuple[np.ndarray, Json]:
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         return self.env.reset(seed)[0].astype(np.float32), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, Json]:
         after, rewards, ended, truncated = self.env.step(np.reshape(action, (1, -1)))
         observation = after[0].astype(np.float32)
         return observation, float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
 
 
-def exported(node: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
+def exported(node: Node, store: Store) -> tuple[Json, str]:
     """The environment that an exported Minari dataset names.
 
     Args:
@@ -78,7 +78,7 @@ def exported(node: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
     env: Env = build(node, 1)
     if env.groups is not None:
         return {}, ""
-    known: dict[str, Any] = {"reference": env.reference}
+    known: Json = {"reference": env.reference}
     if not isinstance(env, GymnasiumEnv):
         return known | {"env": _as_gymnasium(node, env, store.spec)}, ""
     try:
@@ -89,7 +89,7 @@ def exported(node: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
     return known | {"env": env.envs[0].spec} | spaces_of, note
 
 
-def _as_gymnasium(node: dict[str, Any], env: Env, spec: Spec) -> EnvSpec:
+def _as_gymnasium(node: Node, env: Env, spec: Spec) -> EnvSpec:
     """An environment of this package as one of Gymnasium."""
     options = {
         "env": node,

@@ -13,7 +13,7 @@ from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 # Evaluation `seed` draws its worlds with seeds from STARTS * seed on; logs begin at a million
 STARTS = 1000
@@ -113,7 +113,7 @@ class TeamEnv(Env):
         outcome = {name: np.array([e.outcome[name] for e in episodes]) for name in names}
         return self.world_scores(outcome)
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         """Mean team return and other mean outcomes.
 
         The rewards of an episode end with its agent, the team's do not.

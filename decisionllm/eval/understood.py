@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from decisionllm.datasets.wordings import KINDS, Facts, spread
 from decisionllm.policy.policy import Policy
-from decisionllm.schema import History
+from decisionllm.schema import History, Json
 
 TEXTS = 32  # in one forward pass
 
@@ -21,7 +20,7 @@ def understood(
     labels: Sequence[str],
     *,
     frames: int = 0,
-) -> dict[str, Any]:
+) -> Json:
     """The share of texts under which a policy acts as under the trained wordings of their task.
 
     The actions under a text are compared with the mean actions under the trained wordings of each

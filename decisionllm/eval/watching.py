@@ -5,7 +5,6 @@ rises.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,8 @@ from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.loading import policies_of
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Env
-from decisionllm.registry import build
+from decisionllm.registry import Node, build
+from decisionllm.schema import Json
 
 SEED = 0  # of the starts, the same in each look
 LOOKS = 3  # in which the loss falls and the score does not rise, until the user is warned
@@ -31,9 +31,7 @@ class ScoreWatch:
         device: of the model.
     """
 
-    def __init__(
-        self, config: dict[str, Any], info: dict[str, Any], episodes: int, device: str
-    ) -> None:
+    def __init__(self, config: Node, info: Json, episodes: int, device: str) -> None:
         self.config = config
         self.info = info
         self.episodes = episodes
@@ -57,7 +55,7 @@ class ScoreWatch:
             found |= {f"score/{part}": score for part, score in scores.items()}
         return found
 
-    def _score(self, policy: Policy, config: dict[str, Any], part: str) -> float:
+    def _score(self, policy: Policy, config: Node, part: str) -> float:
         if part not in self.envs:
             self.envs[part] = build(config["env"], self.episodes)
         env = self.envs[part]

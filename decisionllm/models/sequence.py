@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.checks import one_of
-from decisionllm.config import ModelOptions, Node
+from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective
-from decisionllm.registry import build, choice
+from decisionllm.registry import Node, build, choice
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.team import TeamTokenizer
 from decisionllm.tokenizers.trajectory import TrajectoryTokenizer

@@ -15,7 +15,7 @@ import numpy as np
 from decisionllm.datasets.windows import window_start
 from decisionllm.files import check_all, explained
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
-from decisionllm.schema import History, Spec
+from decisionllm.schema import History, Json, Spec
 
 FORMAT = 1  # of the folder
 FILES = ("policy.onnx", "policy.json")
@@ -48,7 +48,7 @@ class ExportedPolicy:
                 wanted = "a folder of `decisionllm export`"
                 raise FileNotFoundError(f"{folder}: expected {wanted}, found no {name}")
         check_all(folder, remedy="restore a copy, or export it again")
-        self.info: dict[str, Any] = json.loads((folder / "policy.json").read_text())
+        self.info: Json = json.loads((folder / "policy.json").read_text())
         if self.info["format"] != FORMAT:
             wanted = f"an export of format {FORMAT}"
             got = self.info["format"]

@@ -15,7 +15,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.runs import checkpoint, directory
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 VERSION = 1  # of how episodes are made
 # share of the imagined steps outside of the support, beyond which they are a fault of the dataset
@@ -122,7 +122,7 @@ def load(
     return Source(replace(store.spec, horizon=max(steps, store.spec.horizon)), made, given, facts)
 
 
-def data_options(*, run: str, text: str = "none", **options: Any) -> dict[str, Any]:
+def data_options(*, run: str, text: str = "none", **options: Any) -> Json:
     """See `datasets.store`.
 
     The texts of the data are those of the run; a ValueError for a `text` that can't be made of

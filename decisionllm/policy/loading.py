@@ -7,10 +7,11 @@ from typing import Any
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy
-from decisionllm.registry import build
+from decisionllm.registry import Node, build
 from decisionllm.runs.checkpoint import checkpoint_folder, load_model
 from decisionllm.runs.directory import content, of_part, read, target
 from decisionllm.runs.hardware import usable
+from decisionllm.schema import Json
 
 
 def load_policy(
@@ -37,16 +38,14 @@ def load_policy(
     return load(run, part=part, device=device, **acting)[0]
 
 
-def load(
-    path: str | Path, *, part: str | None = None, **acting: Any
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def load(path: str | Path, *, part: str | None = None, **acting: Any) -> tuple[Any, Json, Json]:
     """Load a run, or one part of a run on a mixture, see `load_parts`."""
     return load_parts(path, [] if part is None else [part], **acting)[-1]
 
 
 def load_parts(
     path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: Any
-) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+) -> list[tuple[Any, Json, Json]]:
     """Load a run once, to act in each of several datasets that it was trained on.
 
     Args:
@@ -87,11 +86,11 @@ def load_parts(
 
 def policies_of(
     model: SequenceModel | Generalist,
-    config: dict[str, Any],
-    info: dict[str, Any],
+    config: Node,
+    info: Json,
     parts: Sequence[str],
     acting: dict[str, Any],
-) -> list[tuple[Policy, dict[str, Any], dict[str, Any]]]:
+) -> list[tuple[Policy, Json, Json]]:
     """The policy of a model in each of these parts of its data, or as a whole; see `load_parts`."""
     each = members(model)
     if not parts:
@@ -107,9 +106,7 @@ def policies_of(
     return found
 
 
-def policy_of(
-    model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]
-) -> Policy:
+def policy_of(model: SequenceModel, config: Node, info: Json, acting: dict[str, Any]) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of
     its own.
     """
@@ -118,7 +115,7 @@ def policy_of(
         config["team"],
         {key: value for key, value in acting.items() if value is not None},
     )
-    options: dict[str, Any] = {"stride": act["stride"], "decode": act["decode"]}
+    options: Node = {"stride": act["stride"], "decode": act["decode"]}
     if model.planner is not None:
         options |= {
             "planning_horizon": model.planner.horizon,

@@ -20,7 +20,8 @@ from decisionllm.policy.one_step import Decide, columns, recorded
 from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
-from decisionllm.schema import History
+from decisionllm.registry import Node
+from decisionllm.schema import History, Json
 
 
 @dataclass
@@ -46,8 +47,8 @@ class Policy(WindowReader):
     planning_horizon: int = 0
     execution: str = "per_agent"
     planning_value: float = 0.0
-    config: dict[str, Any] = field(default_factory=dict, repr=False)
-    info: dict[str, Any] = field(default_factory=dict, repr=False)
+    config: Node = field(default_factory=dict, repr=False)
+    info: Json = field(default_factory=dict, repr=False)
     # see `warm_up`
     recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)
 

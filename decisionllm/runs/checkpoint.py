@@ -26,15 +26,17 @@ from decisionllm.distributed import whole
 from decisionllm.files import explained, sealed
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
+from decisionllm.registry import Node
 from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
+from decisionllm.schema import Json
 
 
 def save(
     path: Path,
     model: SequenceModel | Generalist,
     trainer_tensors: dict[str, Tensor],
-    trainer_state: dict[str, Any],
+    trainer_state: Json,
     *,
     write: bool = True,
 ) -> None:
@@ -107,7 +109,7 @@ def weights_folder(path: str | Path, config: TrainConfig) -> Path:
     return Path(path) / "best" if config.log.keep_best else Path(path)
 
 
-def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str, Any]) -> None:
+def restore(path: str | Path, model: SequenceModel | Generalist, info: Json) -> None:
     """Load a checkpoint's weights into a model made from the same config; a ValueError if anything
     does not fit.
     """
@@ -133,9 +135,7 @@ def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str,
     model.load_state_dict(own, strict=False)
 
 
-def load_model(
-    path: str | Path, config: dict[str, Any], info: dict[str, Any]
-) -> SequenceModel | Generalist:
+def load_model(path: str | Path, config: Node, info: Json) -> SequenceModel | Generalist:
     """The model of a run with the weights that act; see `restore` for errors. config, info: of
     `read`.
     """

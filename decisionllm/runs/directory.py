@@ -28,7 +28,8 @@ from safetensors.torch import load_file
 from decisionllm.config import TrainConfig, flat
 from decisionllm.datasets.store import Store
 from decisionllm.files import DIGESTS, atomic, check_bytes, explained, own_change, seal
-from decisionllm.schema import Spec
+from decisionllm.registry import Node
+from decisionllm.schema import Json, Spec
 
 FORMAT = 3  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
@@ -53,7 +54,7 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **known: Any) -> None:
+def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: Any) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
@@ -90,7 +91,7 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
         seal(path, "config.yaml", "run.json")
 
 
-def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> dict[str, Any]:
+def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
     """The run_info of a run that was begun with this config and this data; a ValueError if it was
     not.
     """
@@ -190,7 +191,7 @@ def locked(path: str | Path) -> Iterator[None]:
                 file.parent.rmdir()
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read(path: str | Path) -> tuple[Json, Json]:
     """(run_config, run_info) of a run directory: what config.yaml and run.json hold.
 
     Raises:
@@ -209,7 +210,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, info
 
 
-def content(path: Path) -> dict[str, Any]:
+def content(path: Path) -> Json:
     """What a file of a run holds: named tensors, or what its YAML or JSON says; a ValueError if it
     is damaged or missing.
     """
@@ -236,7 +237,7 @@ def _remedy(folder: Path) -> str:
     return remedy
 
 
-def specs(info: dict[str, Any]) -> Spec | dict[str, Spec]:
+def specs(info: Json) -> Spec | dict[str, Spec]:
     """The spec that run.json holds, or those of its embodiments by name."""
     each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
     return each or Spec.of(info["spec"])
@@ -247,7 +248,7 @@ def fingerprint_of(stores: Mapping[str, Store]) -> str:
     return "+".join(store.fingerprint for store in stores.values())
 
 
-def target(info: dict[str, Any], quantile: float) -> float:
+def target(info: Json, quantile: float) -> float:
     """The return at this quantile of the training returns, raw reward units; a ValueError if the
     run did not record it.
     """
@@ -260,7 +261,7 @@ def target(info: dict[str, Any], quantile: float) -> float:
     return float(info["targets"][str(float(quantile))])
 
 
-def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[str, Any]:
+def of_part(config: Node, part: str, known: Json) -> Json:
     """The config of a run as that of one of its parts: its env, its window, and its text, which
     another env takes too.
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import torch
 
 from decisionllm.backbones.readers import attach
-from decisionllm.config import Node, TrainConfig
+from decisionllm.config import TrainConfig
 from decisionllm.datasets.mixture import of_embodiments
 from decisionllm.models.generalist import Generalist
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.models.team import TeamSequenceModel
-from decisionllm.registry import build
+from decisionllm.registry import Node, build
 from decisionllm.schema import Spec
 
 

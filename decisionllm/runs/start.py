@@ -19,6 +19,7 @@ from decisionllm.models.generalist import members
 from decisionllm.models.imagined import TEXTS, Transitions, codes
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.model import make_model
+from decisionllm.schema import Json
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
@@ -143,7 +144,7 @@ def fit_value(model: Any, data: Data, config: TrainConfig) -> None:
         planner.fit(shown, units, seed=config.seed)
 
 
-def targets(config: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
+def targets(config: TrainConfig, data: Mapping[str, Data]) -> Json:
     """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}},
     and the parts with theirs.
     """

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from decisionllm.eval.report import figure
 from decisionllm.files import explained
+from decisionllm.registry import Node
 from decisionllm.scaling import figures, law, report
+from decisionllm.schema import Json
 
 # the columns of a table of runs by their names in ours
 COLUMNS = {"params": "non_embedding", "tokens": "data_steps", "loss": "excess"}
@@ -41,12 +42,12 @@ def write(path: Path, flops: float, say: Callable[[str], object] = print) -> Pat
     Raises:
         ValueError: the file cannot be read, or its runs determine no law.
     """
-    study: dict[str, Any] = {"tuned": {}}
+    study: Node = {"tuned": {}}
     if path.suffix == ".csv":
         grid = read(path)
         # no rank test: along a budget the loss falls and rises with size
         fit = law.fit(grid["non_embedding"], grid["data_steps"], grid["excess"])
-        fits: dict[str, Any] = {"law": fit, "score": None}
+        fits: Json = {"law": fit, "score": None}
     else:
         study = report.read(path)
         grid = report.finished(study)
@@ -66,7 +67,7 @@ def write(path: Path, flops: float, say: Callable[[str], object] = print) -> Pat
     return out
 
 
-def advise(grid: pd.DataFrame, fits: dict[str, Any], flops: float) -> dict[str, Any]:
+def advise(grid: pd.DataFrame, fits: Json, flops: float) -> Json:
     """What to train with this compute, as JSON values.
 
     Args:
@@ -96,7 +97,7 @@ def advise(grid: pd.DataFrame, fits: dict[str, Any], flops: float) -> dict[str, 
     losses = np.array([draw(*at) for draw, at in zip(draws, drawn, strict=True)])
     loss = spread_of(fit(N, D), losses)
     score = expected_score(fits["score"], loss["value"])
-    found: dict[str, Any] = {
+    found: Json = {
         "flops": flops,
         "cost": k,
         "score": score,
@@ -125,7 +126,7 @@ def spread_of(value: float, sample: np.ndarray) -> dict[str, float]:
     return {"value": float(value), "low": float(low), "high": float(high)}
 
 
-def expected_score(curve: dict[str, Any] | None, loss: float) -> dict[str, float] | None:
+def expected_score(curve: Json | None, loss: float) -> dict[str, float] | None:
     """The score at a loss with its band, by the logistic of `law.saturate`; None without one."""
     if not curve or "curve" not in curve:
         return None
@@ -134,7 +135,7 @@ def expected_score(curve: dict[str, Any] | None, loss: float) -> dict[str, float
     return {name: float(np.interp(loss, curve["at"], line)) for name, line in lines.items()}
 
 
-def warnings_of(grid: pd.DataFrame, found: dict[str, Any]) -> list[str]:
+def warnings_of(grid: pd.DataFrame, found: Json) -> list[str]:
     """Warnings: N or D is outside of the runs; runs differ in passes over their data."""
     warnings = []
     for name, column in (("N", "non_embedding"), ("D", "data_steps")):
@@ -158,7 +159,7 @@ def next_run(
     target: np.ndarray,
     flops: float,
     k: float,
-) -> dict[str, Any]:
+) -> Json:
     """The cheapest run of a grid of runs that narrows the interval of log N nearly as the best.
 
     The bootstrap samples are read as a joint normal distribution of `target` (draws,) and of a
@@ -178,7 +179,7 @@ def next_run(
     removed = covariance**2 / ((logs.var(0) + noise**2) * target.var())
     good = np.flatnonzero(removed >= 0.9 * removed.max())
     best = good[np.argmin(n[good] * d[good])]
-    found: dict[str, Any] = {"N": float(n[best]), "D": float(d[best])}
+    found: Json = {"N": float(n[best]), "D": float(d[best])}
     found["flops"] = float(k * n[best] * d[best])
     found["narrower"] = float(1 - np.sqrt(1 - removed[best]))
     found["hours"] = None
@@ -189,7 +190,7 @@ def next_run(
     return found
 
 
-def sentences(found: dict[str, Any]) -> list[str]:
+def sentences(found: Json) -> list[str]:
     """Advice in sentences."""
     shown = {}
     for name in ("N", "D", "loss", "score"):

@@ -25,13 +25,14 @@ from typing import Any
 
 from decisionllm.checks import one_of
 from decisionllm.files import EACH, explained
+from decisionllm.registry import Node
 from decisionllm.scaling.ledger import Worker
 
 Call = Callable[[], int]
 Executor = tuple[Callable[[Call], Worker], int, int]
 
 
-def from_config(config: dict[str, Any]) -> AbstractContextManager[Executor]:
+def from_config(config: Node) -> AbstractContextManager[Executor]:
     """The executor that configs/scale.yaml names; it fails when entered if it is not available."""
     executors = {"local": local, "inline": inline, "ray": ray_tasks, "slurm": slurm_jobs}
     one_of("executor", config["executor"], executors)
@@ -46,14 +47,14 @@ def from_config(config: dict[str, Any]) -> AbstractContextManager[Executor]:
 
 
 @contextmanager
-def local(config: dict[str, Any]) -> Iterator[Executor]:
+def local(config: Node) -> Iterator[Executor]:
     """Processes of this machine, which share its cores."""
     workers = config["workers"] or max(cores() // config["processes"], 1)
     yield process, workers, max(cores() // workers, 1)
 
 
 @contextmanager
-def inline(config: dict[str, Any]) -> Iterator[Executor]:
+def inline(config: Node) -> Iterator[Executor]:
     """This process, one call after the other: for tests and debuggers."""
 
     def start(call: Call) -> Worker:
@@ -92,7 +93,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 
 @contextmanager
-def of_files(config: dict[str, Any]) -> Iterator[None]:
+def of_files(config: Node) -> Iterator[None]:
     """While it lasts, files of a dataset are read in this process, or by tasks of a Ray cluster.
 
     It sets `files.EACH`.
@@ -119,7 +120,7 @@ def of_files(config: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
+def ray_tasks(config: Node) -> Iterator[Executor]:
     """Ray tasks, see `ray_cluster`."""
     with ray_cluster(config["address"]) as ray:
         gpus = config["gpus"]
@@ -144,7 +145,7 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
 
 
 @contextmanager
-def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
+def slurm_jobs(config: Node) -> Iterator[Executor]:
     """Slurm jobs, or with +slurm.cluster=local processes that submitit starts.
 
     Their output is in the folder `slurm` of the study.

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from decisionllm.eval.report import figure
 from decisionllm.scaling.law import Law, allocate, cost
+from decisionllm.schema import Json
 
 CAPTIONS = {
     "size": (
@@ -45,11 +46,11 @@ MEAN_RETURN = "quality: mean return of the data, 1: that of the whole log"
 PARAMETERS = "parameters without embeddings"
 STEPS = "steps of training data"
 COMPUTE = "training compute, FLOPs"
-POINTS: dict[str, Any] = {"s": 14, "alpha": 0.6, "linewidth": 0}
+POINTS: Json = {"s": 14, "alpha": 0.6, "linewidth": 0}
 ROOM = 80  # most letters that fit side by side below an axis
 
 
-def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict[str, Figure]:
+def draw(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figure]:
     """The figures of a study by name.
 
     Where size and volume are shown, the data is of the first quality, so that one thing varies at a
@@ -168,11 +169,11 @@ def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> N
             axes.fill_between(at, *law.band(N, D, q), color=colour, alpha=0.15)
 
 
-def compute(axes: Axes, grid: pd.DataFrame, frontier: dict[str, Any]) -> None:
+def compute(axes: Axes, grid: pd.DataFrame, frontier: Json) -> None:
     """Loss against compute, with the frontier and its power law."""
     scatter(axes, grid, "flops", "excess")
     best = grid[grid["run"].isin(frontier["runs"])]
-    ring: dict[str, Any] = {"facecolors": "none", "edgecolors": "black"}
+    ring: Json = {"facecolors": "none", "edgecolors": "black"}
     axes.scatter(best["flops"], best["excess"], s=70, label="frontier", **ring)
     if frontier["power"]:
         E, K, gamma = frontier["power"]
@@ -217,7 +218,7 @@ def intrinsic(axes: Axes, grid: pd.DataFrame, steps: list[tuple[float, float]]) 
     axes.step(compute, reached, where="post", color="black", linewidth=1)
 
 
-def score(axes: Axes, grid: pd.DataFrame, fit: dict[str, Any]) -> None:
+def score(axes: Axes, grid: pd.DataFrame, fit: Json) -> None:
     """Score against loss, with the fitted logistic and its band where there is a trend."""
     scatter(axes, grid, "excess", "score")
     if "curve" in fit:

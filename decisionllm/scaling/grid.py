@@ -15,13 +15,15 @@ import pandas as pd
 
 from decisionllm.checks import one_of
 from decisionllm.command_line import UsageError, checked_options
-from decisionllm.config import Node, merged, train_config
+from decisionllm.config import merged, train_config
 from decisionllm.datasets import sampling
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.eval.before import check_environments
+from decisionllm.registry import Node
 from decisionllm.scaling import ledger
 from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, starts, weights_digest
+from decisionllm.schema import Json
 
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
 AXES = ("size", "fraction", "quality")
@@ -303,7 +305,7 @@ def names(jobs: list[Job]) -> list[str]:
     return [ledger.encode(job)[0] for job in jobs]
 
 
-def matches(entry: dict[str, Any], words: dict[str, str]) -> bool:
+def matches(entry: Json, words: dict[str, str]) -> bool:
     """Whether an entry of `exclude` has a cell's value, as words, on each of its axes."""
     return all(words[axis] in as_words(values) for axis, values in entry.items())
 
@@ -337,7 +339,7 @@ def estimate(grid: Grid, config: Node, say: Callable[[str], None]) -> None:
     say(f"{work} ({FLOPS}); {hours}; {disk}; rollouts not counted")
 
 
-def size_cost(grid: Grid, config: Node, size: str, runs: int) -> dict[str, Any]:
+def size_cost(grid: Grid, config: Node, size: str, runs: int) -> Json:
     """What the runs of a size would take, a row of the table that `estimate` prints."""
     job = grid.job(size, grid.qualities[0], grid.fractions[-1], grid.study["seeds"][0], 1e-3)
     train = job["train"]

@@ -22,6 +22,8 @@ from scipy.optimize import OptimizeResult, least_squares, nnls
 from scipy.special import expit, huber
 from scipy.stats import rankdata
 
+from decisionllm.schema import Json
+
 HUBER = 0.02  # log residuals beyond this count linearly
 WIDE = 4.0  # an exponent is not determined if its interval spans this factor
 SHUFFLES = 9999  # of a permutation test
@@ -64,7 +66,7 @@ class Law:
         losses = [draw(N, D, q) for draw in self.draws]
         return np.asarray(np.percentile(losses, [2.5, 97.5], axis=0))
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Json:
         """The law as JSON values."""
         return {name: value for name, value in vars(self).items() if name != "draws"}
 
@@ -174,7 +176,7 @@ def describe(
     q: np.ndarray | None = None,
     *,
     draws: int = 200,
-) -> dict[str, Any]:
+) -> Json:
     """Test for trends, fit the law, and predict the largest model from the others.
 
     Arguments as of `fit`.
@@ -255,7 +257,7 @@ def loose(law: Law) -> list[str]:
     return found
 
 
-def saturate(loss: ArrayLike, score: ArrayLike, *, draws: int = 200) -> dict[str, Any]:
+def saturate(loss: ArrayLike, score: ArrayLike, *, draws: int = 200) -> Json:
     """Fit a logistic of score against loss, with its 95 % band; without a trend p alone.
 
     score = low + (high - low) / (1 + exp(steep (loss - middle)))

@@ -31,6 +31,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Protocol
 
 from decisionllm.files import atomic, explained
+from decisionllm.schema import Json
 
 ENDED = ("done", "failed")
 STATES = ("planned", "running", *ENDED)
@@ -47,7 +48,7 @@ WHY = {
     ),
 }
 
-Run = Callable[[Path, Any], dict[str, Any]]  # folder, job -> result, JSON values
+Run = Callable[[Path, Any], Json]  # folder, job -> result, JSON values
 Say = Callable[[str], object]
 States = dict[str, str]
 
@@ -128,7 +129,7 @@ def job(folder: str | Path) -> Any:
     return json.loads(_content(folder))
 
 
-def result(folder: str | Path) -> dict[str, Any]:
+def result(folder: str | Path) -> Json:
     """The result of a run that is done, or the reason and last lines of one that failed."""
     paths = [Path(folder) / f"{name}.json" for name in ENDED]
     path = next(path for path in paths if path.exists())
@@ -386,7 +387,7 @@ def _locked(path: str | Path) -> bool:
     return True
 
 
-def _end(folder: Path, name: str, outcome: dict[str, Any]) -> None:
+def _end(folder: Path, name: str, outcome: Json) -> None:
     kept = {"digest": encode([folder.name, outcome])[0], "result": outcome}
     with atomic(folder / f"{name}.json") as file:
         file.write_text(json.dumps(kept, indent=1))

@@ -12,6 +12,7 @@ import pandas as pd
 from decisionllm.eval.report import interval, write_page
 from decisionllm.files import explained
 from decisionllm.scaling import figures, law
+from decisionllm.schema import Json
 
 AXES = ["size", "fraction", "mixture", "seed"]
 COLUMNS = [
@@ -37,7 +38,7 @@ COLUMNS = [
 ]
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read(path: str | Path) -> Json:
     """study.json as it was written, without what `write` derives; the runs are not needed."""
     wanted = "expected the study.json of a study, could not read it"
     with explained(f"{path}: {wanted}", OSError, ValueError, KeyError):
@@ -45,7 +46,7 @@ def read(path: str | Path) -> dict[str, Any]:
         return {key: found[key] for key in ("study", "versions", "flops", "tuned", "runs")}
 
 
-def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object] = print) -> Path:
+def write(folder: str | Path, found: Json, say: Callable[[str], object] = print) -> Path:
     """Write study.json, the figures as PNG, and report.html with the figures in it.
 
     Args:
@@ -94,7 +95,7 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
     return page
 
 
-def finished(found: dict[str, Any]) -> pd.DataFrame:
+def finished(found: Json) -> pd.DataFrame:
     """The runs of the grid that are done, at the learning rate that was chosen for their size.
 
     `excess` is the held-out loss above the least that the head can have: laws are fitted to it,
@@ -114,7 +115,7 @@ def chosen_rate(rates: dict[str, float]) -> float:
     return float(min(rates, key=rates.__getitem__))
 
 
-def fitted(grid: pd.DataFrame) -> dict[str, Any]:
+def fitted(grid: pd.DataFrame) -> Json:
     """The law, the frontier, and score against loss where there are scores."""
     columns = ("non_embedding", "data_steps", "excess", "quality", "flops")
     N, D, loss, q, C = (grid[name].to_numpy(np.float64) for name in columns)
@@ -141,7 +142,7 @@ def intrinsic(scored: pd.DataFrame) -> list[tuple[float, float]]:
     return [(float(score), float(flops)) for flops, score in steps.items()]
 
 
-def laws(fits: dict[str, Any]) -> list[str]:
+def laws(fits: Json) -> list[str]:
     """The fits in sentences."""
     fit: law.Law | None = fits["law"]
     lines = []
@@ -246,7 +247,7 @@ def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: list[str], sign
     return [f"{what}: no size is the best beyond chance; {together}."]
 
 
-def measured(found: dict[str, Any], grid: pd.DataFrame) -> pd.DataFrame:
+def measured(found: Json, grid: pd.DataFrame) -> pd.DataFrame:
     """Further measurements of the evaluations beside the score, on data of the first quality.
 
     Returns:
@@ -307,7 +308,7 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
     return [f"{what}: {difference}: {judgement}."]
 
 
-def at_edge(found: dict[str, Any]) -> list[str]:
+def at_edge(found: Json) -> list[str]:
     """The sizes whose learning rate is the least or the largest that was tried."""
     sizes = []
     for size, rates in found["tuned"].items():
@@ -317,7 +318,7 @@ def at_edge(found: dict[str, Any]) -> list[str]:
     return sizes
 
 
-def tuning(found: dict[str, Any]) -> list[str]:
+def tuning(found: Json) -> list[str]:
     """Which options were tuned and which not, in sentences."""
     lines = []
     edge = at_edge(found)

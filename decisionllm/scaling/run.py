@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from decisionllm.config import Node, flat, train_config
+from decisionllm.config import flat, train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
@@ -27,10 +27,11 @@ from decisionllm.evaluate import evaluate
 from decisionllm.models.generalist import members
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
+from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.runs.model import make_model
 from decisionllm.scaling import executors
-from decisionllm.schema import Report, Spec
+from decisionllm.schema import Json, Report, Spec
 from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
@@ -48,14 +49,14 @@ class Trained(NamedTuple):
 
 def execute(
     folder: Path,
-    job: dict[str, Any],
+    job: Json,
     *,
     cache_dir: str,
     device: str,
     keep: bool,
     processes: int,
     threads: int,
-) -> dict[str, Any]:
+) -> Json:
     """Train one run of a study in its folder, measure it on the held-out groups and roll it out.
 
     Args:
@@ -118,7 +119,7 @@ def execute(
     }
 
 
-def check_unchanged(job: dict[str, Any], config: Node, store: Store) -> None:
+def check_unchanged(job: Json, config: Node, store: Store) -> None:
     """Raise a ValueError if the data or the weights are not those that the job was planned for."""
     if store.fingerprint != job["data"]:
         planned = f"this run was planned for {job['data']}"
@@ -130,7 +131,7 @@ def check_unchanged(job: dict[str, Any], config: Node, store: Store) -> None:
 
 def train_to_budget(
     folder: Path,
-    job: dict[str, Any],
+    job: Json,
     config: Node,
     reference: Store,
     processes: int,
@@ -163,7 +164,7 @@ def train_to_budget(
 
 def roll_out(
     folder: Path,
-    job: dict[str, Any],
+    job: Json,
     best: Trained,
     device: str,
 ) -> tuple[dict[str, float | None], dict[str, float]]:

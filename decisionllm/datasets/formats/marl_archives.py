@@ -20,6 +20,7 @@ import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
 from decisionllm.files import AGAIN, explained
+from decisionllm.schema import Json
 
 # Required and optional columns of each format
 VAULT = ("observations", "actions", "rewards", "terminals", "truncations")
@@ -127,7 +128,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
             repairs["worlds cut at the end"] += 1
 
 
-def open_vault(folder: Path) -> tuple[set[str], int, dict[str, Any]]:
+def open_vault(folder: Path) -> tuple[set[str], int, Json]:
     """Names of all columns, number of steps, and the columns that are read, (B, T, ...) each."""
     import tensorstore as ts  # pip install decisionllm[marl]
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.files import absent, atomic, explained
+from decisionllm.schema import Json
 
 FORMAT = 1
 ROWS = 200_000  # of a row group
@@ -82,7 +83,7 @@ class Log:
         path: where it was read from.
     """
 
-    meta: dict[str, Any]
+    meta: Json
     steps: dict[str, np.ndarray]
     agents: dict[str, np.ndarray]
     path: str = "log"
@@ -147,7 +148,7 @@ def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
 LIMITS = {"num_actions": np.max, "low": np.min, "high": np.max}
 
 
-def common_meta(known: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def common_meta(known: Json, more: Json) -> Json:
     """The meta of some parts of a log and a further one: the longest horizon, the widest limits.
 
     Args:
@@ -183,7 +184,7 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
     with atomic(absent(folder)) as partial, ExitStack() as stack:
         partial.mkdir()
         writers: dict[str, parquet.ParquetWriter] = {}
-        meta: dict[str, Any] = {}
+        meta: Json = {}
         for log in [logs] if isinstance(logs, Log) else logs:
             meta = common_meta(meta, log.meta)
             for table, columns in log.tables.items():
@@ -225,10 +226,10 @@ def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> Any:
     return pa.array(column, mask=missing)
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Path) -> Json:
     """meta.json of a log that `write` wrote."""
     with explained(f"{folder}/meta.json: expected JSON that describes a log", OSError, ValueError):
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        meta: Json = json.loads((folder / "meta.json").read_text())
     if meta.get("format") != FORMAT:
         raise ValueError(f"{folder}/meta.json: expected format {FORMAT}, got {meta.get('format')}")
     return meta
@@ -246,7 +247,7 @@ def read(folder: str | Path) -> Log:
     return Log(meta, steps, agents, str(folder))
 
 
-def _read(file: Path, table: str, meta: dict[str, Any]) -> dict[str, np.ndarray]:
+def _read(file: Path, table: str, meta: Json) -> dict[str, np.ndarray]:
     """The columns of a table."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -319,12 +320,12 @@ def agent_types(env: Any) -> dict[str, str]:
     return {name: name.rstrip("0123456789").rstrip("_-") or name for name in names}
 
 
-def action_limits(env: Any) -> dict[str, dict[str, Any]]:
+def action_limits(env: Any) -> dict[str, Json]:
     """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
     high}}."""
     from gymnasium.spaces import Box, Discrete
 
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Json] = {}
     for agent, kind in agent_types(env).items():
         space = env.action_space(agent)
         if isinstance(space, Discrete):
@@ -361,8 +362,8 @@ def split_observation(
     return flat(view["observation"]), mask
 
 
-Act = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]
-Rows = list[dict[str, Any]]
+Act = Callable[[dict[str, Any], Json], Mapping[str, Any]]
+Rows = list[Json]
 
 
 def collect(
@@ -428,7 +429,7 @@ def _play(
     act: Act,
     seed: int,
     teams: Mapping[str, int],
-    limits: dict[str, dict[str, Any]],
+    limits: dict[str, Json],
 ) -> Iterator[tuple[Rows, Rows]]:
     """Play one episode; yields, for each step, its rows of the tables `steps` and `agents`."""
     kinds = agent_types(env)

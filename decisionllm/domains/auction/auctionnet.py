@@ -25,7 +25,7 @@ import numpy as np
 from decisionllm.checks import ranges
 from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import EACH, absent, atomic
-from decisionllm.schema import differs, refuse
+from decisionllm.schema import Json, differs, refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
@@ -243,7 +243,7 @@ def header(file: Path) -> list[str]:
     return names
 
 
-def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, Json]]:
     """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or
     a pyarrow array of texts}).
 
@@ -266,7 +266,7 @@ def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int,
         raise ValueError(f"{file}: expected rows below the header, got none")
 
 
-def arrow_blocks(file: Path, schema: Schema) -> Iterator[dict[str, Any]]:
+def arrow_blocks(file: Path, schema: Schema) -> Iterator[Json]:
     """The columns that the schema reads, block by block: pyarrow arrays of float64 or string."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv

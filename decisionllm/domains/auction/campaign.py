@@ -6,10 +6,11 @@ definition.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from decisionllm.schema import Json
 
 Numbers = np.ndarray | Sequence[float] | float  # one for each campaign, or the same for all
 STEPS = 48  # of a delivery period, half an hour each
@@ -187,7 +188,7 @@ def summary(
     auction: ArrayLike,
     impressions: ArrayLike,
     market_prices: ArrayLike,
-) -> dict[str, Any]:
+) -> Json:
     """A step of one advertiser, given by opportunity as AuctionNet reports it -> arguments of
     `Campaigns.record`.
 

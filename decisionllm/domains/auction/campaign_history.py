@@ -7,13 +7,13 @@ training reads what was served.
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from decisionllm.domains.auction.campaign import Campaigns
 from decisionllm.domains.auction.observation import MIN_REMAINING, ObservationSpec
-from decisionllm.schema import History
+from decisionllm.schema import History, Json
 
 SETTINGS = (
     "name",
@@ -48,7 +48,7 @@ class Campaign:
     """
 
     id: str
-    settings: dict[str, Any]
+    settings: Json
     spec: ObservationSpec
     totals: Campaigns
     task: str
@@ -62,7 +62,7 @@ class Campaign:
     model: str | None = None
 
     @classmethod
-    def begin(cls, settings: dict[str, Any], spec: ObservationSpec, *, id: str = "") -> Self:
+    def begin(cls, settings: Json, spec: ObservationSpec, *, id: str = "") -> Self:
         """A campaign before its first step. A text of None is made by the text template of the
         specification.
 
@@ -87,7 +87,7 @@ class Campaign:
 
     def advance(
         self,
-        result: dict[str, Any] | None,
+        result: Json | None,
         coming: dict[str, float] | None,
         remaining: float | None = None,
     ) -> Self:

@@ -31,8 +31,8 @@ from decisionllm.domains.auction.observation import (
 )
 from decisionllm.domains.auction.rules import BEHAVIOURS, behaviour_roster
 from decisionllm.protocols import Source
-from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.registry import Node, register
+from decisionllm.schema import Episode, Json, Spec
 
 TEACHERS = ("oracle", "teacher")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
@@ -129,7 +129,7 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
     return found
 
 
-def data_options(*, text: str = "none", **options: Any) -> dict[str, Any]:
+def data_options(*, text: str = "none", **options: Any) -> Json:
     """See `datasets.store`. No text of the auction changes more than texts."""
     if text in TEXTS:
         text = "informative"
@@ -145,7 +145,7 @@ def campaigns_source(
     episodes: list[Episode],
     campaigns: Iterable[Sequence[Any]],
     horizon: int,
-    info: dict[str, Any],
+    info: Json,
 ) -> Source:
     """Campaigns as a dataset.
 
@@ -276,7 +276,7 @@ def generate(*, periods: str, behaviour: str, seed: int) -> Log:
 
 
 @register("raw_export", "replay")
-def export_days(folder: str, dataset: dict[str, Any], say: Callable[[str], None]) -> None:
+def export_days(folder: str, dataset: Node, say: Callable[[str], None]) -> None:
     """Write the replayable days of an auction dataset, a config node, into a folder."""
     if dataset["_target_"] != f"{__name__}.load":
         raise ValueError(f"export=replay: expected dataset=auction, got {dataset['_target_']}")
@@ -403,7 +403,7 @@ def rewards(log: Log, reward: str) -> np.ndarray:
     return np.diff(scores, axis=1, prepend=0)
 
 
-def texts(facts: Sequence[dict[str, Any]], period: np.ndarray, *, text: str) -> list[str]:
+def texts(facts: Sequence[Json], period: np.ndarray, *, text: str) -> list[str]:
     """The task text of each campaign. text=shuffled exchanges them among the campaigns of a period.
 
     Args:
@@ -421,12 +421,12 @@ def texts(facts: Sequence[dict[str, Any]], period: np.ndarray, *, text: str) -> 
     return [spec.task(known["budget"], known["cpa"], known["category"]) for known in named]
 
 
-def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> list[dict[str, Any]]:
+def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> list[Json]:
     """The facts of K campaigns, (K,) each."""
     return list(map(task_facts, budget, target_cpa, category))
 
 
-def by_task(facts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def by_task(facts: Sequence[Json]) -> dict[str, Json]:
     """The facts of campaigns by their informative texts."""
     return {task_text(known["budget"], known["cpa"], known["category"]): known for known in facts}
 

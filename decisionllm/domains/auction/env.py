@@ -40,7 +40,7 @@ from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -306,7 +306,7 @@ class Auction(Env):
         """AuctionNet's score of each episode, whatever its rewards are."""
         return score(*outcome(episodes, "conversions", "spend", "target_cpa"))
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         """Conversions, CPA, spend, and mean scores by category, published budget, period and
         wording.
 
@@ -317,7 +317,7 @@ class Auction(Env):
         category, advertiser, period = outcome(episodes, "category", "advertiser", "period")
         scores = self.score(episodes)
         some = conversions > 0
-        found: dict[str, Any] = {
+        found: Json = {
             "conversions": mean(conversions),
             "cpa_ratio": None,
             "budget_used": mean(spend / budget),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from decisionllm.files import atomic, explained
+from decisionllm.schema import Json
 
 Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
 
@@ -65,7 +66,7 @@ LAST_TICK = "campaign, step, request, answer, at, tick_sum"
 NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
 HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
 logger = logging.getLogger(__name__)
-Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
+Row = tuple[Json, dict[str, Any] | None]  # a campaign, and the answer to its last tick
 
 
 class JournalBusyError(sqlite3.OperationalError):
@@ -183,7 +184,7 @@ class Journal:
         finally:
             self._writing.release()
 
-    def campaigns(self) -> list[dict[str, Any]]:
+    def campaigns(self) -> list[Json]:
         """Every campaign in the order of opening.
 
         It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
@@ -194,12 +195,12 @@ class Journal:
                 found.append(self._campaign_of(row))
         return found
 
-    def campaign(self, id: str) -> dict[str, Any] | None:
+    def campaign(self, id: str) -> Json | None:
         """The campaign with this id. Raises DamagedRowError."""
         rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE id = ?", id)
         return self._campaign_of(rows[0]) if rows else None
 
-    def keyed(self, key: str) -> dict[str, Any] | None:
+    def keyed(self, key: str) -> Json | None:
         """The campaign opened with this key. Raises DamagedRowError."""
         rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE key = ?", key)
         return self._campaign_of(rows[0]) if rows else None
@@ -276,7 +277,7 @@ class Journal:
         which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
         return [id for (id,) in self._list(f"SELECT id FROM campaigns WHERE {which}", model, count)]
 
-    def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[dict[str, Any]]:
+    def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[Json]:
         """The ticks of a campaign from this one on, in their order: index, request and answer.
 
         Args:
@@ -325,7 +326,7 @@ class Journal:
         _, answer = self._tick_of(row[7:])
         return campaign, json.loads(answer)
 
-    def _campaign_of(self, row: tuple[Any, ...]) -> dict[str, Any]:
+    def _campaign_of(self, row: tuple[Any, ...]) -> Json:
         """A row of CAMPAIGN, checked."""
         id, key, opened, settings, sum, ended, model = row
         if sum not in (None, checksum(id, key, opened, settings)):
@@ -472,7 +473,7 @@ def _copy(source: sqlite3.Connection, to: Path) -> None:
         copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
 
 
-def opened(id: str, key: str | None, settings: dict[str, Any], model: str = "") -> Entry:
+def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:
     """The entry of a new campaign. Of several with the same key only the first is written."""
     values = id, key, time.time(), json.dumps(settings)
     columns = "id, key, opened, facts, model, sum"

@@ -17,7 +17,7 @@ from decisionllm.domains.auction.journal import DamagedRowError, Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 
 @register("dataset", "journal", text="${text}")
@@ -76,14 +76,14 @@ def load(
     if not episodes:
         none = f"none among {len(served)}; dataset.unfinished=true reads open ones too"
         raise ValueError(f"{path}: expected campaigns that have ended, got {none}")
-    info: dict[str, Any] = {"name": f"journal@{file.stem}", "env": "journal"}
+    info: Json = {"name": f"journal@{file.stem}", "env": "journal"}
     info |= spec.info()
     info |= {"unfinished": unfinished, "path": path}
     horizon = max(campaign["horizon"] for campaign in served)
     return campaigns_source(episodes, campaigns, horizon, info)
 
 
-def episode(campaign: Campaign, ticks: list[dict[str, Any]], group: int) -> Episode:
+def episode(campaign: Campaign, ticks: list[Json], group: int) -> Episode:
     """The Episode of a campaign, replayed from its ticks. Answers of a fallback are not
     imitated."""
     loss_mask = []

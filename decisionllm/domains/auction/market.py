@@ -19,9 +19,10 @@ from scipy.special import ndtr, ndtri
 
 from decisionllm.domains.auction.campaign import STEPS, Campaigns
 from decisionllm.domains.auction.observation import MIN_REMAINING
+from decisionllm.schema import Json
 
 DATA = Path(__file__).parent / "published"
-PUBLISHED: dict[str, Any] = json.loads((DATA / "constants.json").read_text())
+PUBLISHED: Json = json.loads((DATA / "constants.json").read_text())
 CATEGORIES: int = PUBLISHED["categories"]
 MEAN_VALUE = 0.0005  # conversions an exposure
 # of each step the values and their standard deviations, (n, N) each

@@ -14,6 +14,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.domains.auction.campaign import CONTEXT, STATE, STEPS, Campaigns, Numbers, score
+from decisionllm.schema import Json
 
 MIN_REMAINING = 0.1  # currency: an advertiser with less left no longer bids
 OBSERVATIONS = {
@@ -141,7 +142,7 @@ def task_text(
     return f"Auction, {advertiser}. {goal} within {amount}, at {limit}."
 
 
-def task_facts(budget: float, target_cpa: float, category: int) -> dict[str, Any]:
+def task_facts(budget: float, target_cpa: float, category: int) -> Json:
     """The facts of one campaign for `wordings`.
 
     Size and limit are by the thirds of AuctionNet's 48 advertisers.

@@ -10,12 +10,12 @@ what is withdrawn, so one draw gives the same distribution.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
 from decisionllm.domains.auction.market import Traffic, with_prices
+from decisionllm.schema import Json
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PricedPeriod:
         remaining: np.ndarray,
         *,
         keys: np.ndarray,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Let M campaigns bid in a step.
 
         A win costs the market price and is exposed; it converts with a probability drawn from

@@ -14,6 +14,7 @@ import numpy as np
 
 from decisionllm.domains.maze2d.maze import GOAL_RADIUS, Maze, reward
 from decisionllm.files import AGAIN, explained
+from decisionllm.schema import Json
 
 KEYS = [
     "actions",
@@ -47,7 +48,7 @@ def content(
     blocks: Iterable[Columns],
     simulator: Maze,
     published: Published,
-) -> dict[str, Any]:
+) -> Json:
     """What a store says of the content of a Maze2D file.
 
     Args:

@@ -28,7 +28,7 @@ from decisionllm.domains.maze2d.maze import Maze, Planner, reward
 from decisionllm.files import absent, atomic
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode, Json, Spec
 
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
@@ -152,7 +152,7 @@ def load(
     return Source(spec, episodes, info, facts)
 
 
-def check_options(text: str, cut: str, source: str, noise: float, of_goals: dict[str, Any]) -> None:
+def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json) -> None:
     """Raise a ValueError about options of `load` that are unknown or do not fit each other."""
     if not 0 <= noise < np.inf:
         wanted = "a deviation of actions within -1 .. 1, 0 or more"
@@ -201,7 +201,7 @@ def regenerated_name(published: str, *, steps: int, noise: float, seed: int) -> 
     return name
 
 
-def data_options(*, text: str = "none", **options: Any) -> dict[str, Any]:
+def data_options(*, text: str = "none", **options: Any) -> Json:
     """See `datasets.store`.
 
     A goal in the text changes rewards and episodes; its wording changes nothing else.
@@ -236,7 +236,7 @@ def texts(
 
 def describe_file(
     file: Path, blocks: Iterable[Log], simulator: Maze, published: str, maze: str, *, dense: bool
-) -> dict[str, Any]:
+) -> Json:
     """What a store says of the file that it was read from.
 
     Returns:

@@ -21,7 +21,7 @@ from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.eval.understood import understood
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,14 +210,14 @@ class Maze2D(Env):
         gains = reward(self.states[:, :2], self.goals, dense=self.dense)
         return self.states, gains, np.zeros(N, bool), np.full(N, self.time >= self.horizon)
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         """Return and score if every step after the first touch of the goal counted (`latched`).
 
         With a goal in the text also the share of episodes in which the ball came within its disc
         (`reached`), and stayed for half of the last 100 steps (`stayed`); by kind of frame and by
         goal where there are several, and then the cell at the end.
         """
-        found: dict[str, Any] = {}
+        found: Json = {}
         if not self.dense:
             low, high = self.reference
             touched = [np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]
@@ -241,7 +241,7 @@ class Maze2D(Env):
             found["final_cell"] = confusion(named, cell_names(np.rint(places[:, -1]).astype(int)))
         return found
 
-    def probe(self, policy: Any) -> dict[str, Any]:
+    def probe(self, policy: Any) -> Json:
         """The share of texts that a policy understands, on 64 states; see `understood`."""
         trained = policy.info["dataset"].get("wordings", {})
         facts = {task: known for task, known in self.facts.items() if task in trained}
@@ -297,7 +297,7 @@ def shares_by(labels: np.ndarray, shares: dict[str, np.ndarray]) -> dict[str, di
     return found
 
 
-def confusion(named: np.ndarray, ends: np.ndarray) -> dict[str, Any]:
+def confusion(named: np.ndarray, ends: np.ndarray) -> Json:
     """Shares of the final cells, a row for each cell that texts name. named, ends: (M,) names."""
     rows = np.unique(named).tolist()
     columns = np.unique([*named, *ends]).tolist()

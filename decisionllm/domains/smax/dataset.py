@@ -5,7 +5,6 @@ expert, medium, random: one teacher. mixed: a third of the groups each.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from decisionllm.datasets.team_worlds import Game, generate
 from decisionllm.domains.smax.world import HORIZON, OWN, STOP, TEACHERS, UNIT, Facts, Smax, Teacher
 from decisionllm.protocols import Source
 from decisionllm.registry import register
+from decisionllm.schema import Json
 
 TASK = "Defeat every enemy unit, and lose none that can be spared"
 REWARD_RULE = "the share of the enemies' health that is taken, and 1 for a victory"
@@ -50,7 +50,7 @@ def load(
 def game(map: str) -> Game:
     """The battles of a map."""
 
-    def describe_worlds(world: Smax) -> dict[str, Any]:
+    def describe_worlds(world: Smax) -> Json:
         return describe(map, world.facts)
 
     return Game(partial(Smax, map=map), describe_worlds, TEACHERS, Teacher, types)
@@ -61,7 +61,7 @@ def types(world: Smax) -> np.ndarray:
     return np.searchsorted(world.facts.kinds, world.kinds)
 
 
-def describe(map: str, facts: Facts) -> dict[str, Any]:
+def describe(map: str, facts: Facts) -> Json:
     """meta of a log, or of the battles of an evaluation."""
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
     # The blocks of an observation, see `team_log`

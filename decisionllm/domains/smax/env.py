@@ -15,7 +15,7 @@ from decisionllm.domains.smax.dataset import game
 from decisionllm.domains.smax.world import HORIZON, SIZE, STOP, allowed
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 
 @register("env", "smax", text="${text}", map="${dataset.map}", frames="${text_wordings}")
@@ -79,7 +79,7 @@ class SmaxTeams(WorldTeams):
             "out_of_time": self.world.over & ~self.world.terminated,
         }
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         found = super().metrics(episodes)
         for name in ("decisions", "illegal"):
             found[name] = int(sum(e.outcome[name] for e in episodes))

@@ -16,6 +16,7 @@ from decisionllm.datasets.team_worlds import SEEDS, stacked
 from decisionllm.domains.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.protocols import Source
 from decisionllm.registry import register
+from decisionllm.schema import Json
 
 VERSION = 2  # of what a store of it holds
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
@@ -142,14 +143,14 @@ def blocks(n: int, m: int) -> list[list[Any]]:
     return [["own", 4, 1], ["landmark", 2, m], ["agent", 2, n - 1], ["", 2, n - 1]]
 
 
-def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]:
+def describe(sizes: list[int], actions: str, **generator: Any) -> Json:
     """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
     # (agents, landmarks) of an observation by its length; one agent may have been removed
     known = {}
     for n in range(1, 17):
         for m in (n, n + 1):
             known[4 + 2 * m + 4 * (n - 1)] = n, m
-    agent: dict[str, Any] = {"role": ""}
+    agent: Json = {"role": ""}
     if actions == "discrete":
         agent["num_actions"] = len(PUSHES)
     else:

@@ -26,7 +26,7 @@ from decisionllm.domains.spread.world import (
 )
 from decisionllm.eval.team_env import STARTS, TeamEnv
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 OMAR = (159.8, 516.8)  # S_random and S_expert of its paper: three agents, continuous actions
 # Mean returns of random play and of the expert teacher by number of agents, over 1,000 worlds each,
@@ -194,7 +194,7 @@ class SpreadTeams(TeamEnv):
             "touches": self.touches,
         }
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         first = episodes[0].outcome
         facts = {"agents": int(first["agents"]), "reference": first["reference"].tolist()}
         return super().metrics(episodes) | facts
