@@ -41,6 +41,7 @@ NAMES = sorted(
         "agreement",
         "auction_bidders",
         "auction_words",
+        "auctionnet_public",
         "instructions",
         "isoflops",
         "large_files",
@@ -221,6 +222,29 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
         f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} ["
         in capsys.readouterr().out
     )
+
+
+def test_the_public_protocol_has_a_row_for_each_budget_beside_those_of_others(
+    tmp_path, monkeypatch, capsys
+):
+    """From days of a small market: nobody bids better than the best constant by much, and a larger
+    budget is never worth less in hindsight.
+    """
+    from benchmarks import auctionnet_public
+
+    days = trained_on_small_days(tmp_path, monkeypatch)
+    out = tmp_path / "rows.jsonl"
+    words = [f"{tmp_path}/run", "--days", f"{days}:1", "--repeats", "2", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["auctionnet_public", *words])
+    auctionnet_public.main()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["budget"] for row in rows] == [*auctionnet_public.BUDGETS] * 2
+    assert all(row["campaigns"] == 2 * 48 for row in rows)
+    assert all(row["low"] <= row["score"] <= row["high"] for row in rows)
+    best = [row["score"] for row in rows if row["policy"] == auctionnet_public.HINDSIGHT]
+    assert best == sorted(best)
+    shown = capsys.readouterr().out
+    assert "GUIDE, published" in shown and f"{rows[0]['score']:.1f} (" in shown
 
 
 def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
