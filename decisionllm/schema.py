@@ -10,6 +10,7 @@ store, windows and batches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch  # an exported policy acts without it
 
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
+# returns to aim for: one for all episodes, or (N,); None: the policy's own
+Targets = float | Sequence[float] | np.ndarray | None
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 
 

@@ -29,8 +29,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
 from decisionllm.models import inverse_dynamics
-from decisionllm.models.generalist import Generalist, members
-from decisionllm.models.sequence import SequenceModel
+from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.start import new_model, restore_or_describe
 from decisionllm.schema import Batch, Json, Window
@@ -79,7 +78,7 @@ class Training:
     data: dict[str, Data]
     shares: dict[str, list[float]]
     model: Any
-    inner: SequenceModel | Generalist
+    inner: Model
     optimizer: torch.optim.Optimizer
     wrapped: Any
     loop: Loop

@@ -15,7 +15,7 @@ import torch
 
 from decisionllm.files import explained
 from decisionllm.protocols import Player
-from decisionllm.schema import Spec
+from decisionllm.schema import Spec, Targets
 
 ALGORITHMS = {  # {our name: d3rlpy's}
     "awac": "AWAC",
@@ -182,7 +182,7 @@ class Baseline(Player):
         self,
         tasks: Sequence[str],
         horizon: int,
-        target_returns: Any = None,
+        target_returns: Targets = None,
         groups: np.ndarray | None = None,
     ) -> "Baseline":
         return self

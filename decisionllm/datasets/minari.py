@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
+
+if TYPE_CHECKING:
+    from minari import MinariDataset
 
 RADIUS = 0.45  # of PointMaze's goals
 
@@ -109,7 +112,7 @@ def load(
     return Source(spec, episodes(), info)
 
 
-def _spec(dataset: Any, episodes: Iterable[Episode], horizon: int) -> Spec:
+def _spec(dataset: "MinariDataset", episodes: Iterable[Episode], horizon: int) -> Spec:
     """The spec of a dataset's episodes; horizon: see `load`."""
     S = 0
     longest = evaluation(dataset).get("max_episode_steps") or 0
@@ -125,7 +128,7 @@ def _spec(dataset: Any, episodes: Iterable[Episode], horizon: int) -> Spec:
 
 
 def _episode(
-    dataset: Any,
+    dataset: "MinariDataset",
     raw: Any,
     part: str,
     fixed: Callable[[np.ndarray], np.ndarray] | None,
@@ -173,7 +176,7 @@ def folder(minari_id: str) -> Path:
     return path / "data"
 
 
-def find(minari_id: str) -> Any:
+def find(minari_id: str) -> "MinariDataset":
     """The open Minari dataset, by its id or the path of its folder."""
     import minari
 
@@ -187,25 +190,25 @@ def find(minari_id: str) -> Any:
         return minari.MinariDataset(str(data))
 
 
-def _raw_episodes(dataset: Any) -> Iterator[Any]:
+def _raw_episodes(dataset: "MinariDataset") -> Iterator[Any]:
     """The episodes of a Minari dataset."""
     with explained(f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN):
         yield from dataset.iterate_episodes()
 
 
-def description(dataset: Any) -> str:
+def description(dataset: "MinariDataset") -> str:
     """The task text of a dataset: its id and what it says of itself."""
     return f"{dataset.id}. {dataset.storage.metadata.get('description') or ''}".strip()
 
 
-def words_of(group: str, dataset: Any, text: str, task: str) -> str:
+def words_of(group: str, dataset: "MinariDataset", text: str, task: str) -> str:
     """The task text, or the template of it, of a Minari dataset: in data (group `dataset`) as in
     environments (`env`)."""
     own = description(dataset) if text == "constant" else ""
     return constant_text(group, text, task or own, TEXTS)
 
 
-def is_pointmaze(dataset: Any) -> bool:
+def is_pointmaze(dataset: "MinariDataset") -> bool:
     """Whether the two defects of PointMaze are to be repaired."""
     from gymnasium.spaces import Dict
 
@@ -215,7 +218,7 @@ def is_pointmaze(dataset: Any) -> bool:
     return {"observation", "desired_goal"} <= set(space)
 
 
-def part_read(dataset: Any, goal: str) -> str:
+def part_read(dataset: "MinariDataset", goal: str) -> str:
     """The key of a Dict observation that a policy reads alone; empty: all of it. goal: see
     `load`."""
     return "observation" if is_pointmaze(dataset) and goal == "fixed" else ""
@@ -226,14 +229,14 @@ def observed(observation: Any, part: str) -> Any:
     return observation[part] if part else observation
 
 
-def evaluation(dataset: Any) -> Json:
+def evaluation(dataset: "MinariDataset") -> Json:
     """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty
     without either."""
     metadata = dataset.storage.metadata
     return dict(json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}"))
 
 
-def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
+def fixed_reward(dataset: "MinariDataset") -> Callable[[np.ndarray], np.ndarray]:
     """The reward of a PointMaze dataset's evaluation environment, for the one `g` of its map.
 
     Returns:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.protocols import Begin, Env, Player
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Targets
 
 
 def rollout(
@@ -82,7 +82,7 @@ def rollout(
     return episodes
 
 
-def begin_in(policy: Any, env: Env, target_returns: Any, tasks: Sequence[str]) -> Player:
+def begin_in(policy: Any, env: Env, target_returns: Targets, tasks: Sequence[str]) -> Player:
     """A session of a `Policy`, or of a baseline, in an environment.
 
     The groups are read here, since a reset may change them.

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from decisionllm.eval.rollout import begin_in, rollout
-from decisionllm.models.generalist import Generalist
-from decisionllm.models.sequence import SequenceModel
+from decisionllm.models.generalist import Model
 from decisionllm.policy.loading import policies_of
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Env
@@ -38,7 +37,7 @@ class ScoreWatch:
         self.device = device
         self.envs: dict[str, Env] = {}  # by part; built at the first look
 
-    def look(self, model: SequenceModel | Generalist) -> dict[str, float]:
+    def look(self, model: Model) -> dict[str, float]:
         """The mean score, and of a mixture also those of its parts: {"score": 71.2}.
 
         The model is left in evaluation mode.

@@ -30,6 +30,9 @@ class Generalist(nn.Module):
         return terms
 
 
-def members(model: SequenceModel | Generalist) -> dict[str, SequenceModel]:
+Model = SequenceModel | Generalist  # of a run
+
+
+def members(model: Model) -> dict[str, SequenceModel]:
     """{embodiment: its model}; {"": model} of a model of one space."""
     return {"": model} if isinstance(model, SequenceModel) else dict(model.models.items())  # type: ignore[arg-type]

@@ -4,13 +4,13 @@ An exported policy uses this without torch.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from decisionllm.datasets.windows import rollout_returns_to_go
 from decisionllm.protocols import Player
-from decisionllm.schema import History, Spec, refuse
+from decisionllm.schema import History, Spec, Targets, refuse
 
 Rows = slice | np.ndarray | Sequence[int]
 ALL = slice(None)
@@ -43,7 +43,7 @@ class EpisodeBuffer(Player):
     """
 
     def __init__(
-        self, policy: Conditioned, N: int, horizon: int, target_returns: Any = None
+        self, policy: Conditioned, N: int, horizon: int, target_returns: Targets = None
     ) -> None:
         spec = policy.spec
         policy.check_horizon(horizon)

@@ -15,7 +15,7 @@ import numpy as np
 from decisionllm.datasets.windows import window_start
 from decisionllm.files import check_all, explained
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
-from decisionllm.schema import History, Json, Spec
+from decisionllm.schema import History, Json, Spec, Targets
 
 FORMAT = 1  # of the folder
 FILES = ("policy.onnx", "policy.json")
@@ -87,7 +87,7 @@ class ExportedPolicy:
         self,
         tasks: Sequence[str],
         horizon: int,
-        target_returns: Any = None,
+        target_returns: Targets = None,
     ) -> "ExportedSession":
         """Begin N episodes in lock-step.
 
@@ -148,7 +148,7 @@ class ExportedSession(EpisodeBuffer):
         policy: ExportedPolicy,
         tasks: Sequence[str],
         horizon: int,
-        target_returns: Any,
+        target_returns: Targets,
     ) -> None:
         super().__init__(policy, len(tasks), horizon, target_returns)
         self.texts = policy.read_texts(tasks)

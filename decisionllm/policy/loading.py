@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decisionllm.models.generalist import Generalist, members
+from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node, build
@@ -85,7 +85,7 @@ def load_parts(
 
 
 def policies_of(
-    model: SequenceModel | Generalist,
+    model: Model,
     config: Node,
     info: Json,
     parts: Sequence[str],

@@ -7,7 +7,6 @@ keeps keys and values between decisions and returns the same actions. Both use t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import Node
-from decisionllm.schema import History, Json
+from decisionllm.schema import History, Json, Targets
 
 
 @dataclass
@@ -142,7 +141,7 @@ class Policy(WindowReader):
         self,
         tasks: Sequence[str],
         horizon: int,
-        target_returns: Any = None,
+        target_returns: Targets = None,
         groups: np.ndarray | None = None,
     ) -> Session | TeamSession:
         """Begin N episodes in which `act` of the session takes one step at a time.

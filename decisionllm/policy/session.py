@@ -1,7 +1,7 @@
 """Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from decisionllm.backbones.cache import NONE, KVCache, SessionCache
 from decisionllm.datasets.windows import Steps, collate, cut, window_start
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.policy.reading import WindowReader
-from decisionllm.schema import History
+from decisionllm.schema import History, Targets
 
 # ids and mask, where only steps are read
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
@@ -38,7 +38,7 @@ class Session(EpisodeBuffer):
         policy: WindowReader,
         tasks: Sequence[str],
         horizon: int,
-        target_returns: Any = None,
+        target_returns: Targets = None,
         *,
         text_room: int = 0,
     ) -> None:

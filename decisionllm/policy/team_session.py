@@ -3,7 +3,6 @@ before it.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from decisionllm.datasets.windows import collate, window_start
 from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.policy.reading import WindowReader
-from decisionllm.schema import Batch, Window
+from decisionllm.schema import Batch, Targets, Window
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
 
@@ -45,7 +44,7 @@ class TeamSession(EpisodeBuffer):
         policy: WindowReader,
         tasks: Sequence[str],
         horizon: int,
-        target_returns: Any = None,
+        target_returns: Targets = None,
         groups: np.ndarray | None = None,
         *,
         cached: bool = True,

@@ -24,8 +24,7 @@ from decisionllm.config import TrainConfig, train_config
 from decisionllm.datasets.mixture import same_space, spaces
 from decisionllm.distributed import whole
 from decisionllm.files import explained, sealed
-from decisionllm.models.generalist import Generalist, members
-from decisionllm.models.sequence import SequenceModel
+from decisionllm.models.generalist import Model, members
 from decisionllm.registry import Node
 from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
@@ -34,7 +33,7 @@ from decisionllm.schema import Json
 
 def save(
     path: Path,
-    model: SequenceModel | Generalist,
+    model: Model,
     trainer_tensors: dict[str, Tensor],
     trainer_state: Json,
     *,
@@ -109,7 +108,7 @@ def weights_folder(path: str | Path, config: TrainConfig) -> Path:
     return Path(path) / "best" if config.log.keep_best else Path(path)
 
 
-def restore(path: str | Path, model: SequenceModel | Generalist, info: Json) -> None:
+def restore(path: str | Path, model: Model, info: Json) -> None:
     """Load a checkpoint's weights into a model made from the same config; a ValueError if anything
     does not fit.
     """
@@ -135,7 +134,7 @@ def restore(path: str | Path, model: SequenceModel | Generalist, info: Json) -> 
     model.load_state_dict(own, strict=False)
 
 
-def load_model(path: str | Path, config: Node, info: Json) -> SequenceModel | Generalist:
+def load_model(path: str | Path, config: Node, info: Json) -> Model:
     """The model of a run with the weights that act; see `restore` for errors. config, info: of
     `read`.
     """
@@ -148,9 +147,7 @@ def load_model(path: str | Path, config: Node, info: Json) -> SequenceModel | Ge
     return model
 
 
-def start_from(
-    path: str | Path, model: SequenceModel | Generalist, config: TrainConfig
-) -> set[str]:
+def start_from(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
     """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of
     its space, with its units.
 
@@ -213,7 +210,7 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     model.load_state_dict(given, strict=False)
 
 
-def _own_state(model: SequenceModel | Generalist) -> dict[str, Tensor]:
+def _own_state(model: Model) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and
     what was fitted before.
     """

@@ -7,14 +7,14 @@ import torch
 from decisionllm.backbones.readers import attach
 from decisionllm.config import TrainConfig
 from decisionllm.datasets.mixture import of_embodiments
-from decisionllm.models.generalist import Generalist
+from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.models.team import TeamSequenceModel
 from decisionllm.registry import Node, build
 from decisionllm.schema import Spec
 
 
-def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> SequenceModel | Generalist:
+def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
     """The model that a config describes, for data of this spec; new parts and random weights are
     drawn from the seed.
 
@@ -29,7 +29,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Sequence
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model: SequenceModel | Generalist
+        model: Model
         if isinstance(spec, Spec):
             model = reading(spec, config.head)
         else:

@@ -5,7 +5,6 @@ that it starts from.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,10 @@ from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store
-from decisionllm.models.generalist import members
-from decisionllm.models.imagined import TEXTS, Transitions, codes
+from decisionllm.models.generalist import Model, members
+from decisionllm.models.imagined import TEXTS, ImaginedValue, Transitions, codes
+from decisionllm.models.normalizer import Normalizer
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
@@ -25,7 +26,7 @@ MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
-def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> Any:
+def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> Model:
     """Build the model of a run and fit its units, value and text reader to the training data.
 
     A new run with init_from begins with the weights of that run.
@@ -38,10 +39,11 @@ def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> 
     if config.init_from and not begun:
         started = checkpoint.start_from(config.init_from, model, config)
     for name, member in members(model).items():
-        plans = member.planner is not None
+        planner = member.planner
+        plans = planner is not None
         fit_normalizer(member, data[name], changes=plans, started=name in started)
-        if plans and not begun and name not in started:
-            fit_value(member, data[name], config)
+        if planner is not None and not begun and name not in started:
+            fit_value(planner, member.normalizer, data[name], config)
     if model.backbone.features is not None:
         texts: list[str] = []
         for each in data.values():
@@ -65,9 +67,9 @@ def check_horizons(stores: Iterable[Store]) -> None:
 
 def restore_or_describe(
     config: TrainConfig,
-    stores: dict[str, Any],
+    stores: dict[str, Store],
     data: Mapping[str, Data],
-    model: Any,
+    model: Model,
     *,
     begun: bool,
     main: bool,
@@ -83,7 +85,9 @@ def restore_or_describe(
         )
 
 
-def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = False) -> None:
+def fit_normalizer(
+    model: SequenceModel, data: Data, *, changes: bool, started: bool = False
+) -> None:
     """Fit the model's units to the training steps; a model started from a run keeps the units of
     its weights.
 
@@ -108,40 +112,52 @@ def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = Fal
         normalizer.fit_changes(differences())
 
 
-def fit_value(model: Any, data: Data, config: TrainConfig) -> None:
-    """Fit the value of a model to its training steps."""
-    store, units = data.store, model.normalizer
-    task, text = np.unique(store.task[data.episodes], return_inverse=True)  # of an episode
-    planner = model.planner
+def fit_value(planner: ImaginedValue, units: Normalizer, data: Data, config: TrainConfig) -> None:
+    """Fit the value of a model to its training steps, in the model's units."""
+    bf16 = hardware.precision(config.device, config.optim.precision) == "bf16"
+    shown = transitions(planner, units, data)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=bf16):
+        planner.fit(shown, units, seed=config.seed)
+
+
+def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transitions:
+    """The training steps whose action is known, as a value is fitted to them.
+
+    Raises:
+        ValueError: more task texts than the value tells apart.
+    """
+    store = data.store
+    task, text_of_episode = np.unique(store.task[data.episodes], return_inverse=True)
     most = TEXTS if planner.reads_text else 1
     if len(task) > most or "wordings" in store.info:
         wanted = f"one wording of at most {most} task texts ({TEXTS} with planner.reads_text=true)"
         raise ValueError(f"planner=value: expected {wanted}, got {len(task)}")
+
+    lengths = store.lengths[data.episodes]
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
-    ended = np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
-    text = np.repeat(text, store.lengths[data.episodes])
-    if data.steps.action_weight is not None:  # steps whose action is unknown are left out
+    terminated = np.repeat(store.terminated[data.episodes], lengths)
+    text = np.repeat(text_of_episode, lengths)
+    if data.steps.action_weight is not None:
         known = data.steps.action_weight[rows] > 0
-        rows, ended, text = rows[known], ended[known], text[known]
+        rows, terminated, text = rows[known], terminated[known], text[known]
+
     last = np.isin(rows, store.offsets[1:] - 1)
-    pairs = np.flatnonzero(~last & (np.diff(rows, append=0) == 1))
-    observations, actions, rewards = (
-        torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions, store.rewards)
+    # a row whose next one is missing or of another episode says nothing of a change
+    next_is_there = np.diff(rows, append=0) == 1
+    pairs = np.flatnonzero(~last & next_is_there)
+    ended = (last & terminated).astype(np.float32)
+    codes_of_texts = torch.zeros(1, 0)
+    if planner.reads_text:
+        codes_of_texts = codes([store.tasks[i] for i in task])
+    return Transitions(
+        units.observations(torch.from_numpy(store.observations[rows])),
+        units.actions(torch.from_numpy(data.steps.actions[rows])),
+        torch.from_numpy(store.rewards[rows]),
+        torch.from_numpy(ended),
+        torch.from_numpy(pairs),
+        torch.from_numpy(text),
+        codes_of_texts,
     )
-    over, following, which = map(torch.from_numpy, ((last & ended).astype(np.float32), pairs, text))
-    read = codes([store.tasks[i] for i in task]) if planner.reads_text else torch.zeros(1, 0)
-    shown = Transitions(
-        units.observations(observations),
-        units.actions(actions),
-        rewards,
-        over,
-        following,
-        which,
-        read,
-    )
-    low = hardware.precision(config.device, config.optim.precision) == "bf16"
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
-        planner.fit(shown, units, seed=config.seed)
 
 
 def targets(config: TrainConfig, data: Mapping[str, Data]) -> Json:
