@@ -221,3 +221,8 @@ def _digest(path: Path) -> str:
             crc = zlib.crc32(rows.sum(1).tobytes(), crc)
             columns += rows.sum(0)
     return f"{size} bytes, sums {zlib.crc32(columns.tobytes(), crc):08x}"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON values."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decisionllm.eval.report import figure
+from decisionllm.eval.pictures import figure
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Episode, History
 

@@ -10,7 +10,7 @@ import numpy as np
 from decisionllm.datasets.team import Meta, canonical, entity_schema, task_text, team_facts
 from decisionllm.datasets.team_worlds import Game
 from decisionllm.datasets.wordings import is_held_out, turns
-from decisionllm.eval.report import figure
+from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode, Json

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from decisionllm.eval.report import figure
+from decisionllm.eval.pictures import figure
 from decisionllm.files import explained
 from decisionllm.registry import Node
 from decisionllm.scaling import figures, law, report

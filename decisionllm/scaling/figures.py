@@ -8,7 +8,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from decisionllm.eval.report import figure
+from decisionllm.eval.pictures import figure
 from decisionllm.scaling.law import Law, allocate, cost
 from decisionllm.schema import Json
 

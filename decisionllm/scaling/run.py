@@ -22,8 +22,8 @@ from decisionllm.config import flat, train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
-from decisionllm.eval.report import read_lines
 from decisionllm.evaluate import evaluate
+from decisionllm.files import read_lines
 from decisionllm.models.generalist import members
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy

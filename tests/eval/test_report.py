@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from decisionllm.config import TrainConfig
-from decisionllm.eval import report
+from decisionllm.eval import pictures, report
 from decisionllm.registry import discover
 
 
@@ -179,7 +179,7 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     (tmp_path / "run").mkdir()
     losses = [{"step": 1, "nll": 2.0}, {"step": 2, "nll": 1.0, "held_out_nll": 1.5}]
     (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(loss) + "\n" for loss in losses))
-    report.figure(7, 4).savefig(tmp_path / "rollout-p.png")
+    pictures.figure(7, 4).savefig(tmp_path / "rollout-p.png")
     source = report.write_report(tmp_path, {"d": {"DT (a paper)": 31.5}}, {"d": ""}).read_text()
     page = Page(source)
     assert page.links == [] and not re.search("https?://|url\\(|@import", source)
@@ -203,7 +203,7 @@ def test_published_scores_and_units_belong_to_one_dataset(tmp_path):
     assert f"auction: conversionsmaze: {report.NORMALISED}old: score" in text
     assert text.count("published scores") == 1 and "auction: published scores" in text
     labels = {"auction": "conversions", "maze": report.NORMALISED, "old": "score"}
-    panels = report.draw_scores(
+    panels = pictures.draw_scores(
         report.summarise(report.read_rows(tmp_path)), published, labels
     ).axes
     ticks = [[label.get_text() for label in panel.get_yticklabels()] for panel in panels]
@@ -324,3 +324,30 @@ def test_a_long_value_is_cut_and_still_told_from_others():
     assert (
         one != two and max(len(one), len(two)) < 50 and one.startswith("p, env.maps={'rooms': [0")
     )
+
+
+def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidden():
+    """Three budgets of two policies: a line each, and each published score has a name beside it."""
+    rows = [
+        row(score + bonus, policy=policy, dataset="auction", protocol=protocol)
+        for policy, bonus in (("ours", 2), ("theirs", 0))
+        for protocol, score in (("replay", 30), ("replay, 50 %", 20), ("replay, 150 %", 40))
+    ]
+    results = report.summarise(rows)
+    assert pictures.shares(results) == {"replay": 100, "replay, 50 %": 50, "replay, 150 %": 150}
+    published = {"auction": {"DT": 27.9, "PID": 25.1}}
+    (axis,) = pictures.draw_scores(results, published, {"auction": "conversions"}).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
+    assert lines == {
+        "ours": [[50, 22], [100, 32], [150, 42]],
+        "theirs": [[50, 20], [100, 30], [150, 40]],
+        "DT, published": [[100, 27.9]],
+        "PID, published": [[100, 25.1]],
+    }
+    assert len(axis.collections) == 2, "a band each"
+    assert len(axis.get_legend().get_texts()) == 4
+
+
+def test_protocols_that_differ_in_more_than_a_share_are_not_drawn_as_lines():
+    results = [{"protocol": name} for name in ("replay 7-8", "replay 9, 50 %", "replay 9, 75 %")]
+    assert pictures.shares(results) == {}

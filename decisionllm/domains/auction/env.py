@@ -36,7 +36,7 @@ from decisionllm.domains.auction.observation import MIN_REMAINING, ObservationSp
 from decisionllm.domains.auction.rules import Constant, TargetCPA, roster
 from decisionllm.domains.auction.simulation import Entries, MarketSimulation, PriceReplay, found_day
 from decisionllm.domains.auction.teacher import Curves, best_constant, pooled_online_lp
-from decisionllm.eval.report import figure
+from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register

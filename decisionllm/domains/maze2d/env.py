@@ -16,7 +16,7 @@ from decisionllm.checks import one_of
 from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.domains.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.domains.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward
-from decisionllm.eval.report import figure
+from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.eval.understood import understood
 from decisionllm.protocols import Begin, Env

@@ -5,7 +5,7 @@ import pytest
 
 from decisionllm.domains.maze2d.dataset import task_text
 from decisionllm.domains.maze2d.env import REFERENCE, Maze2D
-from decisionllm.eval.report import draw_tables
+from decisionllm.eval.pictures import draw_tables
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Episode
 from tests.conftest import episode

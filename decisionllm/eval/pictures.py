@@ -1,0 +1,182 @@
+"""Pictures of results: scores of policies, scores by share of a budget, losses, tables of shares."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decisionllm.files import read_lines
+from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
+NORMALISED = "normalised score (0: random policy, 100: reference controller)"
+FEWEST_SHARES = 3  # of a budget that are drawn as lines
+STYLES = ("-", "--", ":")
+
+
+def figure(width: float, height: float, title: str = "") -> "Figure":
+    """A figure that needs no display and changes no global state. width, height: inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    if title:
+        made.suptitle(title, fontsize=9)
+    FigureCanvasAgg(made)
+    return made
+
+
+def draw_scores(
+    results: Sequence[Json],
+    published: Published,
+    labels: Mapping[str, str],
+) -> "Figure":
+    """One panel for each dataset: policies, best mean on top, and published scores in grey."""
+    by_dataset: dict[str, list[Json]] = defaultdict(list)
+    for result in results:
+        by_dataset[result["dataset"]].append(result)
+    protocols = list(dict.fromkeys(result["protocol"] for result in results))
+    heights = []
+    for name, members in by_dataset.items():
+        lines = len({r["policy"] for r in members}) + len(published.get(name, {}))
+        by_share = len(shares(members)) >= FEWEST_SHARES
+        heights.append(4.5 if by_share else 0.35 * lines + 1.2)
+    made = figure(8, sum(heights))
+    panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (name, members) in zip(panels, by_dataset.items(), strict=True):
+        if len(shares(members)) >= FEWEST_SHARES:
+            draw_by_share(axis, members, published.get(name, {}))
+            axis.set(xlabel="% of the budget", ylabel=labels[name], title=name)
+            continue
+        draw_policies(axis, members, protocols, published.get(name, {}))
+        axis.grid(axis="x", linewidth=0.3)
+        axis.axvline(0, color="black", linewidth=0.5)
+        if labels[name] == NORMALISED:
+            axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
+        axis.set(xlabel=labels[name], title=name)
+        axis.legend(fontsize=7)
+    return made
+
+
+def shares(results: Sequence[Json]) -> dict[str, float]:
+    """The percentage at the end of each protocol, "replay 7-8, 50 %" -> 50; 100 where there is
+    none. Empty if the protocols differ in more than that.
+    """
+    found: dict[str, float] = {}
+    names = set()
+    for protocol in {result["protocol"] for result in results}:
+        match = re.fullmatch(r"(.*), ([\d.]+) %", protocol)
+        names.add(match[1] if match else protocol)
+        found[protocol] = float(match[2]) if match else 100.0
+    return found if len(names) == 1 else {}
+
+
+def draw_by_share(axis: "Axes", results: Sequence[Json], published: Mapping[str, float]) -> None:
+    """A line for each policy over the shares of the budget, with its interval as a band; published
+    scores are points at 100 %.
+    """
+    share_of = shares(results)
+    of_policy: dict[str, list[Json]] = defaultdict(list)
+    for result in results:
+        of_policy[result["policy"]].append(result)
+    best_first = sorted(of_policy.values(), key=lambda rows: -max(row["score"] for row in rows))
+    for k, rows in enumerate(best_first):
+        rows = sorted(rows, key=lambda row: share_of[row["protocol"]])
+        x = [share_of[row["protocol"]] for row in rows]
+        low, high, score = ([row[key] for row in rows] for key in ("low", "high", "score"))
+        color, style = f"C{k % 10}", STYLES[k // 10 % len(STYLES)]
+        axis.plot(x, score, color=color, linestyle=style, marker=".", label=rows[0]["policy"])
+        axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    markers = "ovs^D<>pP*X"
+    for k, (name, at_whole) in enumerate(published.items()):
+        marker = markers[k % len(markers)]
+        label = f"{name}, published"
+        axis.plot(100, at_whole, marker, color="grey", markersize=4, label=label, linestyle="none")
+    axis.grid(linewidth=0.3)
+    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.01, 0.5))  # beside the lines
+
+
+def draw_policies(
+    axis: "Axes",
+    results: Sequence[Json],
+    protocols: Sequence[str],
+    published: Mapping[str, float],
+) -> None:
+    """A line for each policy with a dot and interval for each protocol; published scores below."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        scores[result["policy"]].append(result["score"])
+    names = sorted(scores, key=lambda name: -np.mean(scores[name]))
+    for k, protocol in enumerate(protocols):
+        members = [r for r in results if r["protocol"] == protocol]
+        if not members:
+            continue
+        offset = 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5)  # protocols beside each other
+        y = [names.index(r["policy"]) + offset for r in members]
+        low, high, score = ([r[key] for r in members] for key in ("low", "high", "score"))
+        color = f"C{k % 10}"
+        axis.hlines(y, low, high, color=color, linewidth=1)
+        axis.plot(score, y, "o", markersize=4, color=color, label=protocol)
+    count = len(names) + len(published)
+    axis.plot(list(published.values()), range(len(names), count), "o", color="lightgrey")
+    names += [f"{name}, published" for name in published]
+    axis.set_yticks(range(count), names, fontsize=7)
+    axis.invert_yaxis()
+
+
+def draw_tables(tables: Mapping[str, Mapping[str, Any]]) -> "Figure":
+    """A heat map of each table of shares within 0 .. 1: {title: {rows, columns, shares}}."""
+    widest = max(len(table["columns"]) for table in tables.values())
+    counts = [len(table["rows"]) for table in tables.values()]
+    made = figure(1.5 + 0.4 * widest, sum(1.2 + 0.3 * count for count in counts))
+    panels = made.subplots(len(tables), squeeze=False, height_ratios=[4 + n for n in counts])
+    for axis, (title, table) in zip(panels[:, 0], tables.items(), strict=True):
+        columns, rows = table["columns"], table["rows"]
+        image = axis.imshow(table["shares"], cmap="viridis", vmin=0, vmax=1)
+        axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=60)
+        axis.set_yticks(range(len(rows)), rows, fontsize=7)
+        axis.set_title(title, fontsize=7)
+        axis.set_ylabel("goal in the text", fontsize=7)
+        made.colorbar(image, ax=axis)
+    return made
+
+
+def draw_curves(runs: Mapping[str, str]) -> "Figure":
+    """The loss of each run over its steps, on training data and held out, and below it the score of
+    its rollouts where it has any.
+    """
+    logs = {run: read_lines(Path(run) / "metrics.jsonl") for run in sorted(runs)}
+    watched = any("score" in line for lines in logs.values() for line in lines)
+    made = figure(8, 6 if watched else 3.5)
+    panels = [*made.subplots(2 if watched else 1, squeeze=False, sharex=True)[:, 0]]
+    for i, (run, lines) in enumerate(logs.items()):
+        label = f"{runs[run]} ({Path(run).name})"
+        draw_log(panels, lines, color=f"C{i % 10}", label=label)
+    unit = "negative log-likelihood, nats an action"
+    panels[0].set(ylabel=f"{unit}\n(faint: training, full: held out)")
+    if watched:
+        panels[1].set(ylabel="score of the rollouts in training")
+    panels[-1].set(xlabel="step")
+    panels[0].legend(fontsize=7)
+    return made
+
+
+def draw_log(panels: Sequence["Axes"], lines: Sequence[Json], *, color: str, label: str) -> None:
+    """The curves of one run: its losses in the first panel, its scores, if any, in the second."""
+    steps = [line["step"] for line in lines]
+    training = [line["nll"] for line in lines]
+    held_out = [line.get("held_out_nll", np.nan) for line in lines]
+    panels[0].plot(steps, training, color=color, alpha=0.35)
+    panels[0].plot(steps, held_out, color=color, label=label)
+    looks = [line for line in lines if "score" in line]
+    if looks:
+        steps_of_looks = [line["step"] for line in looks]
+        scores = [line["score"] for line in looks]
+        panels[1].plot(steps_of_looks, scores, color=color, marker=".", label=label)
