@@ -37,7 +37,7 @@ FUNCTIONS = ("export", "raw_export", "final_observations")
 Thing = TypeVar("Thing")
 
 
-def register(group: str, name: str, **defaults: Any) -> Callable[[Thing], Thing]:
+def register(group: str, name: str, /, **defaults: Any) -> Callable[[Thing], Thing]:
     """Mark a function or class as the choice `group=name`, with these defaults in place of its
     signature's.
     """
