@@ -137,7 +137,7 @@ def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
     return None
 
 
-def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
+def choice(group: str, name: str, /, **options: Any) -> dict[str, Any]:
     """The config node of a registered choice, for Python: choice("dataset", "synthetic",
     episodes=40).
 

@@ -8,6 +8,7 @@ import pytest
 from decisionllm.domains.ogbench import dataset as ogbench
 from decisionllm.domains.ogbench.dataset import Log, aimed, cuts, generate, load, task_text
 from decisionllm.domains.ogbench.world import Maze, cell_of, reached
+from decisionllm.registry import choice
 
 STITCH = "pointmaze-medium-stitch-v0"
 # a walk of 0.5 a row to the right from (0, 0), cell (1, 1), and one that stays in cell (6, 6)
@@ -139,6 +140,10 @@ def test_the_name_says_what_was_made():
             name="pointmaze-giant-stitch", source="regenerate", episodes=2, seed=3, **given
         )
         assert source.info["name"] == name
+
+
+def test_the_name_is_an_option_in_python_too():
+    assert choice("dataset", "ogbench", name=STITCH)["name"] == STITCH
 
 
 def test_a_file_like_the_published_one_has_its_name(tmp_path, monkeypatch):
