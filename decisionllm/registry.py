@@ -38,7 +38,7 @@ Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
 
 
-def register(group: str, name: str, **defaults: Any) -> Callable[[Thing], Thing]:
+def register(group: str, name: str, /, **defaults: Any) -> Callable[[Thing], Thing]:
     """Mark a function or class as the choice `group=name`, with these defaults in place of its
     signature's.
     """
@@ -136,7 +136,7 @@ def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
     return None
 
 
-def choice(group: str, name: str, **options: Any) -> Node:
+def choice(group: str, name: str, /, **options: Any) -> Node:
     """The config node of a registered choice, for Python: choice("dataset", "synthetic",
     episodes=40).
 

@@ -128,7 +128,7 @@ def damage(file):
     file.write_bytes(content)
 
 
-def node(group, name, **options):
+def node(group, name, /, **options):
     """The config node of a registered choice."""
     choice = discover()[group][name]
     return choice | ({"text": "none"} if "text" in choice else {}) | options

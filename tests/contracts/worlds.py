@@ -69,6 +69,7 @@ def counter(folder):
     return {"minari_id": "mine/counter-v0"}
 
 
+POINT_MAZE = {"name": "pointmaze-medium-stitch"}
 PARTS = {
     "few": {"dataset": "synthetic", "episodes": 4},
     "many": {"dataset": "synthetic", "episodes": 6},
@@ -82,6 +83,7 @@ DATASETS = {
     **{name: {"source": "regenerate", "steps": 600} for name in MAZES},
     "minari": minari,
     "mixture": {"parts": PARTS},
+    "ogbench": {**POINT_MAZE, "source": "regenerate", "episodes": 4},
     "spread": {"groups": 4},
     "synthetic": {"episodes": 8},
     "synthetic-discrete": {"episodes": 8},
@@ -94,6 +96,7 @@ ENVS = {
     "gymnasium": {"id": "CartPole-v1", "horizon": 30},
     "minari": counter,
     **{name: {} for name in MAZES},
+    "ogbench": POINT_MAZE,
     "pettingzoo": {
         "id": ISLAND,
         "teams": {"thief": 1},

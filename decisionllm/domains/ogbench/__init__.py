@@ -1,0 +1,1 @@
+"""OGBench's point mazes: a point in a maze, its logs, and the environment with five tasks a maze."""
