@@ -57,10 +57,11 @@ def journal(folder):
 
 
 def minari(folder):
-    """A Minari dataset of two episodes, in the user's folder."""
+    """A Minari dataset of two episodes, in the user's folder, where one test may put several."""
+    minari_id = f"mine/{folder.name}-v0"
     episodes = [(rows(n + 1), rows(n), np.ones(n)) for n in (3, 2)]
-    put("mine/contract-v0", episodes, description="Go on.")
-    return {"minari_id": "mine/contract-v0"}
+    put(minari_id, episodes, description="Go on.")
+    return {"minari_id": minari_id}
 
 
 def counter(folder):
