@@ -129,3 +129,17 @@ class ScriptedPlayer(Player):
 
     def select(self, rows: np.ndarray) -> None:
         self.rows = self.rows[rows]
+
+
+def uniform_player(seed: int, action_dim: int) -> Begin:
+    """The player that draws its actions uniformly within -1 .. 1."""
+
+    def begin(tasks: Sequence[str]) -> ScriptedPlayer:
+        rng = np.random.default_rng(seed)
+
+        def draw(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return rng.uniform(-1, 1, (len(observations), action_dim))
+
+        return ScriptedPlayer(draw, tasks)
+
+    return begin

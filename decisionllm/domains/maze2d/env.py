@@ -17,7 +17,7 @@ from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.domains.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.domains.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.pictures import figure
-from decisionllm.eval.rollout import ScriptedPlayer
+from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
 from decisionllm.eval.understood import understood
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
@@ -266,17 +266,13 @@ class Maze2D(Env):
     def baselines(self, seed: int) -> dict[str, Begin]:
         """Uniform actions; D4RL's controller, which knows the walls and the goal and plans once."""
 
-        def uniform(tasks: Sequence[str]) -> ScriptedPlayer:
-            rng = np.random.default_rng(seed)
-            return ScriptedPlayer(lambda seen, rows: rng.uniform(-1, 1, (len(seen), 2)), tasks)
-
         def planner(tasks: Sequence[str]) -> ScriptedPlayer:
             controller = Planner(self.maze, len(tasks), np.random.default_rng(seed))
             starts = self.states[:, :2].astype(np.float32)
             controller.aim(np.arange(len(tasks)), starts, self.goals)
             return ScriptedPlayer(lambda seen, rows: controller.act(seen)[0], tasks)
 
-        return {"random": uniform, "planner": planner}
+        return {"random": uniform_player(seed, 2), "planner": planner}
 
 
 def path(episode: Episode) -> np.ndarray:

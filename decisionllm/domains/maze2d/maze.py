@@ -11,15 +11,13 @@ States are (x, y, vx, vy): x grows with the row of the layout, y with the column
 is 0.2 off the walls': the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import shortest_path
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.grid import Grid
 from decisionllm.schema import refuse
 
 TIME_STEP = 0.01  # seconds
@@ -41,30 +39,14 @@ LAYOUTS = {
 }
 
 
-@dataclass(frozen=True)
-class Maze:
-    """A layout of `#` walls, `O` free cells and one `G`, the free cell of the fixed goal.
-
-    Rows are separated by blanks.
-    """
-
-    layout: str
+class Maze(Grid):
+    """A maze of D4RL: `#` walls, `O` free cells and one `G`, the free cell of the fixed goal."""
 
     @classmethod
     def named(cls, name: str) -> Self:
         """A published layout."""
         one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])
-
-    @cached_property
-    def walls(self) -> np.ndarray:
-        """(rows, columns) bool."""
-        return np.array([[cell == "#" for cell in row] for row in self.layout.split()])
-
-    @cached_property
-    def free_cells(self) -> np.ndarray:
-        """(cells, 2) int, in row order."""
-        return np.argwhere(~self.walls)
 
     @cached_property
     def goal(self) -> np.ndarray:
@@ -81,20 +63,9 @@ class Maze:
         equals; with one rewarded cell that is the first move that shortens the distance.
         """
         shape = self.walls.shape
-        cells = np.arange(self.walls.size).reshape(shape)
-        moves = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)])
-        starts = np.argwhere(cells >= 0)[:, None]  # (cells, 1, 2)
-        after = np.clip(starts + moves, 0, np.array(shape) - 1)  # (cells, 5, 2)
-        blocked = self.walls[after[..., 0], after[..., 1]]  # (cells, 5)
-        after = np.where(blocked[..., None], starts, after)
-        target = cells[after[..., 0], after[..., 1]]  # (cells, 5)
-        edges = np.repeat(cells, 5), target.ravel()
-        graph = csr_array((np.ones(target.size), edges), (cells.size, cells.size))
-        goals = cells[tuple(self.free_cells.T)]
-        distance = shortest_path(graph, unweighted=True)[:, goals]  # (cells, goals)
-        best = distance[target].argmin(1)  # (cells, goals)
-        steps = np.take_along_axis(after, best[..., None], 1)
-        return steps.reshape(*shape, -1, 2), distance.reshape(*shape, -1)
+        steps, distance = self.shortest_paths(((0, -1), (0, 1), (-1, 0), (1, 0)))
+        goals = np.flatnonzero(~self.walls)
+        return steps[:, goals].reshape(*shape, -1, 2), distance[:, goals].reshape(*shape, -1)
 
     @cached_property
     def _goal_index(self) -> np.ndarray:

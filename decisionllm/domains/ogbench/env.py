@@ -20,7 +20,7 @@ from decisionllm.domains.ogbench.world import (
     scattered,
 )
 from decisionllm.eval.pictures import figure
-from decisionllm.eval.rollout import ScriptedPlayer
+from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
@@ -151,17 +151,13 @@ class PointMaze(Env):
     def baselines(self, seed: int) -> dict[str, Begin]:
         """Uniform actions; OGBench's player, which knows the walls and the goal, without noise."""
 
-        def uniform(tasks: Sequence[str]) -> ScriptedPlayer:
-            rng = np.random.default_rng(seed)
-            return ScriptedPlayer(lambda seen, rows: rng.uniform(-1, 1, (len(seen), 2)), tasks)
-
         def planner(tasks: Sequence[str]) -> ScriptedPlayer:
             def choose(seen: np.ndarray, rows: np.ndarray) -> np.ndarray:
                 return heading(self.maze, seen[:, :2], self.goals[rows])
 
             return ScriptedPlayer(choose, tasks)
 
-        return {"random": uniform, "planner": planner}
+        return {"random": uniform_player(seed, 2), "planner": planner}
 
 
 def parse_goal(given: str, maze: Maze, name: str) -> np.ndarray:

@@ -11,15 +11,13 @@ A position is (x, y) in units of length: x grows with the column of the layout, 
 the middle of cell (row, column) is at x = 4 column - 4, y = 4 row - 4.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import shortest_path
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.grid import Grid
 from decisionllm.schema import refuse
 
 CELL = 4.0  # width of a cell
@@ -79,27 +77,14 @@ TASKS = {
 }
 
 
-@dataclass(frozen=True)
-class Maze:
-    """A layout of `#` walls and `.` free cells; rows are separated by blanks."""
-
-    layout: str
+class Maze(Grid):
+    """A maze of OGBench: `#` walls and `.` free cells."""
 
     @classmethod
     def named(cls, name: str) -> Self:
         """A published layout."""
         one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])
-
-    @cached_property
-    def walls(self) -> np.ndarray:
-        """(rows, columns) bool."""
-        return np.array([[cell == "#" for cell in row] for row in self.layout.split()])
-
-    @cached_property
-    def free_cells(self) -> np.ndarray:
-        """(cells, 2) int, in row order."""
-        return np.argwhere(~self.walls)
 
     @cached_property
     def vertex_cells(self) -> np.ndarray:
@@ -114,24 +99,8 @@ class Maze:
 
     @cached_property
     def _paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shortest paths between any two cells, numbered in row order.
-
-        The next cell, (cells, cells, 2) int, and the number of moves, (cells, cells). Of equal
-        moves the first of up, left, down, right is taken; at the goal the cell itself.
-        """
-        shape = self.walls.shape
-        cells = np.arange(self.walls.size).reshape(shape)
-        starts = np.argwhere(cells >= 0)[:, None]  # (cells, 1, 2)
-        moves = np.array([(0, 0), (-1, 0), (0, -1), (1, 0), (0, 1)])
-        after = np.clip(starts + moves, 0, np.array(shape) - 1)  # (cells, 5, 2)
-        blocked = self.walls[after[..., 0], after[..., 1]]
-        after = np.where(blocked[..., None], starts, after)
-        target = cells[after[..., 0], after[..., 1]]  # (cells, 5)
-        edges = np.repeat(cells.ravel(), 5), target.ravel()
-        graph = csr_array((np.ones(target.size), edges), (cells.size, cells.size))
-        distance = shortest_path(graph, unweighted=True)
-        best = distance[target].argmin(1)  # (cells, cells)
-        return np.take_along_axis(after, best[..., None], 1), distance
+        """See `shortest_paths`: of equal moves the first of up, left, down, right."""
+        return self.shortest_paths(((-1, 0), (0, -1), (1, 0), (0, 1)))
 
     def number(self, cells: np.ndarray) -> np.ndarray:
         """Cells (..., 2) int -> their numbers in row order (...)."""
