@@ -14,7 +14,7 @@ from typing import Any
 from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
 from decisionllm.config import TrainConfig, flat, merged, plain
-from decisionllm.schema import Json
+from decisionllm.registry import Node
 
 KINDS = {
     bool: "true or false",
@@ -42,7 +42,7 @@ def configs() -> Path:
     return next(folder for folder in (here / "configs", here.parent / "configs") if folder.is_dir())
 
 
-def with_defaults(command: str, given: Mapping[str, Any]) -> Json:
+def with_defaults(command: str, given: Mapping[str, Any]) -> Node:
     """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
     an unknown one.
     """
@@ -104,7 +104,7 @@ def policy_name(choice: str, *, _root_: Any) -> str:
 
 def checked_options(
     config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]
-) -> Json:
+) -> Node:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
     nothing reads.
 
@@ -202,7 +202,7 @@ def selected(node: Any, key: str, *, strict: bool = False) -> Any:
     return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
 
-def references_to_runs(config: Any) -> Json:
+def references_to_runs(config: Any) -> Node:
     """Take out and return the options of an env named in `evaluate` that refer to options of each
     run, see `env_options_of`.
     """

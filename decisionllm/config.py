@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from typing import Any
 
 from decisionllm import registry
@@ -187,7 +188,8 @@ class Rule:
 
 def more_than_zero(name: str) -> Rule:
     """The rule of an option that counts something."""
-    return Rule((name,), "more than 0", lambda config: bool(flat(asdict(config))[name] > 0))
+    value = attrgetter(name)
+    return Rule((name,), "more than 0", lambda config: bool(value(config) > 0))
 
 
 def one_agent_reads(config: TrainConfig) -> bool:
@@ -258,11 +260,11 @@ def check(config: TrainConfig) -> None:
     for rule in RULES:
         if rule.holds(config):
             continue
-        values = flat(asdict(config))
-        if len(rule.names) == 1:
-            got = values[rule.names[0]]
-        else:
-            got = ", ".join(f"{name}={values[name]}" for name in rule.names)
+        values = [attrgetter(name)(config) for name in rule.names]
+        got = str(values[0])
+        if len(values) > 1:
+            named = zip(rule.names, values, strict=True)
+            got = ", ".join(f"{name}={value}" for name, value in named)
         raise ValueError(f"{rule.names[0]}: expected {rule.expected}, got {got}")
 
 

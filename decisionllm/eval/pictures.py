@@ -46,12 +46,11 @@ def draw_scores(
     heights = []
     for name, members in by_dataset.items():
         lines = len({r["policy"] for r in members}) + len(published.get(name, {}))
-        by_share = len(shares(members)) >= FEWEST_SHARES
-        heights.append(4.5 if by_share else 0.35 * lines + 1.2)
+        heights.append(4.5 if has_curves(members) else 0.35 * lines + 1.2)
     made = figure(8, sum(heights))
     panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
     for axis, (name, members) in zip(panels, by_dataset.items(), strict=True):
-        if len(shares(members)) >= FEWEST_SHARES:
+        if has_curves(members):
             draw_by_share(axis, members, published.get(name, {}))
             axis.set(xlabel="% of the budget", ylabel=labels[name], title=name)
             continue
@@ -76,6 +75,11 @@ def shares(results: Sequence[Json]) -> dict[str, float]:
         names.add(match[1] if match else protocol)
         found[protocol] = float(match[2]) if match else 100.0
     return found if len(names) == 1 else {}
+
+
+def has_curves(results: Sequence[Json]) -> bool:
+    """Whether the results of a dataset are drawn over shares of a budget."""
+    return len(shares(results)) >= FEWEST_SHARES
 
 
 def draw_by_share(axis: "Axes", results: Sequence[Json], published: Mapping[str, float]) -> None:
