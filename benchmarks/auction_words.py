@@ -9,25 +9,13 @@ are better, with the 95 % interval over campaigns.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from benchmarks.played import append, open_run, replay_options, roll_out
+from benchmarks.played import append, replay_options, scores_of_runs
 from decisionllm.eval.report import interval
 from decisionllm.runs import directory
 
 ROWS = Path(__file__).parent / "auction_words.jsonl"
 BUDGETS = "0.5,1,1.5"
-
-
-def scores(runs: list[Path], options: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any], str]:
-    """Mean score of each campaign over the runs (N,), campaigns by condition, name of the runs."""
-    found = []
-    for run in runs:
-        policy, config, env = open_run(run, options)
-        found.append(env.score(roll_out(policy, env)))
-    return np.mean(found, 0), env.conditions("per_agent", False), config["name"]
 
 
 def main() -> None:
@@ -41,9 +29,10 @@ def main() -> None:
     versions = directory.versions()
     for wordings in ("trained", "held_out"):
         options["wordings"] = wordings
-        own, conditions, name = scores(given.runs, options)
-        another, _, _ = scores(given.runs, options | {"text_of": "another"})
-        for protocol, members in conditions.items():
+        by_run, env, name = scores_of_runs(given.runs, options)
+        own = by_run.mean(0)
+        another = scores_of_runs(given.runs, options | {"text_of": "another"})[0].mean(0)
+        for protocol, members in env.conditions("per_agent", False).items():
             apart = (own - another)[members]
             low, high = interval(apart)
             row = {

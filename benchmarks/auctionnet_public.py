@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.played import append, open_run, replay_options, roll_out
+from benchmarks.played import append, replay_options, scores_of_runs
 from decisionllm.domains.auction.env import Auction
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import rollout
@@ -24,15 +24,6 @@ ROWS = Path(__file__).parent / "auctionnet_public.jsonl"
 PUBLISHED = Path(__file__).parent / "auctionnet_published.yaml"
 BUDGETS = {"50 %": 0.5, "75 %": 0.75, "100 %": 1.0, "125 %": 1.25, "150 %": 1.5}
 HINDSIGHT = "best constant, hindsight"
-
-
-def scores_of_runs(runs: list[Path], options: dict[str, str]) -> tuple[Auction, np.ndarray]:
-    """The environment, and the score of each campaign by each run: (runs, N)."""
-    scores = []
-    for run in runs:
-        policy, _, env = open_run(run, options)
-        scores.append(env.score(roll_out(policy, env)))
-    return env, np.array(scores)
 
 
 def rows_of(policy: str, scores: np.ndarray, env: Auction, about: dict[str, object]) -> list[dict]:
@@ -93,8 +84,8 @@ def main() -> None:
     given = parser.parse_args()
     options = {**replay_options(given.days), "repeats": given.repeats}
     options["budgets"] = ",".join(f"{factor:g}" for factor in BUDGETS.values())
-    env, scores = scores_of_runs(given.runs, options)
-    config, info = directory.read(given.runs[0])
+    scores, env, name = scores_of_runs(given.runs, options)
+    _, info = directory.read(given.runs[0])
     hindsight = rollout(env.baselines(0)[HINDSIGHT], env, seed=0)
     about = {
         "data": info["dataset"]["name"],
@@ -102,11 +93,11 @@ def main() -> None:
         "runs": [str(run) for run in given.runs],
         "versions": directory.versions(),
     }
-    rows = rows_of(config["name"], scores, env, about)
+    rows = rows_of(name, scores, env, about)
     rows += rows_of(HINDSIGHT, env.score(hindsight)[None], env, about)
     for row in rows:
         append(given.out, row)
-    Console(width=120).print(table(rows))
+    Console(width=140).print(table(rows))
 
 
 if __name__ == "__main__":

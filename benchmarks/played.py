@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.protocols import Env
@@ -36,6 +38,20 @@ def open_run(
 def roll_out(policy: Any, env: Env) -> list[Episode]:
     """The episodes of a policy from the seed 0."""
     return rollout(partial(policy.begin, horizon=env.horizon), env, seed=0)
+
+
+def scores_of_runs(runs: list[Path], options: dict[str, Any]) -> tuple[np.ndarray, Any, str]:
+    """Runs of one name in one environment, which is made once.
+
+    Returns:
+        The score of each episode by each run, (runs, N); the environment; the name.
+    """
+    policy, config, env = open_run(runs[0], options)
+    scores = [env.score(roll_out(policy, env))]
+    for run in runs[1:]:
+        policy, _, _ = loading.load(run)
+        scores.append(env.score(roll_out(policy, env)))
+    return np.array(scores), env, config["name"]
 
 
 def append(out: Path, row: dict[str, Any]) -> None:
