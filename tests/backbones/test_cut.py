@@ -212,14 +212,14 @@ def test_a_cut_that_cannot_be_is_refused(folder, options, message):
 
 
 def test_what_stands_in_place_of_word_embeddings_is_refused(folder):
-    config = {"text_encoder": {"_target_": "decisionllm.backbones.readers.FrozenFeatures"}}
+    encoder = {"_target_": "decisionllm.backbones.readers.FrozenFeatures"}
     with pytest.raises(
         ValueError,
         match=(
             "backbone.text_layers: expected 0, since text_encoder=features stands in place of word"
         ),
     ):
-        attach(cut(folder), config)
+        attach(cut(folder), encoder, 0)
 
 
 def test_the_library_runs_some_blocks_within_a_statement(folder):
