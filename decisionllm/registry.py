@@ -26,6 +26,7 @@ SEARCHED = (
     "backbones/*.py",
     "models/heads.py",
     "models/imagined.py",
+    "models/landmarks.py",
     "models/objectives/*.py",
     "policy/imagined.py",
 )

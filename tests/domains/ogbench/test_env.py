@@ -35,6 +35,14 @@ def test_an_episode_succeeds_in_the_step_that_comes_within_1_of_the_goal():
     assert not truncated.any()
 
 
+def test_an_arrival_in_the_last_step_is_a_success():
+    env = PointMaze(2, name=LARGE, task=1, goal="4,0")
+    env.positions = np.array([[2.7, 0.0], [2.9, 0.0]])
+    env.time = 999
+    _, _, terminated, truncated = env.step(np.array([[1.0, 0.0], [1.0, 0.0]]))
+    assert terminated.tolist() == [False, True] and truncated.tolist() == [True, False]
+
+
 def test_an_episode_that_does_not_arrive_fails_after_1000_steps():
     env = PointMaze(5, name=LARGE)
     made = rollout(standing, env, seed=0)

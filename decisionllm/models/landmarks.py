@@ -1,0 +1,211 @@
+"""Shortest paths in the log to a goal that the observation ends with.
+
+Landmarks are spread over the positions of the log. Two are neighbours if the log went from one to
+the other within a few steps, at the cost of the distance between them; the way to any goal is the
+shortest path between them, also over parts of several episodes. A plan is worth what is left of the
+way at its end, as the learned dynamics imagine it. Nothing but the log says where walls are.
+
+Source: search over replayed states, SoRB (Eysenbach et al., 2019); here with distances and
+neighbours taken from the log itself in place of a learned value.
+"""
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components, dijkstra
+from torch import Tensor, nn
+
+from decisionllm.models.imagined import BINS, ImaginedValue, Transitions
+from decisionllm.models.normalizer import Normalizer
+from decisionllm.registry import register
+from decisionllm.schema import Spec
+
+SAMPLE = 50_000  # rows of the data that landmarks are chosen from
+# Landmarks through which a way may begin, and end. One that is next on the way must be among them
+# before the one behind it is left, else the way seems shortest at a landmark, where a plan stays.
+BEGIN, END = 8, 3
+NEIGHBOUR = 3.0  # distances between landmarks within which a place belongs to one
+SLACK = 1.5  # by which an end may be farther from a landmark than the positions of the log
+LEAST_GAIN = 0.3  # how much nearer to the goal a plan must end, in distances between landmarks
+FAR = 1e6  # place of a landmark that is not used, in the model's units
+ROWS = 1 << 14  # rows whose distances to all landmarks are held at once
+
+
+@register("planner", "landmarks")
+class LandmarkPaths(ImaginedValue):
+    """Plans that end nearest to the goal, along shortest paths between landmarks of the log.
+
+    An observation is a state and then a goal; the goal is a wanted value of the first numbers of the
+    state, the position. Distances are of the model's units, in which positions vary by 1. A wall is
+    seen if it is several distances between landmarks wide.
+
+    Args:
+        spec: of the data.
+        goal_size: numbers of the goal; 0: half of the observation.
+        landmarks: how many.
+        link: steps of the log within which two landmarks are neighbours.
+        horizon: steps to imagine before each action, for which a candidate action is held.
+        least_value: where the best plan has less value, of 0 .. 1, the policy acts without a plan.
+        steps: of training of each member of the dynamics.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        goal_size: int = 0,
+        landmarks: int = 1000,
+        link: int = 8,
+        horizon: int = 5,
+        least_value: float = 0.0,
+        steps: int = 600,
+    ) -> None:
+        super().__init__(spec, horizon=horizon, least_value=least_value, steps=steps)
+        S = spec.observation_dim
+        size = goal_size or S // 2
+        if not 0 < 2 * size <= S or landmarks < 2 or link < 1:
+            wanted = f"a goal of 1 to {S // 2} of {S} numbers, 2 landmarks and 1 step or more"
+            got = f"{goal_size}, {landmarks} and {link}"
+            raise ValueError(
+                f"planner.goal_size, landmarks, link: expected {wanted}, got {got}; the observation "
+                "must end with a goal"
+            )
+        self.size = size
+        self.link = link
+        # an imagined end must be like the data in its state alone: any goal may be far away
+        state = S - size
+        pairs = torch.zeros(1, 2, dtype=torch.long)
+        if state > 1:
+            pairs = torch.combinations(torch.arange(state))
+        self.pairs = nn.Buffer(pairs)
+        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
+        self.landmarks = nn.Buffer(torch.zeros(landmarks, size))
+        # within which each position of the log has a landmark
+        self.radius = nn.Buffer(torch.zeros(()))
+        self.ways = nn.Buffer(torch.zeros(landmarks, landmarks))
+        # goals and positions have units of their own: position = shift + scale * goal
+        self.goal_scale = nn.Buffer(torch.ones(size))
+        self.goal_shift = nn.Buffer(torch.zeros(size))
+
+    def places(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions and goals (..., G) of states (..., S), both in the units of positions."""
+        goals = self.goal_shift + self.goal_scale * states[..., -self.size :]
+        return states[..., : self.size], goals
+
+    def value(self, states: Tensor) -> Tensor:
+        """exp(-length of the way to the goal) of states (..., S), within 0 .. 1: (...)."""
+        positions, goals = self.places(states)
+        return torch.exp(-self.way(positions, goals))
+
+    def way(self, positions: Tensor, goals: Tensor) -> Tensor:
+        """Lengths of the ways from positions to goals, (..., G) each: (...).
+
+        Between two places that share a near landmark it is straight.
+        """
+        to_first, first = self._nearest(positions, BEGIN)
+        to_last, last = self._nearest(goals, END)
+        between = self.ways[first[..., :, None], last[..., None, :]]
+        whole = to_first[..., :, None] + between + to_last[..., None, :]
+        shortest = whole.flatten(-2).amin(-1)
+        straight = (positions - goals).norm(dim=-1)
+        near = to_first[..., :END, None].isfinite() & to_last[..., None, :].isfinite()
+        same = first[..., :END, None] == last[..., None, :]
+        together = (near & same).flatten(-2).any(-1)
+        return torch.where(together, straight, shortest)
+
+    def _nearest(self, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Distances to the nearest landmarks, nearest first, and their numbers, (..., count) each.
+
+        The distance is infinite of one that is no neighbour: it may be behind a wall.
+        """
+        distances = torch.cdist(places.reshape(-1, self.size), self.landmarks)
+        found = distances.topk(min(count, len(self.landmarks)), largest=False)
+        values = found.values
+        apart = (values > NEIGHBOUR * self.radius) & (values > values[:, :1])
+        shape = (*places.shape[:-1], -1)
+        return values.masked_fill(apart, torch.inf).view(shape), found.indices.view(shape)
+
+    @torch.no_grad()
+    def plan(self, states: Tensor, steps: int) -> Tensor:
+        """Values (N, C) of holding each candidate action for so many steps.
+
+        -1: not to be used, since the end is unlike the data or no nearer to the goal.
+        """
+        N, C = len(states), len(self.candidates)
+        actions = self.candidates.repeat(N, 1)
+        ends = []
+        for member in self.members:
+            x = states.repeat_interleave(C, 0)
+            for _ in range(steps):
+                x = self.step(member, x, actions)
+            ends.append(x)
+        every = torch.stack(ends)  # (M, N C, S)
+        mean = every.mean(0)
+        values = self.value(mean).view(N, C)
+        least = torch.exp(LEAST_GAIN * self.radius)  # of a plan in values of staying
+        nearer = values > least * self.value(states)[:, None]
+        known = self.agreed(every, steps) & self.covered(self.places(mean)[0])
+        return torch.where(known.view(N, C) & nearer, values, -1.0)
+
+    def supported(self, observations: Tensor) -> Tensor:
+        """Whether states are like the data, see `ImaginedValue`; any goal is. (..., S) -> (...)"""
+        goals = self.low[-self.size :].expand_as(observations[..., -self.size :])
+        return super().supported(torch.cat([observations[..., : -self.size], goals], -1))
+
+    def covered(self, positions: Tensor) -> Tensor:
+        """Whether positions (..., G) are as near to a landmark as those of the log: (...) bool."""
+        return self._nearest(positions, 1)[0][..., 0] <= SLACK * self.radius
+
+    def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
+        """Fit the dynamics, spread the landmarks and find the ways between them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.change_scale.copy_(units.change_scale / units.observation_scale)
+            self.change_mean.copy_(units.change_mean / units.observation_scale)
+            mean, scale = units.observation_mean, units.observation_scale
+            self.goal_scale.copy_(scale[-self.size :] / scale[: self.size])
+            self.goal_shift.copy_((mean[-self.size :] - mean[: self.size]) / scale[: self.size])
+            for member in self.members:
+                member.set_frequencies(self.change_scale)
+            self._count(data.observations)
+            for member in self.members:
+                self._fit_member(member, data, self.steps)
+            self._spread(data.observations[:, : self.size])
+            self._connect(data)
+
+    def _spread(self, positions: Tensor) -> None:
+        """Choose landmarks among positions (n, G), each the farthest from those before it."""
+        some = positions[torch.randint(len(positions), (SAMPLE,))]
+        apart = torch.full((len(some),), torch.inf)
+        chosen = 0
+        for k in range(len(self.landmarks)):
+            self.landmarks[k] = some[chosen]
+            apart = torch.minimum(apart, (some - some[chosen]).norm(dim=-1))
+            chosen = int(apart.argmax())
+        self.radius.fill_(float(apart.max()))
+
+    def _connect(self, data: Transitions) -> None:
+        """Find the shortest ways between landmarks.
+
+        A landmark that the log only leaves, or only comes to, is put infinitely far away: only those
+        of the largest part of the log are used in which there is a way from each to each.
+        """
+        positions = data.observations[:, : self.size]
+        parts = [self._nearest(rows, 1)[1][:, 0] for rows in positions.split(ROWS)]
+        landmark = torch.cat(parts)  # (n,)
+        follows = torch.zeros(len(positions), dtype=torch.bool)
+        follows[data.pairs] = True  # whether the next row is the next step
+        K = len(self.landmarks)
+        linked = torch.zeros(K, K, dtype=torch.bool)
+        now = data.pairs
+        for step in range(1, self.link + 1):
+            linked[landmark[now], landmark[now + step]] = True
+            now = now[follows[now + step]]
+        start, stop = linked.nonzero(as_tuple=True)
+        lengths = (self.landmarks[start] - self.landmarks[stop]).norm(dim=-1)
+        edges = lengths.double().clamp(min=1e-9).numpy(), (start.numpy(), stop.numpy())
+        graph = csr_array(edges, (K, K))
+        _, part = connected_components(graph, connection="strong")
+        alone = part != np.bincount(part).argmax()
+        self.ways.copy_(torch.from_numpy(dijkstra(graph)))
+        self.landmarks[torch.from_numpy(alone)] = FAR
