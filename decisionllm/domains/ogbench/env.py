@@ -75,12 +75,10 @@ class PointMaze(Env):
         self.protocol = "goal-text" if text == "goal" else "standard"
         if text == "none":
             self.observation_parts = (("position", 2), ("goal", 2))
-        self.number = np.arange(num_episodes) % len(
-            TASKS[self.maze_name]
-        )  # (N,) of its task, from 0
+        # (N,) the task of each row, from 0
+        self.number = np.arange(num_episodes) % len(TASKS[self.maze_name])
         if task:
             self.number = np.full(num_episodes, task - 1)
-            self.protocol += f"-task-{task}"
         self.own_goal = None
         if goal:
             self.own_goal = parse_goal(goal, self.maze, self.maze_name)

@@ -74,7 +74,7 @@ def test_a_goal_in_the_text_is_not_in_the_observation():
 
 def test_one_task_and_a_goal_of_ones_own():
     env = PointMaze(3, name=LARGE, task=2, goal="36, 24")
-    assert env.protocol == "standard-task-2-own-goal"
+    assert env.protocol == "standard-own-goal"
     assert env.reset(0)[:, 2:].tolist() == [[36, 24]] * 3
     assert np.abs(env.positions - middle(np.array([5, 4]))).max() <= 1
 
