@@ -19,6 +19,7 @@ from decisionllm.runs import checkpoint, directory
 from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
+    from decisionllm.serving.middleware import Access
     from decisionllm.serving.shadow import Shadow
 
 
@@ -86,8 +87,9 @@ def check(config: dict[str, Any]) -> None:
     from decisionllm.serving.middleware import loopback
 
     host = config["host"]
-    if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
-        remedy = "set a token, DECISIONLLM_TOKEN, or take host=127.0.0.1"
+    has_token = os.environ.get("DECISIONLLM_TOKEN") or config["tokens"]
+    if not loopback(host) and not has_token:
+        remedy = "set a token, DECISIONLLM_TOKEN, give a file, tokens=, or take host=127.0.0.1"
         raise ValueError(f"host={host}: others can reach it: {remedy}")
     one_of("log", config["log"], logs.KINDS)
     for name in POSITIVE:
@@ -159,7 +161,7 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         known,
         observation,
         journal,
-        token=os.environ.get("DECISIONLLM_TOKEN") or None,
+        access=access_of(config),
         campaigns=campaigns,
         move_campaigns=config["move_campaigns"],
         replica=replica,
@@ -172,6 +174,16 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         max_batch_size=config["max_batch_size"],
         max_queue=config["max_queue"],
     )
+
+
+def access_of(config: dict[str, Any]) -> "Access":
+    """Who may send a request: holders of the token of the environment and of those of the file."""
+    from decisionllm.serving.access import LocalAccess, TokenAccess
+
+    single = os.environ.get("DECISIONLLM_TOKEN")
+    if single or config["tokens"]:
+        return TokenAccess(single, config["tokens"])
+    return LocalAccess()
 
 
 def shadow_of(

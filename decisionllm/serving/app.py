@@ -29,10 +29,11 @@ from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs, openrtb, schemas
+from decisionllm.serving.access import LocalAccess, TokenAccess
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.direct import DirectRoutes
 from decisionllm.serving.metrics import Metrics
-from decisionllm.serving.middleware import RequestGuard, error_response
+from decisionllm.serving.middleware import Access, RequestGuard, error_response
 from decisionllm.serving.service import Service
 
 BID_EXPIRY_S = 60.0
@@ -48,13 +49,14 @@ logger = logging.getLogger("decisionllm.serving")
 MEANING = {
     400: "not JSON",
     401: "missing or wrong token",
-    403: "sent by a page of another origin",
+    403: "sent by a page of another origin, or the token lacks the right",
     404: "no such campaign",
     409: "out of order, ended, or answered otherwise",
     413: "body too long",
     415: "a content type other than application/json",
     421: "without a token: the host is no name of this machine",
     422: "a field is wrong",
+    429: "more requests than the token may send",
     503: "busy, late, or the journal failed",
 }
 Deadline = Annotated[
@@ -85,6 +87,7 @@ def create_app(
     journal: Journal | None = None,
     *,
     token: str | None = None,
+    access: Access | None = None,
     max_body_bytes: int = 8_000_000,
     campaigns: dict[str, Any] | None = None,
     exchange: dict[str, Any] | None = None,
@@ -98,7 +101,9 @@ def create_app(
         model_info: answer of /v1/model; run, model, dataset, fingerprint and more.
         observation: what the policy was trained to observe; None: the app has no campaigns.
         journal: by default one in memory.
-        token: see RequestGuard, like `max_body_bytes`.
+        token: with all rights; None or empty: requests of this machine alone are accepted.
+        access: who may send a request, in place of `token`.
+        max_body_bytes: see RequestGuard.
         campaigns: options of CampaignManager.
         exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice
             counts as won.
@@ -123,10 +128,12 @@ def create_app(
         open_bids = openrtb.reservations(manager.journal, expiry)
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, model_info, replica)
+    if access is None:
+        access = TokenAccess(token) if token else LocalAccess()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.run():
+        async with service.run(), access.run():
             # the first request does not wait for one-time work
             await asyncio.to_thread(policy.warm_up)
             gc.freeze()  # what was loaded is not collected: a full collection would delay requests
@@ -146,7 +153,7 @@ def create_app(
             "A trained policy for bidders: campaigns with a journal, and stateless actions "
             "at /v1/act."
         ),
-        responses=errors(403, 421, usual=()),
+        responses=errors(403, 421, 429, usual=()),
     )
     app.state.service, app.state.ready = service, False
     handle_errors(app)
@@ -170,7 +177,7 @@ def create_app(
     app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
     app.add_middleware(
         RequestGuard,
-        token=token,
+        access=access,
         max_body_bytes=max_body_bytes,
         on_response=metrics.on_response,
         model=model_info["model"],
@@ -361,9 +368,11 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         response_model=dict[str, schemas.TickAnswer | schemas.Error],
         responses=errors(),
     )
-    async def ticks(request: schemas.Ticks, x_deadline_ms: Deadline = None) -> Response:
+    async def ticks(
+        request: schemas.Ticks, http: Request, x_deadline_ms: Deadline = None
+    ) -> Response:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
-
+        http.state.caller.bucket.charge(len(request.ticks) - 1)
         due = service.due(x_deadline_ms)
 
         async def one(id: str, tick: schemas.Tick) -> str:

@@ -46,8 +46,8 @@ def note_campaign(id: str) -> None:
 
 
 def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: str) -> None:
-    """Log a request: its id, route, status, milliseconds and model, and its campaign where there is
-    one.
+    """Log a request: its id, route, status, milliseconds and model, the name of its token, and its
+    campaign where there is one.
     """
     for writer in writers:
         route = scope["route"].path if "route" in scope else None
@@ -58,6 +58,9 @@ def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: st
             "ms": round(seconds * 1000, 3),
             "model": model,
         }
+        caller = scope["state"].get("caller")
+        if caller is not None and caller.name:
+            known["token"] = caller.name
         writer.add(time.time(), "info", "request", known)
 
 

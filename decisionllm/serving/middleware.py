@@ -2,12 +2,12 @@
 metrics and logs.
 """
 
-import hmac
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -58,6 +58,23 @@ def error_response(
     )
 
 
+Headers = Mapping[bytes, bytes]
+
+
+class Access(Protocol):
+    """Decides who may send a request, from its head alone."""
+
+    def run(self) -> AbstractAsyncContextManager[None]:
+        """What the decision depends on is kept up to date until the end of the block."""
+        ...
+
+    def refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """The answer to a request that is not accepted; of one that is, `caller` is kept in its
+        state.
+        """
+        ...
+
+
 class RequestGuard:
     """ASGI middleware that checks a request before its body is read.
 
@@ -66,9 +83,7 @@ class RequestGuard:
     checks are made here.
 
     Args:
-        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None or empty: only
-            requests to a loopback host name are accepted, and none that a page of another origin
-            sends, since a browser may be used to reach the server.
+        access: who may send a request.
         max_body_bytes: most bytes of a body, also of a chunked one.
         on_response: called with the scope, the status and the seconds of each request.
         model: named by a header of each answer and in the logs.
@@ -78,18 +93,16 @@ class RequestGuard:
         self,
         app: ASGIApp,
         *,
-        token: str | None = None,
+        access: Access,
         max_body_bytes: int,
         on_response: Callable[[Scope, int, float], object],
         model: str,
     ) -> None:
         self.model = model
-        self.app, self.token, self.max_body_bytes, self.on_response = (
-            app,
-            token or None,
-            max_body_bytes,
-            on_response,
-        )
+        self.app = app
+        self.access = access
+        self.max_body_bytes = max_body_bytes
+        self.on_response = on_response
         headers = HEADERS | {"x-model": model}
         self.headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
@@ -138,22 +151,9 @@ class RequestGuard:
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is not accepted."""
         headers, close = dict(scope["headers"]), {"connection": "close"}
-        if self.token is None:
-            host = headers.get(b"host", b"").decode("latin-1")
-            if not loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
-                return error_response(
-                    421, ["header", "host"], "expected a name of this machine", headers=close
-                )
-            origin = headers.get(b"origin")
-            if origin is not None and origin.partition(b"://")[2] != headers[b"host"]:
-                return error_response(
-                    403, ["header", "origin"], "expected a page of this server", headers=close
-                )
-        elif scope["path"].startswith(PROTECTED):
-            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self.token.encode()):
-                message = "expected Bearer and the token of this server"
-                return error_response(401, ["header", "authorization"], message, headers=close)
+        refused = self.access.refusal(scope, headers)
+        if refused is not None:
+            return refused
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         # a page elsewhere can send other types unasked
         if scope["method"] == "POST" and kind != b"application/json":

@@ -1,0 +1,102 @@
+"""Who may send a request: this machine alone, or who has a token with the right for it."""
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
+from decisionllm.files import explained
+from decisionllm.serving.middleware import PROTECTED, Headers, error_response, loopback
+from decisionllm.serving.tokens import Caller, Tokens
+from decisionllm.serving.watched_file import WatchedFile
+
+CLOSE = {"connection": "close"}
+OPERATED = ("/v1/models",)  # paths whose changes need the right `operate`
+
+
+class LocalAccess:
+    """Requests to a loopback host name, and none that a page of another origin sends, since a
+    browser may be used to reach the server.
+    """
+
+    def __init__(self) -> None:
+        self.anyone = Caller()
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        yield
+
+    def refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """The answer to a request that is not accepted. The caller is kept in its state."""
+        scope["state"]["caller"] = self.anyone
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
+            return error_response(
+                421, ["header", "host"], "expected a name of this machine", headers=CLOSE
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and origin.partition(b"://")[2] != headers[b"host"]:
+            return error_response(
+                403, ["header", "origin"], "expected a page of this server", headers=CLOSE
+            )
+        return None
+
+
+class TokenAccess:
+    """Requests with `Authorization: Bearer ...` on PROTECTED paths; others are open to all.
+
+    Args:
+        single: a token with all rights; None or empty: there is none.
+        path: of a file of tokens, see `tokens`; None: there is none.
+
+    Raises:
+        ValueError: the file cannot be read or is wrong.
+    """
+
+    def __init__(self, single: str | None = None, path: str | Path | None = None) -> None:
+        self.tokens = Tokens(single)
+        self.file: WatchedFile | None = None
+        if path is not None:
+            self.file = WatchedFile(path, self.tokens.take)
+            with explained(f"tokens: expected a file to read, got {path}", OSError):
+                self.file.read()
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Follow changes of the file until the end of the block."""
+        if self.file is None:
+            yield
+            return
+        async with self.file.run():
+            yield
+
+    def refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """The answer to a request that is not accepted. The caller is kept in its state."""
+        if not scope["path"].startswith(PROTECTED):
+            return None
+        where = ["header", "authorization"]
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        caller = self.tokens.find(token) if scheme.lower() == b"bearer" else None
+        if caller is None:
+            message = "expected Bearer and the token of this server"
+            return error_response(401, where, message, headers=CLOSE)
+        scope["state"]["caller"] = caller
+        right = right_for(scope["method"], scope["path"])
+        if right not in caller.rights:
+            message = f"expected a token with the right {right!r}, got that of {caller.name}"
+            return error_response(403, where, message, headers=CLOSE)
+        if wait := caller.bucket.take():
+            after = {"retry-after": str(math.ceil(wait))}
+            message = f"expected at most {caller.bucket.rate:g} requests a second"
+            return error_response(429, where, message, headers=after)
+        return None
+
+
+def right_for(method: str, path: str) -> str:
+    """The right that a request needs."""
+    if method in ("GET", "HEAD"):
+        return "read"
+    return "operate" if path.startswith(OPERATED) else "bid"

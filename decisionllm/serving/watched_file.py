@@ -1,0 +1,77 @@
+"""A file that is read again when it changes, without a restart and off the event loop."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+logger = logging.getLogger("decisionllm.serving")
+EVERY = 1.0  # seconds between two looks
+# seconds: a file that was changed so short ago may change again without a new time stamp
+SETTLED = 2.0
+Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, size
+
+
+class WatchedFile:
+    """Gives the content of a file to `take`, now and whenever the file changes.
+
+    Args:
+        path: of the file.
+        take: called with the bytes, in a thread. A ValueError refuses them: what was taken before
+            stays, and the log names the reason once.
+    """
+
+    def __init__(self, path: str | Path, take: Callable[[bytes], object]) -> None:
+        self.path = Path(path)
+        self.take = take
+        self.seen: Identity | None = None  # None: read again at the next look
+        self.fault = ""  # why the file is not taken, as it was logged
+
+    def read(self) -> None:
+        """Take the content of the file.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: `take` refused it.
+        """
+        with self.path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read()
+        settled = time.time() - found.st_mtime > SETTLED
+        self.seen = _identity(found) if settled else None
+        self.take(content)
+
+    def look(self) -> None:
+        """Read the file if it has changed; a file that cannot be taken is logged."""
+        try:
+            if self.seen == _identity(self.path.stat()):
+                return
+            self.read()
+            self.fault = ""
+        except (OSError, ValueError) as error:
+            if str(error) != self.fault:
+                logger.error("%s is not taken, what was read before counts: %s", self.path, error)
+            self.fault = str(error)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Look every second until the end of the block."""
+        task = asyncio.create_task(self._look_again_and_again())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            await asyncio.to_thread(self.look)
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,198 @@
+"""Tokens of a file: names, rights and rates, read again while the server runs."""
+
+import io
+import os
+from hashlib import sha256
+
+import pytest
+
+from decisionllm.serving import logs
+from decisionllm.serving.access import TokenAccess, right_for
+from decisionllm.serving.app import create_app
+from decisionllm.serving.rate_limit import TokenBucket
+from decisionllm.serving.tokens import Tokens, parse
+from decisionllm.serving.watched_file import WatchedFile
+from tests.serving.test_campaigns import SPEC, drawn, policy_of
+from tests.serving.test_campaigns import settings as settings_of
+from tests.serving.test_http import MODEL_INFO, serving
+from tests.serving.test_logs import lines, until
+
+BIDDER, READER, OPERATOR = (f"{name}-0123456789abcdef" for name in ("bidder", "reader", "operator"))
+FILE = f"""
+[bidder]
+token = "{BIDDER}"
+rights = ["bid"]
+
+[reader]
+sha256 = "{sha256(READER.encode()).hexdigest()}"
+rights = ["read"]
+
+[operator]
+token = "{OPERATOR}"
+rights = ["operate", "read"]
+"""
+
+
+def bearer(token):
+    return {"authorization": f"Bearer {token}"}
+
+
+def replaced(path, text):
+    """Write a file as an operator does who replaces it in one step."""
+    new = path.with_name("new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+@pytest.fixture
+def served(tmp_path):
+    path = tmp_path / "tokens.toml"
+    path.write_text(FILE)
+    access = TokenAccess("the single one", path)
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, access=access)) as client:
+        client.path, client.access = path, access
+        yield client
+
+
+def test_a_request_needs_the_right_of_its_method_and_path(served):
+    def status(token, path, body=None):
+        headers = bearer(token)
+        if body is None:
+            return served.get(path, headers=headers).status_code
+        return served.post(path, json=body, headers=headers).status_code
+
+    opens = settings_of(0)
+    assert [status(BIDDER, "/v1/campaigns", opens), status(BIDDER, "/metrics")] == [201, 403]
+    assert [status(READER, "/v1/campaigns", opens), status(READER, "/metrics")] == [403, 200]
+    assert [status(OPERATOR, "/v1/models", {}), status(BIDDER, "/v1/models", {})] == [404, 403]
+    assert status("the single one", "/v1/campaigns", opens) == 201
+    assert status("the single one", "/v1/models", {}) == 404, "it has all rights"
+    assert right_for("DELETE", "/v1/campaigns/x") == "bid" == right_for("POST", "/openrtb/2.6/bid")
+
+
+def test_a_token_is_rotated_without_a_restart(served, caplog):
+    newer = "newer-0123456789abcdef"
+    replaced(served.path, FILE.replace(READER, newer).replace(BIDDER, newer))
+    served.access.file.look()
+    codes = [
+        served.post("/v1/campaigns", json=settings_of(0), headers=bearer(token)).status_code
+        for token in (BIDDER, newer)
+    ]
+    assert codes == [401, 201]
+    for broken in ("[bidder", "", '[bidder]\ntoken = "short"\nrights = ["bid"]'):
+        replaced(served.path, broken)
+        served.access.file.look()
+        served.access.file.look()
+        assert served.get("/metrics", headers=bearer(READER)).status_code == 200, broken
+    served.path.unlink()
+    served.access.file.look()
+    assert served.get("/metrics", headers=bearer(READER)).status_code == 200
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4 and all("what was read before counts" in line for line in said)
+    assert newer not in caplog.text and "short" not in caplog.text
+
+
+def test_a_change_is_found_while_the_server_runs(served, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 0.01)
+    newer = "newer-0123456789abcdef"
+    replaced(served.path, FILE.replace(BIDDER, newer))
+    while served.post("/v1/act", json={}, headers=bearer(newer)).status_code == 401:
+        pass
+    assert served.post("/v1/act", json={}, headers=bearer(BIDDER)).status_code == 401
+
+
+def test_a_file_written_twice_within_one_time_stamp_is_read_again(tmp_path):
+    path, taken = tmp_path / "file", []
+    path.write_text("a")
+    watched = WatchedFile(path, taken.append)
+    watched.read()
+    stamp = path.stat()
+    path.write_text("b")
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    watched.look()
+    os.utime(path, (0, 0))
+    watched.look()
+    watched.look()
+    assert taken == [b"a", b"b", b"b"], "an old file is read once"
+
+
+def test_a_token_beyond_its_rate_waits(tmp_path):
+    path = tmp_path / "tokens.toml"
+    path.write_text(FILE.replace('rights = ["bid"]', 'rights = ["bid"]\nrate = 0.01\nburst = 6'))
+    access = TokenAccess(None, path)
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, access=access)) as client:
+        client.headers.update(bearer(BIDDER))
+        ids = [client.post("/v1/campaigns", json=settings_of(i)).json()["id"] for i in range(2)]
+        many = {"ticks": {ids[0]: drawn(0, 0), ids[1]: drawn(1, 0)}}
+        assert client.post("/v1/ticks", json=many).status_code == 200, "two of four that are left"
+        codes = [client.post("/v1/campaigns", json=settings_of(2)).status_code for _ in range(3)]
+        assert codes == [201, 201, 429]
+        late = client.post("/v1/campaigns", json=settings_of(3))
+        assert 1 <= int(late.headers["retry-after"]) <= 100
+        assert "at most 0.01 requests a second" in late.json()["detail"][0]["msg"]
+        assert client.get("/metrics", headers=bearer(OPERATOR)).status_code == 200
+        os.utime(path, (0, 0))
+        access.file.look()
+        assert client.post("/v1/campaigns", json=settings_of(4)).status_code == 429, "read again"
+
+
+def test_a_bucket_fills_at_its_rate():
+    now = [0.0]
+    bucket = TokenBucket(2.0, 3.0, clock=lambda: now[0])
+    assert [bucket.take() for _ in range(4)] == [0, 0, 0, 0.5]
+    now[0] = 0.5
+    assert [bucket.take(), bucket.take()] == [0, 0.5]
+    bucket.charge(4)
+    assert bucket.take() == 2.5
+    now[0] = 100.0
+    assert [bucket.take() for _ in range(4)] == [0, 0, 0, 0.5], "no more than the burst"
+
+
+WRONG = {
+    "x = 1": "expected a table [x]",
+    "[x]": "x: rights: expected some of bid, operate, read",
+    '[x]\nrights = ["fly"]': "x: rights: expected some of",
+    '[x]\nrights = ["bid"]': "x: expected either token or sha256",
+    '[x]\nrights = ["bid"]\ntoken = 1': "x: token: expected 16 to 256 bytes",
+    '[x]\nrights = ["bid"]\nsha256 = "ab"': "x: sha256: expected 64 hexadecimal digits",
+    '[x]\nrights = ["bid"]\nright = 1': "x: expected token, sha256, rights, rate, burst, got 'right'",
+    '["a b"]\nrights = ["bid"]': "expected names of letters",
+    f'[x]\ntoken = "{BIDDER}"\nrights = ["bid"]\nrate = 0': "x: rate: expected a number above 0",
+    f'[x]\ntoken = "{BIDDER}"\nrights = ["bid"]\nrate = nan': "x: rate: expected a number above",
+    f'[x]\ntoken = "{BIDDER}"\nrights = ["bid"]\nburst = 0.5': "x: burst: expected a number above 1",
+    FILE + f'[again]\ntoken = "{READER}"\nrights = ["bid"]': "got one of them twice",
+    FILE + "[bidder]": "expected TOML",
+    "\xff": "expected TOML",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_file_is_refused_without_a_token_in_the_message(text):
+    with pytest.raises(ValueError) as refused:
+        parse(text.encode("latin-1"))
+    assert WRONG[text] in str(refused.value)
+    assert BIDDER not in str(refused.value) and READER not in str(refused.value)
+
+
+def test_a_file_that_is_missing_stops_the_start(tmp_path):
+    with pytest.raises(ValueError, match="tokens: expected a file to read"):
+        TokenAccess(None, tmp_path / "none")
+
+
+def test_a_long_word_is_refused_without_its_digest(monkeypatch):
+    tokens = Tokens("the single one")
+    tokens.take(FILE.encode())
+    monkeypatch.setattr("decisionllm.serving.tokens.sha256", None)
+    assert tokens.find(b"x" * 60_000) is None
+
+
+def test_the_log_names_the_token_of_a_request(served):
+    with logs.written("json", stream := io.StringIO()):
+        served.get("/metrics", headers=bearer(READER))
+        served.post("/v1/campaigns", json=settings_of(0), headers=bearer(READER))
+        until(stream, 2)
+    assert [(line["token"], line["status"]) for line in lines(stream)] == [
+        ("reader", 200),
+        ("reader", 403),
+    ]
+    assert READER not in stream.getvalue()
