@@ -20,6 +20,7 @@ from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
     from decisionllm.serving.middleware import Access
+    from decisionllm.serving.model_folder import ModelFolder
     from decisionllm.serving.shadow import Shadow
 
 
@@ -91,6 +92,8 @@ def check(config: dict[str, Any]) -> None:
     if not loopback(host) and not has_token:
         remedy = "set a token, DECISIONLLM_TOKEN, give a file, tokens=, or take host=127.0.0.1"
         raise ValueError(f"host={host}: others can reach it: {remedy}")
+    if config["models"] and not config["models_dir"]:
+        raise ValueError("models: expected models_dir=..., the folder of these runs, got none")
     one_of("log", config["log"], logs.KINDS)
     for name in POSITIVE:
         if config[name] is not None and config[name] <= 0:
@@ -153,6 +156,9 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
             raise ValueError(f"shadow: expected {wanted}")
         shadow, about = shadow_of(config, journal, observation, campaigns)
         known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
+    folder = None
+    if config["models_dir"] and observation is not None and journal is not None:
+        folder = folder_of(config, journal, campaigns)
     exchange = {name: config[name] for name in ("currency", "seat", "bid_expiry_s", "notice_url")}
     exchange["bid_wait"] = config["bid_wait_ms"] / 1000
     exchange["max_tick_age"] = config["max_tick_age_s"]
@@ -166,6 +172,7 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         move_campaigns=config["move_campaigns"],
         replica=replica,
         shadow=shadow,
+        folder=folder,
         exchange=exchange,
         log=config["log"],
         batch_wait=config["batch_wait_ms"] / 1000,
@@ -173,6 +180,32 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         max_body_bytes=config["max_body_bytes"],
         max_batch_size=config["max_batch_size"],
         max_queue=config["max_queue"],
+    )
+
+
+def folder_of(config: dict[str, Any], journal: Journal, campaigns: dict[str, Any]) -> "ModelFolder":
+    """The folder of runs that may take over while the server runs."""
+    from decisionllm.serving.campaigns import CampaignManager
+    from decisionllm.serving.model_folder import ModelFolder
+    from decisionllm.serving.models import Model
+
+    directory_of_models = Path(config["models_dir"]).resolve()
+
+    def load(path: Path) -> Model:
+        policy, run_config, run_info = loading.load(path, device=config["device"], **config["act"])
+        info = model_info(path, policy, run_config, run_info)
+        observation = ObservationSpec.of(run_info["dataset"])
+        manager = CampaignManager(policy, observation, journal, name=info["model"], **campaigns)
+        inside = path.is_relative_to(directory_of_models)
+        run = str(path.relative_to(directory_of_models)) if inside else str(path)
+        return Model(info["model"], run, policy, manager, info)
+
+    return ModelFolder(
+        directory_of_models,
+        load,
+        run=config["run"],
+        kept=journal.models_path,
+        shares=config["models"] or [],
     )
 
 

@@ -55,7 +55,17 @@ OPTIONAL = {
 # only serve imports them
 HTTP = {
     f"decisionllm.serving.{name}"
-    for name in ("access", "app", "direct", "metrics", "middleware", "openrtb", "protocol", "schemas")
+    for name in (
+        "access",
+        "app",
+        "direct",
+        "metrics",
+        "middleware",
+        "model_routes",
+        "openrtb",
+        "protocol",
+        "schemas",
+    )
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -8,9 +8,9 @@ import gc
 import json
 import logging
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
@@ -28,12 +28,15 @@ from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
-from decisionllm.serving import logs, openrtb, schemas
+from decisionllm.serving import logs, model_routes, openrtb, schemas
 from decisionllm.serving.access import LocalAccess, TokenAccess
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.direct import DirectRoutes
 from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.middleware import Access, RequestGuard, error_response
+from decisionllm.serving.model_folder import ModelFolder
+from decisionllm.serving.model_routes import ModelChanges
+from decisionllm.serving.models import Model, Models
 from decisionllm.serving.service import Service
 
 BID_EXPIRY_S = 60.0
@@ -71,6 +74,12 @@ Before = Annotated[
 ]
 
 
+class Part(Protocol):
+    """What works beside the requests while the app runs."""
+
+    def run(self) -> contextlib.AbstractAsyncContextManager[None]: ...
+
+
 def errors(
     *codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)
 ) -> dict[int | str, dict[str, Any]]:
@@ -93,6 +102,7 @@ def create_app(
     exchange: dict[str, Any] | None = None,
     move_campaigns: bool = False,
     replica: int | None = None,
+    folder: ModelFolder | None = None,
     **limits: Any,
 ) -> FastAPI:
     """The FastAPI app of a policy.
@@ -109,6 +119,7 @@ def create_app(
             counts as won.
         move_campaigns: open campaigns of another model go on with this one.
         replica: see Metrics.
+        folder: of runs that may take over while the server runs; None: none may.
         limits: of Service.
 
     Raises:
@@ -122,20 +133,30 @@ def create_app(
         manager = CampaignManager(
             policy, observation, journal, name=model_info["model"], **campaigns or {}
         )
+    models = Models(Model(model_info["model"], "", policy, manager, model_info))
+    if manager is not None:
         # the service finds a damaged file too, and reports it
         with logs.written(limits.get("log", "none")), contextlib.suppress(sqlite3.Error):
-            manager.check_open(move=move_campaigns)
+            if folder is not None:
+                folder.begin(models)
+            models.current.campaigns.check_open(move=move_campaigns, beside=models.loaded)
         open_bids = openrtb.reservations(manager.journal, expiry)
-    service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
-    metrics = Metrics(service, model_info, replica)
+    service = Service(
+        policy, models=models, on_batch=lambda n: metrics.batches.observe(n), **limits
+    )
+    metrics = Metrics(service, replica)
     if access is None:
         access = TokenAccess(token) if token else LocalAccess()
+    parts: list[Part] = [access]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.run(), access.run():
+        async with service.run(), contextlib.AsyncExitStack() as stack:
             # the first request does not wait for one-time work
-            await asyncio.to_thread(policy.warm_up)
+            for model in list(models.loaded.values()):
+                await asyncio.to_thread(model.policy.warm_up)
+            for part in parts:
+                await stack.enter_async_context(part.run())
             gc.freeze()  # what was loaded is not collected: a full collection would delay requests
             app.state.ready = True
             yield
@@ -157,9 +178,7 @@ def create_app(
     )
     app.state.service, app.state.ready = service, False
     handle_errors(app)
-    routers: list[tuple[APIRouter, Any]] = [
-        (policy_routes(app, policy, service, metrics, model_info), None)
-    ]
+    routers: list[tuple[APIRouter, Any]] = [(policy_routes(app, service, metrics), None)]
     if manager is not None and open_bids is not None:
         for path, (name, media_type) in PAGE.items():
             app.add_route(
@@ -169,6 +188,10 @@ def create_app(
         routers.append(
             (openrtb.router(manager.journal, open_bids, metrics.registry, **exchange), errors(404))
         )
+        if folder is not None:
+            changes = ModelChanges(service, folder)
+            parts.append(changes)
+            routers.append((model_routes.router(changes, errors), None))
     for router, responses in routers:
         app.include_router(router, responses=responses)
     direct = [
@@ -180,7 +203,7 @@ def create_app(
         access=access,
         max_body_bytes=max_body_bytes,
         on_response=metrics.on_response,
-        model=model_info["model"],
+        model=lambda: models.current.name,
     )
     return app
 
@@ -241,9 +264,7 @@ def handle_errors(app: FastAPI) -> None:
         )
 
 
-def policy_routes(
-    app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]
-) -> APIRouter:
+def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter:
     """Routes that every policy has: its health, its metrics, its description and its actions."""
     routes = APIRouter()
 
@@ -284,15 +305,15 @@ def policy_routes(
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
-    async def model() -> dict[str, Any]:
+    async def model() -> Mapping[str, Any]:
         """The served model: its run, its data, its observations and its actions."""
-        return model_info
+        return service.models.current.info
 
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> Response:
         """An action for a history, without state: the reference for every other route."""
         action, togo = await service.act(
-            parse_history(policy, vars(request)), service.due(x_deadline_ms)
+            parse_history(service.models.current.policy, vars(request)), service.due(x_deadline_ms)
         )
         if not np.isfinite(action).all():
             raise RequestError(

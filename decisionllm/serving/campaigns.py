@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,14 @@ class RequestError(ValueError):
     ) -> None:
         super().__init__(f"{field}: {message}")
         self.status, self.field, self.message, self.expected = status, field, message, expected
+
+
+class OtherModelError(RequestError):
+    """A tick of a campaign that another model answers."""
+
+    def __init__(self, model: str | None, here: str) -> None:
+        super().__init__(409, "id", f"the campaign is answered by model {model}, this is {here}")
+        self.model = model
 
 
 @dataclass
@@ -121,11 +129,12 @@ class CampaignManager:
         # currency of the steps with a result: spent, an equal share of the budget
         self.spend = {"reported": 0.0, "even": 0.0}
 
-    def check_open(self, *, move: bool = False) -> None:
+    def check_open(self, *, move: bool = False, beside: Collection[str] = ()) -> None:
         """Check that this model may answer the open campaigns of the journal, and can.
 
         Args:
             move: campaigns that began with another model go on with this one.
+            beside: names of models of this server, which answer their campaigns themselves.
 
         Raises:
             ValueError: a campaign began with another model, or has more steps than `horizon`.
@@ -138,30 +147,31 @@ class CampaignManager:
                 f" {self.journal.path}, got {self.horizon}; raise it, or end that campaign first"
             )
         # version 1 of the journal did not know the model: such campaigns go on
-        others = [
-            f"{count} of {model}" for model, count, _ in found if model not in (None, self.name)
-        ]
+        foreign = [row for row in found if row[0] not in (self.name, *beside)]
+        others = [f"{count} of {model}" for model, count, _ in foreign if model is not None]
         if others and not move:
             raise ValueError(
                 f"model: expected {self.name}, got open campaigns of another model in"
                 f" {self.journal.path}: {', '.join(others)}; serve that run, take another journal,"
                 " or let them go on with this model by move_campaigns=true"
             )
-        if any(model != self.name for model, _, _ in found):
-            self.journal.write([journals.moved(self.name)])
-            for model, count, _ in found:
-                if model != self.name:
-                    logger.warning("%d campaigns of %s go on with %s", count, model, self.name)
+        for model, count, _ in foreign:
+            self.journal.write([journals.moved(self.name, model)])
+            logger.warning("%d campaigns of %s go on with %s", count, model, self.name)
 
     # -- requests, which wait for decisions and writes --
 
     async def open_async(
-        self, settings: dict[str, Any], key: str | None, write: Write
+        self, settings: dict[str, Any], key: str | None, write: Write, *, id: str | None = None
     ) -> dict[str, Any]:
-        """Open a campaign, or find the one with this key. Returns what the journal has of it."""
+        """Open a campaign, or find the one with this key. Returns what the journal has of it.
+
+        Args:
+            id: of a new campaign, from `new_id`.
+        """
         known = self.journal.keyed(key) if key else None
         if known is None:
-            id, complete = secrets.token_hex(8), self.check(settings)
+            id, complete = id or new_id(), self.check(settings)
             complete["text"] = Campaign.begin(complete, self.observation).task
             new = await write([journals.opened(id, key, complete, self.name)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
@@ -258,8 +268,7 @@ class CampaignManager:
         if campaign.ended:
             raise RequestError(409, "id", "the campaign has ended")
         if campaign.model != self.name:
-            message = f"the campaign is answered by model {campaign.model}, this is {self.name}"
-            raise RequestError(409, "id", message)
+            raise OtherModelError(campaign.model, self.name)
         # another server, which allows more steps, has opened it
         if (steps := campaign.settings["horizon"]) > self.horizon:
             message = f"the campaign has {steps} steps, this server allows {self.horizon}"
@@ -336,6 +345,7 @@ class CampaignManager:
     def commit(self, pending: PendingTick) -> None:
         """The answer is in the journal: count it, and go on from there."""
         answer, id = json.loads(pending.answer or ""), pending.campaign.id
+        self.counts["model", self.name] += 1
         self.counts.update([("guard", name) for name in answer["guards"]])
         if result := pending.request["result"]:
             self.spend["reported"] += result["spend"]
@@ -409,6 +419,10 @@ class CampaignManager:
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
         return replace(campaign, ended=known["ended"], model=known["model"])
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
 
 
 def guard_multiplier(

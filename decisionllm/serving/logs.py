@@ -45,6 +45,21 @@ def note_campaign(id: str) -> None:
         request.setdefault("campaigns", []).append(id[:64])
 
 
+def note_model(name: str | None) -> None:
+    """This model answers the request at work, or a part of it."""
+    if name and (request := current.get(None)) is not None:
+        names = request.setdefault("models", [])
+        if name not in names:
+            names.append(name)
+
+
+def model_of_request(usual: str) -> str:
+    """The models that answer the request at work. usual: the name where none was noted."""
+    request = current.get(None)
+    names = request.get("models") if request is not None else None
+    return ", ".join(names) if names else usual
+
+
 def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: str) -> None:
     """Log a request: its id, route, status, milliseconds and model, the name of its token, and its
     campaign where there is one.

@@ -1,16 +1,18 @@
 """Prometheus metrics of a server."""
 
 import sqlite3
+from collections import Counter as Totals
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from decisionllm.serving.models import Models
 from decisionllm.serving.service import Service
 
 
@@ -37,9 +39,7 @@ class Metrics(Collector):
         replica: number of this process among several; None: it is the only one.
     """
 
-    def __init__(
-        self, service: Service, model_info: Mapping[str, Any], replica: int | None = None
-    ) -> None:
+    def __init__(self, service: Service, replica: int | None = None) -> None:
         self.replica = replica
         self.service, self.registry = service, CollectorRegistry()
         self.requests = Counter(
@@ -64,8 +64,6 @@ class Metrics(Collector):
             registry=self.registry,
             buckets=sizes,
         )
-        known = {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
-        Info("decisionllm_model", "The served model.", registry=self.registry).info(known)
         self.registry.register(self)
         if service.shadow is not None:
             service.shadow.on_difference = Histogram(
@@ -103,6 +101,7 @@ class Metrics(Collector):
         counts: dict[str, dict[str, float]] = defaultdict(dict)
         for (kind, name), value in [] if manager is None else list(manager.counts.items()):
             counts[kind][name] = value
+        yield served_models(service.models)
         events = dict(service.counts) | {"repeated": counts["repeated"].get("", 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
         yield gauge(
@@ -145,20 +144,33 @@ class Metrics(Collector):
         )
         damaged = "Rows of the journal that were found not to be as they were written."
         yield gauge("damaged_rows", damaged, len(manager.journal.damaged))
-        yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
-        if manager.cache is not None:
+        managers = service.models.managers
+        in_memory = sum(len(each.campaigns) for each in managers)
+        yield gauge("campaigns_in_memory", "Campaigns in memory.", in_memory)
+        caches = [each.cache for each in managers if each.cache is not None]
+        if caches:
+            events_of_caches: Totals[str] = Totals()
+            for each in caches:
+                events_of_caches.update(each.counts)
             yield counter(
-                "cache",
-                "Prefix-cache hits, misses and evictions.",
-                dict(manager.cache.counts),
-                "event",
+                "cache", "Prefix-cache hits, misses and evictions.", events_of_caches, "event"
             )
             yield gauge(
                 "cache_bytes",
                 "Bytes allocated for keys, values and histories.",
-                manager.cache.bytes,
+                sum(each.bytes for each in caches),
             )
-            yield gauge("cache_rows", "Campaigns in the prefix cache.", len(manager.cache.taken))
+            rows = sum(len(each.taken) for each in caches)
+            yield gauge("cache_rows", "Campaigns in the prefix cache.", rows)
+        yield counter("model_ticks", "Ticks by the model that answered.", counts["model"], "model")
+        share = GaugeMetricFamily(
+            "decisionllm_model_share",
+            "Share of new campaigns that a model opens.",
+            labels=["model"],
+        )
+        for name in list(service.models.loaded):
+            share.add_metric([name], service.models.choice.get(name, 0.0))
+        yield share
 
         if (shadow := service.shadow) is not None:
             ticks = (
@@ -173,3 +185,12 @@ class Metrics(Collector):
             )
             higher = "Ticks at which the shadow policy would bid more than was answered."
             yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})
+
+
+def served_models(models: Models) -> Metric:
+    """What is known of each loaded model."""
+    family = InfoMetricFamily("decisionllm_model", "The served models.")
+    for model in list(models.loaded.values()):
+        names = ("run", "model", "dataset", "fingerprint")
+        family.add_metric([], {name: str(model.info[name]) for name in names})
+    return family

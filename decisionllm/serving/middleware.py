@@ -86,7 +86,8 @@ class RequestGuard:
         access: who may send a request.
         max_body_bytes: most bytes of a body, also of a chunked one.
         on_response: called with the scope, the status and the seconds of each request.
-        model: named by a header of each answer and in the logs.
+        model: () -> name of the model that a header of each answer and the logs name, where the
+            route noted no other.
     """
 
     def __init__(
@@ -96,15 +97,14 @@ class RequestGuard:
         access: Access,
         max_body_bytes: int,
         on_response: Callable[[Scope, int, float], object],
-        model: str,
+        model: Callable[[], str],
     ) -> None:
         self.model = model
         self.app = app
         self.access = access
         self.max_body_bytes = max_body_bytes
         self.on_response = on_response
-        headers = HEADERS | {"x-model": model}
-        self.headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,6 +125,7 @@ class RequestGuard:
                 message["headers"] = [
                     *message.get("headers", []),
                     *self.headers,
+                    (b"x-model", logs.model_of_request(self.model()).encode()),
                     (b"x-request-id", id.encode()),
                 ]
             await send(message)
@@ -146,7 +147,7 @@ class RequestGuard:
         finally:
             seconds = time.perf_counter() - began
             self.on_response(scope, status, seconds)
-            logs.on_response(scope, status, seconds, self.model)
+            logs.on_response(scope, status, seconds, logs.model_of_request(self.model()))
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is not accepted."""

@@ -320,6 +320,7 @@ def decided(
         return None, "old tick"
     if last is None:
         last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
+    logs.note_model(last.get("model") or known["model"])
     step, left = last["index"], last["remaining"]
     state = known | last | {"remaining": left - open_bids.committed(id, step)}
     response, reason = respond(request.model_dump(), state, currency=currency, seat=seat)

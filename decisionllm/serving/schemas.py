@@ -185,6 +185,46 @@ class AuctionNetBidding(Body):
     historyLeastWinningCost: list[Each] = []
 
 
+class TakeOver(Body):
+    """Another run that opens new campaigns from now on."""
+
+    model_config = examples({"run": "nano-1"}, {"run": "nano-1", "share": 0.1, "campaigns": "keep"})
+    run: str = Field(min_length=1, max_length=500, description="its name in the folder of models")
+    share: float = Field(
+        1.0, gt=0, le=1, description="of the new campaigns; the others keep their proportions"
+    )
+    campaigns: Literal["keep", "move"] = Field(
+        "keep",
+        description=(
+            "open campaigns of models without a share: they keep their model, or go on with those "
+            "that have one"
+        ),
+    )
+
+
+class Rollback(Body):
+    """Back to the models and shares before the last change."""
+
+    model_config = examples({})
+    campaigns: Literal["keep", "move"] = Field(
+        "move", description="open campaigns of models that have no share any more"
+    )
+
+
+class ServedModel(BaseModel):
+    model: str
+    run: str
+    share: float = Field(description="of the new campaigns")
+    open: int = Field(description="its campaigns that have not ended")
+
+
+class ServedModels(BaseModel):
+    models: list[ServedModel]
+    before: dict[str, float] | None = Field(description="shares that a rollback goes back to")
+    checked: int | None = Field(None, description="ticks of the journal that the new model decided")
+    moved: int | None = Field(None, description="campaigns that changed their model")
+
+
 class Decision(BaseModel):
     multiplier: float = Field(description="currency per conversion")
     return_to_go: float | None = Field(description="that the policy conditioned on")

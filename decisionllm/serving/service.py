@@ -4,6 +4,7 @@ deadlines are kept.
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import sqlite3
@@ -22,8 +23,9 @@ from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs
 from decisionllm.serving.batcher import Batcher, QueueFullError
-from decisionllm.serving.campaigns import CampaignManager, RequestError
-from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
+from decisionllm.serving.campaigns import CampaignManager, OtherModelError, RequestError, new_id
+from decisionllm.serving.kv_cache import Decision, DecisionRequest
+from decisionllm.serving.models import Choice, DecideAll, Model, Models
 from decisionllm.serving.shadow import Shadow
 
 logger = logging.getLogger("decisionllm.serving")
@@ -60,6 +62,7 @@ class Service:
         on_batch: called with the size of each batch of decisions.
         log: json, text or none, see `logs.written`; while the service runs.
         shadow: decides on answered ticks without answering.
+        models: of the campaigns, in place of `policy` and `manager`.
     """
 
     def __init__(
@@ -74,18 +77,26 @@ class Service:
         on_batch: Callable[[int], object] = lambda n: None,
         log: str = "none",
         shadow: Shadow | None = None,
+        models: Models | None = None,
     ) -> None:
-        self.manager, self.deadline, self.log, self.shadow = manager, deadline, log, shadow
+        self.deadline, self.log, self.shadow = deadline, log, shadow
+        if models is None:
+            models = Models(Model(manager.name if manager else "", "", policy, manager))
+        self.models = models
         self.counts: Counter[str] = Counter()
-        work = manager.decide if manager else partial(decide, policy, None)
         self.model = Batcher(
-            work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch
+            decide_all, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch
         )
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
         # of ticks that come many in a request: the others find room
         self.many = asyncio.Semaphore(max(max_queue // 2, 1))
         self.in_flight: dict[str, InFlightTick] = {}
         self.fault: Exception | None = None  # of the journal; none after a write
+
+    @property
+    def manager(self) -> CampaignManager | None:
+        """The manager of the model that opens most campaigns; None: there are no campaigns."""
+        return self.models.current.manager
 
     @property
     def campaigns(self) -> CampaignManager:
@@ -98,7 +109,8 @@ class Service:
             if self.manager:
                 try:
                     await asyncio.to_thread(self.manager.journal.verify)
-                    await asyncio.to_thread(self.manager.load_open)
+                    for manager in self.models.managers:
+                        await asyncio.to_thread(manager.load_open)
                 except sqlite3.Error as error:
                     self.failed(error)
             self.loop = asyncio.get_running_loop()
@@ -122,7 +134,8 @@ class Service:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to
         the last bit.
         """
-        decision = await self._decided(due or self.due(), DecisionRequest(None, history))
+        request = DecisionRequest(None, history)
+        decision = await self._decided(due or self.due(), self.models.current.decide, request)
         if isinstance(decision, TimeoutError):
             raise RequestError(503, "deadline", "the decision was late; try again")
         if isinstance(decision, Exception):
@@ -132,8 +145,11 @@ class Service:
     async def open(self, settings: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         written = partial(self._written, self.due())
-        known = await self.campaigns.open_async(settings, key, written)
+        id = new_id()
+        model = self.models.assigned(id)
+        known = await model.campaigns.open_async(settings, key, written, id=id)
         logs.note_campaign(known["id"])
+        logs.note_model(known["model"])
         return known
 
     async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
@@ -147,19 +163,38 @@ class Service:
         elif tick.request != request:
             step = tick.request["index"]
             raise RequestError(409, "index", f"step {step} is being answered", expected=step)
-        return await asyncio.shield(tick.task)
+        answer = await asyncio.shield(tick.task)
+        logs.note_model(json.loads(answer)["model"])
+        return answer
 
     async def _ticked(self, id: str, request: dict[str, Any], due: float) -> str:
-        await self._catch_up(id, request["index"])
-        return await self.campaigns.tick_async(
-            id, request, partial(self._decided, due), partial(self._written, due)
-        )
+        write = partial(self._written, due)
+        while True:
+            model = await self._model_of(id)
+            manager = model.campaigns
+            await self._catch_up(manager, id, request["index"])
+            decide = partial(self._decided, due, model.decide)
+            try:
+                return await manager.tick_async(id, request, decide, write)
+            except OtherModelError as error:
+                # moved to another model of this server while the tick was decided
+                manager.campaigns.pop(id, None)
+                if error.model not in self.models.loaded:
+                    raise
 
-    async def _catch_up(self, id: str, index: int) -> None:
+    async def _model_of(self, id: str) -> Model:
+        """The model that answers a campaign."""
+        if len(self.models.loaded) == 1:
+            return self.models.current
+        known = self.models.in_memory(id)
+        if known is not None:
+            return known
+        return await asyncio.to_thread(self.models.answering, id)
+
+    async def _catch_up(self, manager: CampaignManager, id: str, index: int) -> None:
         """Replay a campaign that is not as far as the journal, in a thread: in the event loop it
         would delay all requests.
         """
-        manager = self.campaigns
         if manager.is_behind(id, index):
             replayed = await asyncio.to_thread(manager.replayed, id, manager.campaigns.get(id))
             if not replayed.ended:
@@ -178,6 +213,27 @@ class Service:
         if tick := self.in_flight.get(id):
             await asyncio.wait([tick.task])
         await self.campaigns.close_async(id, partial(self._written, self.due()))
+        self.models.forget(id)
+
+    async def change(self, choice: Choice, before: Choice | None, *, move: bool) -> int:
+        """Let other loaded models open campaigns from now on.
+
+        Args:
+            before: the choice that a rollback goes back to.
+            move: open campaigns of models that are not chosen go on with those that are.
+
+        Returns:
+            The number of campaigns that were moved.
+        """
+        self.models.choose(choice, before)
+
+        async def write(entries: list[Entry]) -> bool:
+            return await self._written(self.due(), entries)
+
+        count = await self.models.move_to_choice(write) if move else 0
+        found = await asyncio.to_thread(self.campaigns.journal.open_models)
+        self.models.prune([name for name, _, _ in found])
+        return count
 
     def due(self, deadline_ms: int | None = None) -> float:
         """The loop's time at which a request that comes now is late. deadline_ms: if shorter than
@@ -187,10 +243,12 @@ class Service:
             deadline_ms / 1000 if deadline_ms else math.inf, self.deadline
         )
 
-    async def _decided(self, due: float, request: DecisionRequest) -> Decision | Exception:
+    async def _decided(
+        self, due: float, decide: DecideAll, request: DecisionRequest
+    ) -> Decision | Exception:
         try:
             async with asyncio.timeout_at(due):
-                decision: Decision = await self.model(request)
+                decision: Decision = await self.model((decide, request))
                 return decision
         except QueueFullError:
             raise self._busy() from None
@@ -277,3 +335,15 @@ class Service:
             starts = np.cumsum([0] + [len(requests[i].entries) for i in waiting])
             results |= {i: new[start] for i, start in zip(waiting, starts, strict=False)}
         return [results[i] for i in range(len(requests))]
+
+
+def decide_all(items: list[tuple[DecideAll, DecisionRequest]]) -> list[Decision | Exception]:
+    """Decide for the requests of several models, those of each model together."""
+    by_model: dict[DecideAll, list[int]] = {}
+    for i, (decide, _) in enumerate(items):
+        by_model.setdefault(decide, []).append(i)
+    decisions: dict[int, Decision | Exception] = {}
+    for decide, rows in by_model.items():
+        decided = decide([items[i][1] for i in rows])
+        decisions |= dict(zip(rows, decided, strict=True))
+    return [decisions[i] for i in range(len(items))]

@@ -22,11 +22,15 @@ class WatchedFile:
         path: of the file.
         take: called with the bytes, in a thread. A ValueError refuses them: what was taken before
             stays, and the log names the reason once.
+        optional: that there is no file is no fault.
     """
 
-    def __init__(self, path: str | Path, take: Callable[[bytes], object]) -> None:
+    def __init__(
+        self, path: str | Path, take: Callable[[bytes], object], *, optional: bool = False
+    ) -> None:
         self.path = Path(path)
         self.take = take
+        self.optional = optional
         self.seen: Identity | None = None  # None: read again at the next look
         self.fault = ""  # why the file is not taken, as it was logged
 
@@ -46,6 +50,8 @@ class WatchedFile:
 
     def look(self) -> None:
         """Read the file if it has changed; a file that cannot be taken is logged."""
+        if self.optional and not self.path.exists():
+            return
         try:
             if self.seen == _identity(self.path.stat()):
                 return

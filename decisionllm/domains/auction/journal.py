@@ -95,6 +95,7 @@ class Journal:
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
+        self.models_path = self._beside("models")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
         in_memory = self.path == ":memory:"
         kind = "a file to write, or one written by a server"
@@ -151,7 +152,7 @@ class Journal:
         return application, version
 
     def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
-        """Write all entries of `opened`, `ticked`, `ended` and `moved`, or none.
+        """Write all entries of `opened`, `ticked`, `ended`, `moved` and `moved_campaign`, or none.
 
         Returns which were new. No answer is changed.
 
@@ -501,6 +502,16 @@ def ended(id: str, how: str) -> Entry:
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
 
 
-def moved(model: str) -> Entry:
-    """The entry after which this model answers all campaigns that have not ended."""
-    return "UPDATE campaigns SET model = ? WHERE ended IS NULL AND model IS NOT ?", (model, model)
+def moved(model: str, of: str | None) -> Entry:
+    """The entry after which a model answers all campaigns of another one that have not ended.
+
+    Args:
+        of: the other model; None: of campaigns of version 1, which did not know it.
+    """
+    return "UPDATE campaigns SET model = ? WHERE ended IS NULL AND model IS ?", (model, of)
+
+
+def moved_campaign(id: str, model: str, of: str) -> Entry:
+    """The entry after which a model answers a campaign of another one, if it has not ended."""
+    which = "id = ? AND ended IS NULL AND model = ?"
+    return f"UPDATE campaigns SET model = ? WHERE {which}", (model, id, of)

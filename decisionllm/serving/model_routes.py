@@ -1,0 +1,158 @@
+"""Routes by which a token holder with the right `operate` changes the served models."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from decisionllm.serving import schemas
+from decisionllm.serving.campaigns import RequestError
+from decisionllm.serving.model_folder import Chosen, ModelFolder, parse
+from decisionllm.serving.models import Choice, Model, check_new, with_share
+from decisionllm.serving.service import Service
+from decisionllm.serving.watched_file import WatchedFile
+
+logger = logging.getLogger("decisionllm.serving")
+
+
+class ModelChanges:
+    """Takes models over, one change at a time, and follows the changes of other replicas.
+
+    Args:
+        service: whose models change.
+        folder: that they are loaded from.
+    """
+
+    def __init__(self, service: Service, folder: ModelFolder) -> None:
+        self.service = service
+        self.models = service.models
+        self.folder = folder
+        self.lock = asyncio.Lock()
+
+    async def take_over(self, run: str, share: float, *, move: bool) -> schemas.ServedModels:
+        """Load a run, check it on the journal, and let it open a share of the new campaigns."""
+        async with self._alone():
+            model, checked = await asyncio.to_thread(self._checked, run)
+            if model.name not in self.models.loaded:
+                self.models.add(model)
+            choice = with_share(self.models.choice, model.name, share)
+            moved = await self._change(choice, self.models.choice, move=move)
+        return await self.served(checked=checked, moved=moved)
+
+    async def roll_back(self, *, move: bool) -> schemas.ServedModels:
+        """Go back to the choice before the last change; twice is refused, not undone."""
+        async with self._alone():
+            before = self.models.before
+            if before is None:
+                raise RequestError(409, "models", "there is no earlier choice to go back to")
+            moved = await self._change(before, None, move=move)
+        return await self.served(moved=moved)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        if self.lock.locked():
+            raise RequestError(409, "models", "another change is being made")
+        async with self.lock:
+            yield
+
+    def _checked(self, run: str) -> tuple[Model, int]:
+        """A run of the folder as a model, and the number of ticks that it was checked on."""
+        try:
+            model = self.folder.load(run)
+            known = self.models.loaded.get(model.name)
+            if known is not None:
+                return known, 0
+            return model, check_new(model, self.models.current)
+        except ValueError as error:
+            raise RequestError(422, "run", str(error)) from error
+
+    async def _change(self, choice: Choice, before: Choice | None, *, move: bool) -> int:
+        # kept before it is served: a restart never goes back behind what a client has seen
+        try:
+            await asyncio.to_thread(self.folder.keep, self.models, choice, before)
+        except OSError as error:
+            raise RequestError(503, "models", f"the choice could not be saved: {error}") from error
+        return await self.service.change(choice, before, move=move)
+
+    async def served(self, **more: Any) -> schemas.ServedModels:
+        """The loaded models, the one with the largest share first."""
+        found = await asyncio.to_thread(self.service.campaigns.journal.open_models)
+        open_campaigns = {name: count for name, count, _ in found}
+        rows = [
+            schemas.ServedModel(
+                model=model.name,
+                run=str(model.info.get("run", "")),
+                share=self.models.choice.get(model.name, 0.0),
+                open=open_campaigns.get(model.name, 0),
+            )
+            for model in list(self.models.loaded.values())
+        ]
+        rows.sort(key=lambda row: -row.share)
+        return schemas.ServedModels(models=rows, before=self.models.before, **more)
+
+    # -- other replicas --
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Follow the file of the choice, which other replicas change, until the end of the block."""
+        if self.folder.kept is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def take(content: bytes) -> None:
+            chosen = parse(content)
+            loaded = self._load(chosen)
+            loop.call_soon_threadsafe(self._adopt, loaded, chosen)
+
+        watched = WatchedFile(self.folder.kept, take, optional=True)
+        async with watched.run():
+            yield
+
+    def _load(self, chosen: Chosen) -> list[Model]:
+        """The models of a choice that are not loaded yet, in a thread."""
+        wanted = {*chosen.choice, *(chosen.before or {})} - {*self.models.loaded}
+        models = [self.folder.known(name, chosen.runs[name]) for name in wanted]
+        for model in models:
+            check_new(model, self.models.current)
+        return models
+
+    def _adopt(self, loaded: list[Model], chosen: Chosen) -> None:
+        if self.lock.locked():  # this replica makes the change, or a newer one
+            return
+        for model in loaded:
+            self.models.add(model)
+        if all(name in self.models.loaded for name in chosen.choice):
+            self.models.choose(chosen.choice, chosen.before)
+
+
+def router(changes: ModelChanges, errors: Any) -> APIRouter:
+    """The routes of changes. errors: see `app.errors`."""
+    routes = APIRouter(tags=["models"])
+
+    @routes.get(
+        "/v1/models", response_model=schemas.ServedModels, responses=errors(401, 503, usual=())
+    )
+    async def models() -> schemas.ServedModels:
+        """The loaded models, their shares of new campaigns and their open campaigns."""
+        return await changes.served()
+
+    @routes.post("/v1/models", response_model=schemas.ServedModels, responses=errors(409))
+    async def take_over(request: schemas.TakeOver) -> Response:
+        """Load a run of the folder of models, and let it open a share of the new campaigns."""
+        move = request.campaigns == "move"
+        return answer(await changes.take_over(request.run, request.share, move=move))
+
+    @routes.post("/v1/models/rollback", response_model=schemas.ServedModels, responses=errors(409))
+    async def roll_back(request: schemas.Rollback) -> Response:
+        """Go back to the choice before the last change."""
+        return answer(await changes.roll_back(move=request.campaigns == "move"))
+
+    return routes
+
+
+def answer(served: schemas.ServedModels) -> Response:
+    return Response(served.model_dump_json(), media_type="application/json")

@@ -1,0 +1,405 @@
+"""Another model takes over while the server runs, for all campaigns or a share, and a restart keeps
+to it.
+"""
+
+import shutil
+import signal
+import socket
+import threading
+from collections import Counter
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.config import with_defaults
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.serve import serve
+from decisionllm.serving.app import create_app
+from decisionllm.serving.campaigns import CampaignManager, new_id
+from decisionllm.serving.model_folder import ModelFolder, parse_shares
+from decisionllm.serving.models import Model, assigned, with_share
+from tests.conftest import PATIENCE
+from tests.serving import test_http
+from tests.serving.test_campaigns import SPEC, STEPS, drawn, policy_of
+from tests.serving.test_campaigns import settings as settings_of
+from tests.serving.test_http import begun, program, serving
+
+trained_run = test_http.run  # a fixture
+OTHER_SPEC = ObservationSpec("auctionnet", "progress", "expected_value", "constant")
+
+
+@lru_cache
+def policy_named(name):
+    """A policy with weights of its own for each name."""
+    policy = policy_of()
+    torch.manual_seed(sum(map(ord, name)))
+    with torch.no_grad():
+        for weights in policy.model.parameters():
+            weights += 0.1 * torch.randn_like(weights)
+            if name == "broken":
+                weights[...] = torch.nan
+    return policy
+
+
+class Server:
+    """A server whose runs are folders `a`, `b`, ... with a journal."""
+
+    def __init__(self, path):
+        self.path = path
+        self.runs = path / "runs"
+        for name in ("a", "b", "c", "broken", "blind", "short"):
+            (self.runs / name).mkdir(parents=True)
+            (self.runs / name / "run.json").touch()
+        (path / "secret").mkdir()
+        (path / "secret" / "run.json").touch()
+        (self.runs / "link").symlink_to(path / "secret")
+
+    def model(self, path, journal):
+        name = path.name
+        spec = OTHER_SPEC if name == "blind" else SPEC
+        horizon = STEPS - 1 if name == "short" else None
+        policy = policy_named(name)
+        manager = CampaignManager(
+            policy, spec, journal, name=f"{name}@1", cache_bytes=10**7, horizon=horizon
+        )
+        info = {"run": name, "model": f"{name}@1", "dataset": "auction", "fingerprint": "f"}
+        return Model(f"{name}@1", name, policy, manager, info)
+
+    def app(self, run="a", shares=(), **options):
+        journal = Journal(self.path / "j")
+        folder = ModelFolder(
+            self.runs,
+            lambda path: self.model(path, journal),
+            run=self.runs / run,
+            kept=journal.models_path,
+            shares=shares,
+        )
+        info = self.model(self.runs / run, journal).info
+        campaigns = {"cache_bytes": 10**7}
+        return create_app(
+            policy_named(run),
+            info,
+            SPEC,
+            journal,
+            campaigns=campaigns,
+            folder=folder,
+            deadline=PATIENCE,
+            **options,
+        )
+
+
+@pytest.fixture
+def server(tmp_path):
+    return Server(tmp_path)
+
+
+def ticked(client, id, campaign, step):
+    answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(campaign, step))
+    answer.raise_for_status()
+    assert answer.headers["x-model"] == answer.json()["model"]
+    return answer.json()
+
+
+def taken(client, run, **more):
+    answer = client.post("/v1/models", json={"run": run} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def alone(name, campaign, steps):
+    """The answers of one model to a campaign that it has alone."""
+    from tests.serving.in_process import CampaignManager
+
+    manager = CampaignManager(policy_named(name), SPEC, name=f"{name}@1", cache_bytes=10**7)
+    id = manager.open(**settings_of(campaign))
+    return [manager.tick(id, **drawn(campaign, t)) for t in range(steps)]
+
+
+@pytest.mark.numeric
+def test_open_campaigns_keep_their_model_and_new_ones_have_the_other(server):
+    with serving(server.app()) as client:
+        old = begun(client, 0)
+        first = [ticked(client, old, 0, t) for t in range(2)]
+        told = taken(client, "b")
+        assert (told["checked"], told["moved"], told["before"]) == (1, 0, {"a@1": 1.0})
+        new = begun(client, 0)
+        kept = first + [ticked(client, old, 0, t) for t in range(2, 5)]
+        others = [ticked(client, new, 0, t) for t in range(5)]
+        for got, name in ((kept, "a"), (others, "b")):
+            wanted = [answer["multiplier"] for answer in alone(name, 0, 5)]
+            assert {answer["model"] for answer in got} == {f"{name}@1"}
+            np.testing.assert_allclose([answer["multiplier"] for answer in got], wanted, rtol=1e-5)
+        assert kept[4]["multiplier"] != others[4]["multiplier"]
+        listed = client.get("/v1/models").json()["models"]
+        rows = [(row["model"], row["share"], row["open"]) for row in listed]
+        assert rows == [("b@1", 1.0, 1), ("a@1", 0.0, 1)]
+        assert client.get("/v1/model").json()["model"] == "b@1"
+        assert client.get("/healthz").headers["x-model"] == "b@1"
+        both = client.post("/v1/ticks", json={"ticks": {old: drawn(0, 5), new: drawn(0, 5)}})
+        assert both.headers["x-model"] in ("a@1, b@1", "b@1, a@1")
+        metrics = client.get("/metrics").text
+        assert 'decisionllm_model_ticks_total{model="a@1"} 6.0' in metrics
+        assert 'decisionllm_model_share{model="b@1"} 1.0' in metrics
+        assert "decisionllm_bids_total 12.0" in metrics
+
+
+@pytest.mark.numeric
+def test_all_campaigns_move_between_two_ticks_and_back_again(server):
+    """The other model answers as if the campaign were replayed for it."""
+    with serving(server.app()) as client:
+        ids = [begun(client, i) for i in range(3)]
+        for i, id in enumerate(ids):
+            ticked(client, id, i, 0)
+        assert taken(client, "b", campaigns="move")["moved"] == 3
+        before = client.app.state.service.campaigns.counts["rebuilt", ""]
+        moved = [ticked(client, id, i, 1) for i, id in enumerate(ids)]
+        assert {answer["model"] for answer in moved} == {"b@1"}
+        after = client.app.state.service.campaigns.counts["rebuilt", ""]
+        assert after == before, "they are handed over in memory"
+        replayed = server.model(server.runs / "b", Journal(server.path / "j")).manager
+        for i, id in enumerate(ids):
+            campaign = replayed.replayed(id, until=1)
+            request = drawn(i, 1)
+            campaign = campaign.advance(request["result"], request["coming"])
+            wanted = policy_named("b").act([campaign.history()])[0, 0]
+            assert moved[i]["multiplier"] == pytest.approx(float(wanted), rel=1e-4)
+        told = client.post("/v1/models/rollback", json={}).json()
+        assert (told["moved"], told["before"]) == (3, None)
+        assert {ticked(client, id, i, 2)["model"] for i, id in enumerate(ids)} == {"a@1"}
+        assert [row["model"] for row in told["models"]] == ["a@1"], "b answers nothing any more"
+        again = client.post("/v1/models/rollback", json={})
+        assert (again.status_code, again.json()["detail"][0]["loc"]) == (409, ["body", "models"])
+
+
+def test_a_rollback_may_leave_the_campaigns_where_they_are(server):
+    with serving(server.app()) as client:
+        taken(client, "b")
+        id = begun(client)
+        assert client.post("/v1/models/rollback", json={"campaigns": "keep"}).json()["moved"] == 0
+        assert ticked(client, id, 0, 0)["model"] == "b@1"
+        assert client.get(f"/v1/campaigns/{begun(client)}").json()["model"] == "a@1"
+
+
+WRONG = {
+    "../secret": "expected the name of a run in the folder of models",
+    "link": "expected the name of a run in the folder of models",
+    "none": "expected the name of a run in the folder of models",
+    ".": "expected the name of a run in the folder of models",
+    "\x00": "expected the name of a run in the folder of models",
+    "blind": "expected a run that observes",
+    "short": "expected a run of at least 12 steps, got 11",
+    "broken": "is not finite",
+}
+
+
+@pytest.mark.parametrize("run", WRONG, ids=range(len(WRONG)))
+def test_a_run_that_cannot_take_over_is_refused_and_the_old_one_goes_on(server, run):
+    with serving(server.app()) as client:
+        id = begun(client)
+        ticked(client, id, 0, 0)
+        for name in (run, str(server.path / "secret")):
+            answer = client.post("/v1/models", json={"run": name})
+            assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", "run"])
+            assert str(server.path) not in answer.text.replace(name, "")
+        answer = client.post("/v1/models", json={"run": run})
+        assert WRONG[run] in answer.json()["detail"][0]["msg"]
+        assert ticked(client, id, 0, 1)["model"] == "a@1"
+        assert len(client.get("/v1/models").json()["models"]) == 1
+
+
+def test_a_run_whose_files_are_broken_is_refused(server, monkeypatch):
+    app = server.app()
+    monkeypatch.setattr(server, "model", lambda *_: 1 / 0)
+    with serving(app) as client:
+        answer = client.post("/v1/models", json={"run": "b"})
+        assert answer.status_code == 422
+        assert "b: it cannot be loaded: division by zero" in answer.json()["detail"][0]["msg"]
+
+
+def test_a_restart_goes_on_with_the_last_choice(server):
+    with serving(server.app()) as client:
+        old = begun(client, 0)
+        ticked(client, old, 0, 0)
+        taken(client, "b")
+        new = begun(client, 1)
+        ticked(client, new, 1, 0)
+    with serving(server.app()) as client:
+        assert client.get("/v1/model").json()["model"] == "b@1"
+        assert ticked(client, old, 0, 1)["model"] == "a@1"
+        assert ticked(client, new, 1, 1)["model"] == "b@1"
+        assert client.post("/v1/models/rollback", json={}).json()["moved"] == 1
+    with serving(server.app()) as client:
+        assert client.get("/v1/model").json()["model"] == "a@1"
+        assert ticked(client, new, 1, 2)["model"] == "a@1"
+
+
+def test_another_command_line_counts_and_its_campaigns_are_answered(server, caplog):
+    with serving(server.app()) as client:
+        taken(client, "b")
+        id = begun(client)
+        ticked(client, id, 0, 0)
+    with serving(server.app("c")) as client:
+        assert "the command line changed" in caplog.text
+        assert client.get("/v1/model").json()["model"] == "c@1"
+        assert ticked(client, id, 0, 1)["model"] == "b@1"
+
+
+def test_a_choice_that_cannot_be_served_stops_the_start(server):
+    with serving(server.app()) as client:
+        taken(client, "b")
+    (server.runs / "b" / "run.json").unlink()
+    with pytest.raises(ValueError, match="the last choice cannot be served .* put the run back"):
+        server.app()
+    (server.path / "j.models").write_text("{")
+    with pytest.raises(ValueError, match="the file of the last choice is damaged"):
+        server.app()
+
+
+def test_replicas_follow_a_change(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 0.02)
+    with serving(server.app()) as first, serving(server.app()) as second:
+        id = begun(first)
+        ticked(first, id, 0, 0)
+        ticked(second, id, 0, 1)
+        taken(first, "b", campaigns="move")
+        while second.get("/v1/model").json()["model"] != "b@1":
+            pass
+        assert ticked(second, id, 0, 2)["model"] == "b@1"
+        assert ticked(first, id, 0, 3)["model"] == "b@1"
+        second.post("/v1/models/rollback", json={}).raise_for_status()
+        while first.get("/v1/model").json()["model"] != "a@1":
+            pass
+        assert ticked(first, id, 0, 4)["model"] == "a@1"
+
+
+def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
+    app, gate, begins = server.app(), threading.Event(), threading.Event()
+    made = server.model
+
+    def slow(path, journal):
+        begins.set()
+        gate.wait(PATIENCE)
+        return made(path, journal)
+
+    monkeypatch.setattr(server, "model", slow)
+    with serving(app) as client:
+        id, answers = begun(client), []
+        change = threading.Thread(target=lambda: answers.append(taken(client, "b")))
+        change.start()
+        assert begins.wait(PATIENCE)
+        for t in range(3):
+            assert ticked(client, id, 0, t)["fallback"] is None
+        assert client.post("/v1/models", json={"run": "c"}).status_code == 409
+        gate.set()
+        change.join()
+        assert answers[0]["checked"] == 1
+
+
+def test_ticks_that_come_all_the_time_survive_moves(server):
+    """Campaigns tick while all of them move to and fro: each tick is answered once, by a model."""
+    with serving(server.app()) as client:
+        ids = [begun(client, i) for i in range(8)]
+        for i, id in enumerate(ids):
+            ticked(client, id, i, 0)
+        stop = threading.Event()
+
+        def change():
+            while not stop.is_set():
+                taken(client, "b", campaigns="move")
+                client.post("/v1/models/rollback", json={}).raise_for_status()
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        models = Counter()
+        for t in range(1, STEPS):
+            many = {"ticks": {id: drawn(i, t) for i, id in enumerate(ids)}}
+            answers = client.post("/v1/ticks", json=many).json()
+            for id in ids:
+                assert answers[id]["index"] == t and answers[id]["fallback"] is None, answers[id]
+                models[answers[id]["model"]] += 1
+        stop.set()
+        thread.join()
+        for i, id in enumerate(ids):
+            ticks = client.get(f"/v1/campaigns/{id}").json()["ticks"]
+            assert [tick["index"] for tick in ticks] == list(range(STEPS))
+            spend = sum(drawn(i, t)["result"]["spend"] for t in range(1, STEPS))
+            assert ticks[-1]["spend"] == pytest.approx(spend)
+        assert set(models) <= {"a@1", "b@1"}
+
+
+# -- the command --
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
+def test_a_killed_server_of_two_replicas_goes_on_with_the_run_chosen_last(trained_run, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(trained_run, tmp_path / "runs" / name)
+    first = tmp_path / "runs" / "a"
+    words = f"models_dir={tmp_path}/runs", f"journal={tmp_path}/j", "replicas=2", "cache_mb=1"
+
+    def name_of(client):
+        return client.get("/v1/model", headers={"connection": "close"}).json()["model"]
+
+    with program(first, *words) as (process, client):
+        old = begun(client, 0)
+        ticked(client, old, 0, 0)
+        assert taken(client, "b", campaigns="move")["moved"] == 1
+        while not all(name_of(client).startswith("b@") for _ in range(8)):
+            pass
+        new = begun(client, 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with program(first, *words) as (_, client):
+        assert name_of(client).startswith("b@")
+        answers = ticked(client, old, 0, 1), ticked(client, new, 1, 0)
+        assert [answer["model"].split("@")[0] for answer in answers] == ["b", "b"]
+
+
+def test_a_split_without_a_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="models: expected models_dir=..., the folder of"):
+        serve(with_defaults("serve", {"run": str(tmp_path), "models": ["a:1"]}))
+
+
+# -- a split --
+
+
+def test_a_split_is_the_same_after_a_restart_and_has_its_shares(server):
+    shares = ["a:0.75", "b:0.25"]
+    with serving(server.app(shares=shares)) as client:
+        ids = [begun(client, i) for i in range(40)]
+        models = {id: client.get(f"/v1/campaigns/{id}").json()["model"] for id in ids}
+        assert {assigned(id, {"a@1": 0.75, "b@1": 0.25}) == models[id] for id in ids} == {True}
+        assert set(models.values()) == {"a@1", "b@1"}
+    with serving(server.app(shares=shares)) as client:
+        for i, id in enumerate(ids[:10]):
+            assert ticked(client, id, i, 0)["model"] == models[id]
+        told = taken(client, "b", share=0.5)
+        assert {row["model"]: row["share"] for row in told["models"]} == {"a@1": 0.5, "b@1": 0.5}
+        assert told["before"] == {"a@1": 0.75, "b@1": 0.25}
+
+
+def test_a_campaign_is_assigned_by_its_id_alone():
+    choice = {"a": 0.9, "b": 0.1}
+    counts = Counter(assigned(f"{i:016x}", choice) for i in range(20_000))
+    assert abs(counts["b"] / 20_000 - 0.1) < 0.01
+    # blake2b of eight bytes begins with 0x43 for c1 and 0x89 for c9: 0.27 and 0.54 of 2**64
+    assert [assigned(id, {"a": 0.5, "b": 0.5}) for id in ("c1", "c9")] == ["a", "b"]
+    assert assigned(new_id(), {"a": 1.0}) == "a"
+
+
+def test_shares_of_the_others_keep_their_proportions():
+    assert with_share({"a": 1.0}, "b", 0.25) == {"a": 0.75, "b": 0.25}
+    assert with_share({"a": 0.6, "b": 0.2, "c": 0.2}, "c", 0.5) == {
+        "a": pytest.approx(0.375),
+        "b": pytest.approx(0.125),
+        "c": 0.5,
+    }
+    assert with_share({"a": 0.9, "b": 0.1}, "b", 1.0) == {"b": 1.0}
+    assert with_share({"b": 1.0}, "b", 0.5) == {"b": 1.0}, "there is no other"
+    assert parse_shares(["x/a:0.9", "b:0.1"]) == {"x/a": 0.9, "b": 0.1}
+    for wrong in (["a"], ["a:x"], ["a:0.5"], ["a:1.5", "b:-0.5"], ["a:0.5", "a:0.5"], ["a:nan"]):
+        with pytest.raises(ValueError, match="models: expected"):
+            parse_shares(wrong)
