@@ -22,12 +22,15 @@ COMMANDS = {
     "serve": "serve a policy over HTTP, with a journal",
     "export": "write a policy as ONNX, which acts without torch",
     "backup": "copy the journal of a server, also while it runs",
+    "journal": "report, verify, prune or restore the journal of a server",
     "scale": (
         "plan and run a study of model size, data volume and quality, fit a scaling law, "
         "write the report"
     ),
 }
 IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
+# the first word behind these commands may be an action instead of key=value
+ACTIONS = {"journal": ("report", "verify", "prune", "restore")}
 USAGE = f"""decisionllm {__version__}: offline decision-sequence modelling beside a text
 
 usage: decisionllm COMMAND [key=value ...]
@@ -63,6 +66,13 @@ def main() -> int:
         return 0
 
 
+def with_action(command: str, words: list[str]) -> list[str]:
+    """The words behind a command, its action as key=value: `journal verify` is action=verify."""
+    if words and words[0] in ACTIONS.get(command, ()):
+        return [f"action={words[0]}", *words[1:]]
+    return words
+
+
 def run(command: str, overrides: list[str]) -> int:
     """Compose the config of a command and call its function. Returns the exit code."""
     import hydra
@@ -72,6 +82,7 @@ def run(command: str, overrides: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     store_choices()
+    overrides = with_action(command, overrides)
     codes = [0]
 
     def job(config: Any) -> None:

@@ -1,10 +1,18 @@
-"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it."""
+"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it; and the
+way back.
+"""
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 from decisionllm.domains.auction.journal import Journal
+from decisionllm.files import explained
 from decisionllm.registry import Node
+
+# files that SQLite keeps beside a journal, and those of a server that must not be ahead of it
+BESIDE = ("", "-wal", "-shm", ".shadow", ".shadow-wal", ".shadow-shm", ".snapshot")
+REPLACED = "replaced"  # suffix of what a restore puts aside
 
 
 def backup(config: Node) -> None:
@@ -15,3 +23,58 @@ def backup(config: Node) -> None:
         copy.verify()
         beside = ", and the decisions of its shadow policy" * Path(copy.shadow_path).exists()
         print(f"{config['to']}: {len(copy.campaigns()):,} campaigns of {config['journal']}{beside}")
+
+
+def restore(journal: str | Path, copy: str | Path) -> list[Path]:
+    """Put a copy that `backup` made in the place of a journal, which is kept beside it.
+
+    Args:
+        journal: file of campaigns and ticks; no server may run with it.
+        copy: file that `backup` wrote.
+
+    Returns:
+        The files that were put aside.
+
+    Raises:
+        ValueError: the copy is damaged, the journal is in use, or one was put aside before.
+    """
+    with closing(Journal(copy, read_only=True)) as source:
+        with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
+            faults = source.check_rows().faults
+        if faults:
+            raise ValueError(f"from: {copy} is damaged: {'; '.join(faults[:5])}")
+        check_unused(journal)
+        aside = put_aside(Path(journal))
+        source.backup(journal)
+    return aside
+
+
+def check_unused(journal: str | Path) -> None:
+    """Raise a ValueError if another process has a journal open. A damaged one counts as unused."""
+    if not Path(journal).is_file():
+        return
+    with closing(sqlite3.connect(journal, timeout=0)) as file:
+        try:
+            # SQLite changes this only for a file that nobody else has open
+            (mode,) = file.execute("PRAGMA journal_mode=DELETE").fetchone()
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"journal: {journal} is in use ({error}); stop the server") from error
+        except sqlite3.DatabaseError:
+            return
+    if mode != "delete":
+        raise ValueError(f"journal: {journal} is in use; stop the server")
+
+
+def put_aside(journal: Path) -> list[Path]:
+    """Rename a journal and what lies beside it. Returns the new paths."""
+    pairs = []
+    for suffix in BESIDE:
+        old = journal.with_name(journal.name + suffix)
+        new = journal.with_name(f"{journal.name}.{REPLACED}{suffix}")
+        if new.exists():
+            raise ValueError(f"{new} is there already, from an earlier restore: move it away")
+        if old.exists():
+            pairs.append((old, new))
+    for old, new in pairs:
+        old.rename(new)
+    return [new for _, new in pairs]

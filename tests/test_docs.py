@@ -22,7 +22,7 @@ import pytest
 import yaml
 from hydra.errors import HydraException
 
-from decisionllm.__main__ import COMMANDS
+from decisionllm.__main__ import COMMANDS, with_action
 from decisionllm.command_line import configs, store_choices
 from decisionllm.config import TrainConfig
 from tests.conftest import command
@@ -161,7 +161,7 @@ def compose(words):
         assert command(verb, *overrides, "--cfg", "job") == 0, " ".join(words)
         return
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        hydra.compose(verb, overrides)
+        hydra.compose(verb, with_action(verb, overrides))
 
 
 @pytest.fixture(scope="module")

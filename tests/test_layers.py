@@ -22,7 +22,7 @@ FLOORS = (
     {"serving"},
     {"train", "baseline", "evaluate", "serve", "export", "backup"},
     {"scaling"},  # trains and evaluates
-    {"data", "scale"},
+    {"data", "scale", "journal"},
     {"__init__", "__main__"},
 )
 # imported where they are used

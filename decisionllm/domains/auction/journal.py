@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ WAIT = 10.0  # most seconds for a lock that another process holds
 # of reads, which wait for no write in WAL mode, so that they may run in an event loop
 READ_WAIT = 0.25
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
+ROWS_AT_ONCE = 5000  # of a check of all rows
+PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
 CAMPAIGN = "id, key, opened, facts, sum, ended, model"
 TICK = "campaign, step, request, answer, at, sum"
@@ -75,6 +78,22 @@ class JournalBusyError(sqlite3.OperationalError):
 
 class DamagedRowError(sqlite3.DatabaseError):
     """A row is not as it was written."""
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """What a check of all rows found.
+
+    Attributes:
+        campaigns, ticks: numbers of rows.
+        unchecked: rows of version 1, which have no checksum.
+        faults: damaged or missing rows.
+    """
+
+    campaigns: int
+    ticks: int
+    unchecked: int
+    faults: list[str]
 
 
 class Journal:
@@ -366,6 +385,81 @@ class Journal:
         if found != [("ok",)]:
             raise sqlite3.DatabaseError(found[0][0])
 
+    def check_rows(self) -> RowCheck:
+        """Compare every row with its checksum, and look for ticks that are missing.
+
+        Raises:
+            sqlite3.DatabaseError: the file itself is damaged.
+        """
+        self.verify()
+        counts = dict.fromkeys(("campaigns", "ticks", "unchecked"), 0)
+        faults: list[str] = []
+        for row in self._in_turn(f"SELECT {CAMPAIGN}, number FROM campaigns", "number"):
+            counts["campaigns"] += 1
+            counts["unchecked"] += row[4] is None
+            try:
+                self._campaign_of(row[:7])
+            except DamagedRowError as error:
+                faults.append(str(error))
+        expected = ("", 0)
+        for row in self._in_turn(f"SELECT {TICK} FROM ticks", "campaign", "step"):
+            campaign, step, *_, sum = row
+            counts["ticks"] += 1
+            counts["unchecked"] += sum is None
+            if campaign != expected[0]:
+                expected = (campaign, 0)
+            if step != expected[1]:
+                faults.append(
+                    f"ticks {expected[1]} to {step - 1} of campaign {campaign} are missing"
+                )
+            expected = (campaign, step + 1)
+            try:
+                self._tick_of(row)
+            except DamagedRowError as error:
+                faults.append(str(error))
+        orphans = (
+            "SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN (SELECT id FROM campaigns)"
+        )
+        for (id,) in self._list(orphans):
+            faults.append(f"campaign {id}, which has ticks, is missing")
+        return RowCheck(**counts, faults=faults)
+
+    def _in_turn(self, query: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """Rows in the order of these columns, some thousand at a time, so that others can read."""
+        at = ", ".join(columns)
+        asked = f"SELECT *, {at} FROM ({query})"
+        order = f"ORDER BY {at} LIMIT {ROWS_AT_ONCE}"
+        rows = self._list(f"{asked} {order}")
+        while rows:
+            yield from (row[: -len(columns)] for row in rows)
+            last = rows[-1][-len(columns) :]
+            marks = ", ".join("?" * len(columns))
+            rows = self._list(f"{asked} WHERE ({at}) > ({marks}) {order}", *last)
+
+    def prune(self, before: float) -> int:
+        """Remove campaigns that have ended and whose last tick is older, with their ticks and what
+        lies of them in the files beside the journal. A server may run.
+
+        Args:
+            before: seconds since 1970.
+
+        Returns:
+            The number of campaigns that were removed.
+        """
+        last = "SELECT at FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1"
+        old = f"ended IS NOT NULL AND MAX(opened, COALESCE(({last}), 0)) < ?"
+        count = 0
+        while found := self._list(
+            f"SELECT id FROM campaigns WHERE {old} LIMIT {PRUNED_AT_ONCE}", before
+        ):
+            with self._locked(WAIT) as writer, transaction(writer):
+                writer.executemany("DELETE FROM ticks WHERE campaign = ?", found)
+                writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
+            _delete_beside(self.shadow_path, ("decisions",), found)
+            _delete_beside(self.bids_path, ("bids", "totals"), found)
+            count += len(found)
+        return count
+
     def check_file(self) -> None:
         """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
         if self._file is not None and self._file != _identity(self.path):
@@ -466,6 +560,15 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
             raise
         connection = _connect(f"{file.as_uri()}?immutable=1")
     return connection
+
+
+def _delete_beside(path: str, tables: Sequence[str], ids: Sequence[tuple[str]]) -> None:
+    """Delete the rows of campaigns in a file beside a journal, if there is one."""
+    if not Path(path).is_file():
+        return
+    with closing(_connect(path)) as file, transaction(file):
+        for table in tables:
+            file.executemany(f"DELETE FROM {table} WHERE campaign = ?", ids)
 
 
 def _copy(source: sqlite3.Connection, to: Path) -> None:

@@ -1,0 +1,140 @@
+"""`decisionllm journal`: it reports on a journal, checks it, shortens it and restores it."""
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+
+import pytest
+
+from decisionllm.domains.auction import journal as journals
+from decisionllm.domains.auction.journal import Journal, ended, opened, ticked
+from tests.conftest import command
+
+SETTINGS = {"name": None, "budget": 900.0, "target_cpa": 60.0, "category": 0, "horizon": 3}
+ANSWER = {"index": 2, "spend": 90.0, "conversions": 2.0, "model": "a@1"}
+
+
+def written(path, ids="abc", ticks=3):
+    journal = Journal(path)
+    for id in ids:
+        journal.write([opened(id, f"key-{id}", SETTINGS, "a@1")])
+        for step in range(ticks):
+            journal.write([ticked(id, step, '{"x": 9}', json.dumps(ANSWER), "a@1")])
+    return journal
+
+
+def changed(path, statement, *values):
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(statement, values)
+
+
+def test_a_sound_journal_is_verified_beside_a_server(tmp_path, capsys):
+    journal = written(tmp_path / "j")
+    assert command("journal", "verify", f"journal={tmp_path}/j") == 0
+    assert "3 campaigns, 9 ticks: as they were written" in capsys.readouterr().out
+    changed(tmp_path / "j", "UPDATE ticks SET sum = NULL WHERE step = 0")
+    assert command("journal", "action=verify", f"journal={tmp_path}/j") == 0
+    assert "3 of them without a checksum" in capsys.readouterr().out
+    journal.close()
+
+
+FAULTS = {
+    "UPDATE ticks SET answer = answer || ' ' WHERE campaign = 'b' AND step = 1": (
+        "tick 1 of campaign b is damaged"
+    ),
+    "UPDATE campaigns SET facts = '{}' WHERE id = 'c'": "campaign c is damaged",
+    "DELETE FROM ticks WHERE campaign = 'b' AND step < 2": "ticks 0 to 1 of campaign b are missing",
+    "DELETE FROM ticks WHERE campaign = 'c' AND step = 1": "ticks 1 to 1 of campaign c are missing",
+    "DELETE FROM campaigns WHERE id = 'a'": "campaign a, which has ticks, is missing",
+}
+
+
+@pytest.mark.parametrize("statement", FAULTS, ids=range(len(FAULTS)))
+def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys, monkeypatch):
+    monkeypatch.setattr(journals, "ROWS_AT_ONCE", 2)  # rows are read in turn
+    written(tmp_path / "j").close()
+    changed(tmp_path / "j", statement)
+    assert command("journal", "verify", f"journal={tmp_path}/j") == 1
+    said = capsys.readouterr().err
+    assert "1 faults in" in said and FAULTS[statement] in said
+
+
+def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(journals, "PRUNED_AT_ONCE", 1)
+    old = time.time() - 31 * 86_400
+    with monkeypatch.context() as then:
+        then.setattr("time.time", lambda: old)
+        journal = written(tmp_path / "j", "abd")
+    written(tmp_path / "j", "c").close()
+    tables = {"shadow": ["decisions"], "bids": ["bids", "totals"]}
+    for beside, names in tables.items():
+        with closing(sqlite3.connect(f"{tmp_path}/j.{beside}")) as file, file:
+            for name in names:
+                file.execute(f"CREATE TABLE {name} (campaign TEXT)")
+                file.executemany(f"INSERT INTO {name} VALUES (?)", [("a",), ("d",)])
+    journal.write([ended(id, "over") for id in "abc"])
+    assert command("journal", "prune", f"journal={tmp_path}/j", "days=30") == 0
+    assert "2 campaigns" in capsys.readouterr().out
+    assert [campaign["id"] for campaign in journal.campaigns()] == ["d", "c"], "d is open"
+    assert journal.steps("a") == 0 and journal.steps("d") == 3 and journal.still_open() == 1
+    for beside, names in tables.items():
+        with closing(sqlite3.connect(f"{tmp_path}/j.{beside}")) as file:
+            for name in names:
+                assert file.execute(f"SELECT * FROM {name}").fetchall() == [("d",)]
+    assert command("journal", "prune", f"journal={tmp_path}/j", "days=0") == 1
+    assert "days: expected a number above 0" in capsys.readouterr().err
+    journal.close()
+
+
+def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
+    journal = written(tmp_path / "j")
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
+    journal.write([ticked("a", 3, "{}", "{}", "a@1")])
+    restore = "journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy"
+    assert command(*restore) == 1
+    assert "is in use" in capsys.readouterr().err
+    assert journal.write([ticked("a", 4, "{}", "{}", "a@1")]) == [True], "the server goes on"
+    journal.close()
+    (tmp_path / "j.snapshot").write_text("ahead of the copy")
+    assert command(*restore) == 0
+    assert "j.replaced" in capsys.readouterr().out
+    assert not (tmp_path / "j.snapshot").exists()
+    with closing(Journal(tmp_path / "j")) as again:
+        assert again.steps("a") == 3 and again.check_rows().faults == []
+    assert Journal(tmp_path / "j.replaced").steps("a") == 5
+    assert command(*restore) == 1
+    assert "from an earlier restore" in capsys.readouterr().err
+
+
+def test_a_damaged_journal_is_replaced_and_a_damaged_copy_refused(tmp_path, capsys):
+    written(tmp_path / "j").close()
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
+    restore = "journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy"
+    (tmp_path / "j").write_bytes(b"no database" * 1000)
+    assert command(*restore) == 0
+    assert Journal(tmp_path / "j", read_only=True).steps("a") == 3
+    changed(tmp_path / "copy", "UPDATE ticks SET answer = 'x' WHERE campaign = 'b' AND step = 2")
+    assert command(*restore) == 1
+    assert "tick 2 of campaign b is damaged" in capsys.readouterr().err
+    assert command("journal", "restore", f"journal={tmp_path}/new") == 1
+    assert "from: expected a file" in capsys.readouterr().err
+    (tmp_path / "j.replaced").unlink()
+    restore = "journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/none"
+    assert command(*restore) == 1 and (tmp_path / "j").exists()
+
+
+def test_a_report_is_printed_as_text_or_json(tmp_path, capsys):
+    journal = written(tmp_path / "j")
+    journal.write([ended("a", "over")])
+    journal.close()
+    assert command("journal", "report", f"journal={tmp_path}/j") == 0
+    assert "left out: 2 open campaigns" in capsys.readouterr().out
+    assert command("journal", "report", f"journal={tmp_path}/j", "json=true") == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["cpa"] == 45.0
+
+
+def test_an_action_that_does_not_exist_is_named(tmp_path, capsys):
+    assert command("journal", "action=burn", f"journal={tmp_path}/j") == 1
+    said = capsys.readouterr().err
+    assert "journal: expected one of report, verify, prune, restore, got 'burn'" in said
