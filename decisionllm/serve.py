@@ -173,6 +173,7 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         replica=replica,
         shadow=shadow,
         folder=folder,
+        snapshot_s=config["snapshot_s"],
         exchange=exchange,
         log=config["log"],
         batch_wait=config["batch_wait_ms"] / 1000,

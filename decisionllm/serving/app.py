@@ -38,6 +38,7 @@ from decisionllm.serving.model_folder import ModelFolder
 from decisionllm.serving.model_routes import ModelChanges
 from decisionllm.serving.models import Model, Models
 from decisionllm.serving.service import Service
+from decisionllm.serving.snapshot import Snapshot
 
 BID_EXPIRY_S = 60.0
 LISTED = 200  # most campaigns of a list
@@ -103,6 +104,7 @@ def create_app(
     move_campaigns: bool = False,
     replica: int | None = None,
     folder: ModelFolder | None = None,
+    snapshot_s: float | None = None,
     **limits: Any,
 ) -> FastAPI:
     """The FastAPI app of a policy.
@@ -120,6 +122,7 @@ def create_app(
         move_campaigns: open campaigns of another model go on with this one.
         replica: see Metrics.
         folder: of runs that may take over while the server runs; None: none may.
+        snapshot_s: seconds between two snapshots of the open campaigns; None: there are none.
         limits: of Service.
 
     Raises:
@@ -141,13 +144,18 @@ def create_app(
                 folder.begin(models)
             models.current.campaigns.check_open(move=move_campaigns, beside=models.loaded)
         open_bids = openrtb.reservations(manager.journal, expiry)
+    parts: list[Part] = []
+    if manager is not None and snapshot_s and manager.journal.path != ":memory:":
+        snapshot = Snapshot(manager.journal, models.all_in_memory, snapshot_s)
+        limits["begin"] = snapshot.begin
+        parts.append(snapshot)
     service = Service(
         policy, models=models, on_batch=lambda n: metrics.batches.observe(n), **limits
     )
     metrics = Metrics(service, replica)
     if access is None:
         access = TokenAccess(token) if token else LocalAccess()
-    parts: list[Part] = [access]
+    parts.append(access)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -27,6 +27,7 @@ from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decid
 logger = logging.getLogger("decisionllm.serving")
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
+Begin = Callable[[dict[str, Any], ObservationSpec], Campaign | None]
 Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
 
 
@@ -367,13 +368,18 @@ class CampaignManager:
         while len(self.campaigns) > self.max_campaigns:
             self.campaigns.popitem(last=False)
 
-    def load_open(self) -> None:
+    def load_open(self, begin: Begin | None = None) -> None:
         """Replay this model's open campaigns, the newest ones, at most max_campaigns: no tick then
         waits for a replay.
+
+        Args:
+            begin: a campaign of the journal -> the state from which its replay goes on, or None.
         """
         for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
             with suppress(journals.DamagedRowError):  # the journal logged it; the others are served
-                self.replay(id)
+                campaign = self.replayed(id, begin=begin)
+                if not campaign.ended:
+                    self.remember(campaign)
 
     def replay(
         self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None
@@ -391,6 +397,7 @@ class CampaignManager:
         changed: Mapping[str, Any] = {},
         *,
         until: int | None = None,
+        begin: Begin | None = None,
     ) -> Campaign:
         """A campaign from its ticks in the journal. It changes nothing here and may run in any
         thread.
@@ -401,6 +408,7 @@ class CampaignManager:
                 first tick.
             changed: settings in place of the journal's.
             until: the step before which the replay ends; None: after the last tick.
+            begin: see `load_open`.
 
         Raises:
             RequestError: there is no such campaign.
@@ -408,6 +416,8 @@ class CampaignManager:
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
+        if campaign is None and begin is not None:
+            campaign = begin(known, self.observation)
         if campaign is None:
             settings = {name: known[name] for name in SETTINGS} | {**changed}
             campaign = Campaign.begin(settings, self.observation, id=id)

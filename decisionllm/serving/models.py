@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.journal import DamagedRowError, moved_campaign
 from decisionllm.policy.policy import Policy
 from decisionllm.serving.campaigns import CampaignManager, Write
@@ -115,6 +116,15 @@ class Models:
             if campaign is not None and campaign.model == model.name:
                 return model
         return None
+
+    def all_in_memory(self) -> list[Campaign]:
+        """The campaigns in memory, each as the model has it that answers it."""
+        return [
+            campaign
+            for model in self.loaded.values()
+            for campaign in model.campaigns.campaigns.values()
+            if campaign.model in (model.name, None)
+        ]
 
     def answering(self, id: str) -> Model:
         """The model that the journal names for a campaign; the current one if that is not loaded,

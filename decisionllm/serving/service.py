@@ -23,7 +23,13 @@ from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs
 from decisionllm.serving.batcher import Batcher, QueueFullError
-from decisionllm.serving.campaigns import CampaignManager, OtherModelError, RequestError, new_id
+from decisionllm.serving.campaigns import (
+    Begin,
+    CampaignManager,
+    OtherModelError,
+    RequestError,
+    new_id,
+)
 from decisionllm.serving.kv_cache import Decision, DecisionRequest
 from decisionllm.serving.models import Choice, DecideAll, Model, Models
 from decisionllm.serving.shadow import Shadow
@@ -63,6 +69,7 @@ class Service:
         log: json, text or none, see `logs.written`; while the service runs.
         shadow: decides on answered ticks without answering.
         models: of the campaigns, in place of `policy` and `manager`.
+        begin: see `CampaignManager.load_open`.
     """
 
     def __init__(
@@ -78,8 +85,10 @@ class Service:
         log: str = "none",
         shadow: Shadow | None = None,
         models: Models | None = None,
+        begin: Begin | None = None,
     ) -> None:
         self.deadline, self.log, self.shadow = deadline, log, shadow
+        self.begin = begin
         if models is None:
             models = Models(Model(manager.name if manager else "", "", policy, manager))
         self.models = models
@@ -110,7 +119,7 @@ class Service:
                 try:
                     await asyncio.to_thread(self.manager.journal.verify)
                     for manager in self.models.managers:
-                        await asyncio.to_thread(manager.load_open)
+                        await asyncio.to_thread(manager.load_open, self.begin)
                 except sqlite3.Error as error:
                     self.failed(error)
             self.loop = asyncio.get_running_loop()

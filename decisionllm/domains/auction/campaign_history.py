@@ -135,6 +135,54 @@ class Campaign:
             self.task,
         )
 
+    def state(self) -> np.ndarray:
+        """What the ticks so far made of the campaign, as float64 numbers, without loss.
+
+        Steps that are decided later do not change what it reads, so that any thread may call it.
+        """
+        totals, t = self.totals, self.step
+        sums = totals.remaining, totals.spend, totals.conversions, totals.exposed_value
+        head = [t, totals.now, *(x[0] for x in sums), self.earned, self.last_spend]
+        parts = (
+            np.array(head, np.float64),
+            self.observations[:t],
+            self.actions[:t],
+            self.rewards[: max(t - 1, 0)],
+            totals.means[: totals.now],
+            totals.volumes[: totals.now],
+        )
+        return np.concatenate([part.ravel().astype(np.float64) for part in parts])
+
+    def with_state(self, numbers: np.ndarray) -> Self:
+        """A campaign before its first step, with the `state` of a later step.
+
+        Raises:
+            ValueError: the numbers are of another campaign or specification.
+        """
+        t, now = (int(x) for x in numbers[:2])
+        remaining, spend, conversions, exposed, earned, last_spend = numbers[2:8]
+        totals = copy(self.totals)
+        slots = (
+            self.observations[:t],
+            self.actions[:t],
+            self.rewards[: max(t - 1, 0)],
+            totals.means[:now],
+            totals.volumes[:now],
+        )
+        sizes = [slot.size for slot in slots]
+        if t > len(self.actions) or len(numbers) != 8 + sum(sizes):
+            raise ValueError(f"expected {8 + sum(sizes)} numbers, got {len(numbers)}")
+        for slot, part in zip(slots, np.split(numbers[8:], np.cumsum(sizes)[:-1]), strict=True):
+            slot[...] = part.reshape(slot.shape)
+        totals.now = now
+        totals.remaining = np.array([remaining])
+        totals.spend = np.array([spend])
+        totals.conversions = np.array([conversions])
+        totals.exposed_value = np.array([exposed])
+        return replace(
+            self, totals=totals, step=t, earned=float(earned), last_spend=float(last_spend)
+        )
+
     @property
     def remaining(self) -> float:
         """Currency left."""

@@ -115,6 +115,7 @@ class Journal:
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
         self.models_path = self._beside("models")
+        self.snapshot_path = self._beside("snapshot")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
         in_memory = self.path == ":memory:"
         kind = "a file to write, or one written by a server"
@@ -323,6 +324,15 @@ class Journal:
         """Number of ticks of a campaign."""
         ((count,),) = self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)
         return int(count)
+
+    def tick_sum(self, id: str, step: int) -> int | None:
+        """The checksum of a tick as it was written; None: there is no such tick, or it has none."""
+        rows = self._read("SELECT sum FROM ticks WHERE campaign = ? AND step = ?", id, step)
+        return rows[0][0] if rows else None
+
+    def is_open(self, id: str) -> bool:
+        """Whether there is this campaign and it has not ended."""
+        return bool(self._read("SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL", id))
 
     def tick(self, id: str, step: int) -> tuple[str, str] | None:
         """(request, answer) of a tick as they were written. Raises DamagedRowError."""

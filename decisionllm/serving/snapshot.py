@@ -1,0 +1,174 @@
+"""Open campaigns as they are in memory, in a file beside the journal, so that a start replays only
+the ticks that came after it.
+
+The journal stays the truth: a row counts only if the journal has the tick that it was written
+after, unchanged. The file may be deleted while no server runs.
+"""
+
+import asyncio
+import json
+import logging
+import sqlite3
+import threading
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
+from decisionllm.domains.auction.journal import Journal, transaction
+from decisionllm.domains.auction.observation import ObservationSpec
+
+logger = logging.getLogger("decisionllm.serving")
+ROWS_AT_ONCE = 500  # of one transaction
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS campaigns (id TEXT PRIMARY KEY, step INTEGER NOT NULL,"
+    # spec: what the numbers mean; tick: checksum of the last tick; sum: of this row
+    " spec TEXT NOT NULL, tick INTEGER NOT NULL, state BLOB NOT NULL, sum INTEGER NOT NULL)"
+    " WITHOUT ROWID"
+)
+
+
+class Snapshot:
+    """Keeps the campaigns in memory in a file, written again and again by a thread.
+
+    Args:
+        journal: whose open campaigns they are.
+        in_memory: () -> them; called in the event loop.
+        every: seconds between two writes.
+    """
+
+    def __init__(
+        self, journal: Journal, in_memory: Callable[[], list[Campaign]], every: float
+    ) -> None:
+        self.journal = journal
+        self.in_memory = in_memory
+        self.every = every
+        self.written: dict[str, int] = {}  # step of each campaign as it lies in the file
+        self.lock = threading.Lock()
+        self.file = _opened(journal.snapshot_path)
+
+    def begin(self, known: dict[str, Any], spec: ObservationSpec) -> Campaign | None:
+        """The campaign as the file has it; None without one, or if the journal lacks its last tick.
+
+        Args:
+            known: the campaign in the journal.
+            spec: what the model observes.
+        """
+        id = known["id"]
+        found = None
+        with self._tolerated():
+            query = "SELECT step, spec, tick, state, sum FROM campaigns WHERE id = ?"
+            found = self.file.execute(query, (id,)).fetchone()
+        if found is None:
+            return None
+        step, written_spec, tick, state, sum = found
+        sound = sum == checksum(id, step, written_spec, tick, state)
+        if not sound or written_spec != named(spec):
+            return None
+        if self.journal.tick_sum(id, step - 1) != tick:
+            return None
+        settings = {name: known[name] for name in SETTINGS}
+        fresh = Campaign.begin(settings, spec, id=id)
+        with suppress(ValueError):  # a horizon that was changed by hand
+            campaign = fresh.with_state(np.frombuffer(state))
+            self.written[id] = step
+            return campaign
+        return None
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Write every so many seconds until the end of the block, and at its end."""
+        await asyncio.to_thread(self.clean)
+        task = asyncio.create_task(self._write_again_and_again())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(self.write, self.in_memory())
+            self.file.close()
+
+    async def _write_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(self.every)
+            await asyncio.to_thread(self.write, self.in_memory())
+
+    def write(self, campaigns: list[Campaign]) -> None:
+        """Write the campaigns that went on since they were written, and forget those that ended."""
+        now = {campaign.id for campaign in campaigns}
+        changed = [one for one in campaigns if one.step and self.written.get(one.id) != one.step]
+        # the last write waits for one that a stop interrupted
+        with self.lock, self._tolerated():
+            for at in range(0, len(changed), ROWS_AT_ONCE):
+                self._write_rows(changed[at : at + ROWS_AT_ONCE])
+            self._forget_ended([id for id in self.written if id not in now])
+
+    def clean(self) -> None:
+        """Forget campaigns that ended while they were in no memory."""
+        with self._tolerated():
+            ids = [id for (id,) in self.file.execute("SELECT id FROM campaigns").fetchall()]
+            self._forget_ended(ids)
+
+    def _write_rows(self, campaigns: list[Campaign]) -> None:
+        rows = []
+        for campaign in campaigns:
+            tick = self.journal.tick_sum(campaign.id, campaign.step - 1)
+            if tick is None:  # a tick of version 1 has no checksum
+                continue
+            head = campaign.id, campaign.step, named(campaign.spec), tick
+            state = campaign.state().tobytes()
+            rows.append((*head, state, checksum(*head, state)))
+        with transaction(self.file):
+            self.file.executemany(
+                "INSERT OR REPLACE INTO campaigns VALUES (?, ?, ?, ?, ?, ?)", rows
+            )
+        self.written |= {row[0]: row[1] for row in rows}
+
+    def _forget_ended(self, ids: list[str]) -> None:
+        """Delete the rows of those campaigns that are no longer open."""
+        ended = [id for id in ids if not self.journal.is_open(id)]
+        with transaction(self.file):
+            self.file.executemany("DELETE FROM campaigns WHERE id = ?", [(id,) for id in ended])
+        for id in ended:
+            self.written.pop(id, None)
+
+    @contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        """Log errors of the files in the block: a start then replays more, no answer depends on
+        them.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            logger.error("snapshot %s: %s", self.journal.snapshot_path, error)
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    """A connection to the file, which is made anew if it is damaged."""
+    try:
+        return _connected(path)
+    except sqlite3.DatabaseError as error:
+        logger.error("snapshot %s is made anew: %s", path, error)
+        for suffix in ("", "-wal", "-shm"):
+            Path(path + suffix).unlink(missing_ok=True)
+        return _connected(path)
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    file = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+    for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
+        file.execute(statement)
+    return file
+
+
+def named(spec: ObservationSpec) -> str:
+    return json.dumps(spec.info(), sort_keys=True)
+
+
+def checksum(id: str, step: int, spec: str, tick: int, state: bytes) -> int:
+    return zlib.crc32(state, zlib.crc32(repr((id, step, spec, tick)).encode()))
