@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from decisionllm.backup import restore
-from decisionllm.config import one_of
+from decisionllm.checks import one_of
 from decisionllm.domains.auction.journal import Journal
 
 SHOWN = 20  # most faults that are printed

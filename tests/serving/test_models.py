@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.config import with_defaults
+from decisionllm.command_line import with_defaults
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.serve import serve
