@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from decisionllm.domains.auction.journal import Journal, moved
+from decisionllm.domains.auction.journal import Journal
 from decisionllm.schema import Spec
 from decisionllm.serving.app import LISTED, create_app
 from decisionllm.serving.shadow import Shadow
@@ -409,13 +409,13 @@ def test_trouble_is_marked_and_listed_first(served, page):
     assert page("#cost svg").get_attribute("aria-label").endswith("14: over target.")
 
 
-def test_the_model_of_a_campaign_is_shown_and_where_it_changed(made, page):
-    journal = Journal()
-    with serving(create_app(made, MODEL_INFO, SPEC, journal)) as client:
-        opened(client, "shoes", ticks=2)
-        journal.write([moved("m2")])
-        client.app.state.service.campaigns.name = "m2"
-        (id,) = client.app.state.service.campaigns.campaigns
+def test_the_model_of_a_campaign_is_shown_and_where_it_changed(made, page, tmp_path):
+    journal = tmp_path / "j"
+    with serving(create_app(made, MODEL_INFO, SPEC, Journal(journal))) as client:
+        id = opened(client, "shoes", ticks=2)
+    other = MODEL_INFO | {"model": "m2"}
+    app = create_app(made, other, SPEC, Journal(journal), move_campaigns=True)
+    with serving(app) as client:
         tick(client, id, 2)
         page.open(str(client.base_url))
         page.until("#progress", "Tick 3 of 12")
