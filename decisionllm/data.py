@@ -8,10 +8,10 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.datasets import sampling, windows
-from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
+from decisionllm.datasets.team_card import coverage
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
 from decisionllm.registry import Node, function, function_names
@@ -131,7 +131,7 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     )
     yield f"  return       {quantiles(store.returns)}"
     if store.agent is not None:
-        yield from multiagent.coverage(store)
+        yield from coverage(store)
     if return_horizon:
         steps = windows.of_store(store, return_horizon=return_horizon)
         togo = np.concatenate(

@@ -15,7 +15,8 @@ from decisionllm.datasets.formats.team_log import (
     flat,
     split_observation,
 )
-from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, with_blocks
+from decisionllm.datasets.team import meta_of
+from decisionllm.datasets.team_layout import canonical_rows, entity_schema, with_blocks
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.policy import loading
 from decisionllm.registry import build, register
@@ -113,7 +114,7 @@ class PettingZooTeams(TeamEnv):
         self.envs = make_copies(id, arguments, num_episodes)
         kinds = agent_types(self.envs[0])
         limits = action_limits(self.envs[0])
-        logged: Meta = {"name": str(self.envs[0]), "types": limits}
+        logged: Json = {"name": str(self.envs[0]), "types": limits}
         if path:
             logged = meta_of(path, meta)
         self.horizon = int(horizon or logged.get("horizon", 0))

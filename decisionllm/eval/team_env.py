@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.datasets.team import Meta, canonical, entity_schema, task_text, team_facts
+from decisionllm.datasets.team_layout import canonical, entity_schema
+from decisionllm.datasets.team_texts import task_text, team_facts
 from decisionllm.datasets.team_worlds import Game
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.pictures import figure
@@ -60,7 +61,7 @@ class TeamEnv(Env):
         self.held_out = is_held_out(wordings, text)
         self.text_wordings = frames
 
-    def texts(self, meta: Meta, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
+    def texts(self, meta: Json, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
         """The task text of each row, of the sizes of their teams and their types of agent."""
         rows = list(zip(sizes, types, strict=True))
         tasks = [task_text(meta, n, name, self.text) for n, name in rows]

@@ -2,6 +2,7 @@
 entities that are present."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ def inner(width: int) -> int:
     return min(width, 64) // HEADS * HEADS
 
 
-def blocks(entity_schema: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int, int]]:
+def blocks(entity_schema: Sequence[Sequence[Any]]) -> list[tuple[str, int, int, int]]:
     """(kind, first, width, count) of each block of an observation: columns first .. first + width *
     count."""
     first = 0

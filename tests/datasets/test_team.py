@@ -11,7 +11,8 @@ import pytest
 from decisionllm.data import data
 from decisionllm.datasets import sampling, team, windows
 from decisionllm.datasets.store import prepare, write
-from decisionllm.datasets.team import Log, canonical, collect, entity_schema, load, read, source
+from decisionllm.datasets.team import Log, collect, load, read, source
+from decisionllm.datasets.team_layout import canonical, entity_schema
 from tests.conftest import near, node
 
 META = {

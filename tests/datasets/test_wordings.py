@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from decisionllm.datasets.team import task_text as team_task
-from decisionllm.datasets.team import team_facts
+from decisionllm.datasets.team_texts import task_text as team_task
+from decisionllm.datasets.team_texts import team_facts
 from decisionllm.datasets.wordings import (
     FILES,
     KINDS,

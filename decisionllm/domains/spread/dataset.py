@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.team import Log, source
+from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.team import source
 from decisionllm.datasets.team_worlds import SEEDS, stacked
 from decisionllm.domains.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.protocols import Source

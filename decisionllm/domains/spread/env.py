@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.checks import listed, one_of, ranges
-from decisionllm.datasets.team import canonical, entity_schema
+from decisionllm.datasets.team_layout import canonical, entity_schema
 from decisionllm.domains.spread.dataset import blocks, describe
 from decisionllm.domains.spread.world import (
     HORIZON,

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.smax import Unmasked, verdicts
 from decisionllm.datasets.store import write
-from decisionllm.datasets.team import entity_schema, read, source
+from decisionllm.datasets.team import read, source
+from decisionllm.datasets.team_layout import entity_schema
 from decisionllm.datasets.team_worlds import generate
 from decisionllm.domains.smax import dataset as smax
 from decisionllm.domains.smax.env import SmaxTeams

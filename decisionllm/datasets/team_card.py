@@ -1,0 +1,68 @@
+"""What the card of a log of many agents says."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from decisionllm.datasets.store import Store
+from decisionllm.schema import differs
+
+
+def coverage(store: Store) -> Iterator[str]:
+    """Facts of a log of many agents for its card, as lines of text.
+
+    Joint actions and observations are those of all agents of a group at one step; equal ones are
+    equal to the last bit.
+    """
+    if store.start is None or store.agent is None or store.loss_mask is None:
+        raise ValueError(f"{store.path}: expected a store of many agents")
+    assert store.return_after_exit is not None, "a store of many agents has it"
+    start = np.repeat(store.start - store.offsets[:-1], store.lengths)
+    step = start + np.arange(len(store.rewards))
+    group = np.repeat(store.group, store.lengths)
+    agent = np.repeat(store.agent, store.lengths)
+    order = np.lexsort((agent, step, group))
+    first = np.flatnonzero(differs(group[order], step[order]))  # row of each joint step
+    steps = len(first)
+
+    team_size = np.diff(np.append(first, len(order)))
+    shares = []
+    for size, count in enumerate(np.bincount(team_size)):
+        if count:
+            shares.append(f"{size} in {100 * count / steps:.1f} %")
+    yield f"  agents       {', '.join(shares)} of the {steps:,} joint steps"
+    late = 100 * (store.start > 0).mean()
+    after = 100 * (store.return_after_exit != 0).mean()
+    yield f"  episodes     {late:.1f} % begin late, {after:.1f} % have rewards after their end"
+    both = np.concatenate([store.observations, store.actions], 1)
+    for name, columns, note in (
+        ("joint action", store.actions, ""),
+        ("joint both  ", both, " (observations and actions)"),
+    ):
+        counts = joint_counts(columns[order], agent[order], first)
+        repeated = 100 * counts[counts > 1].sum() / steps
+        yield f"  {name} {len(counts):,} different, {repeated:.1f} % of steps repeat one{note}"
+    forbidden = 0.0
+    if store.action_masks is not None:
+        forbidden = 100 * (1 - store.action_masks.mean())
+    no_target = 100 * (1 - store.loss_mask.mean())
+    choice = f"{forbidden:.1f} % of actions are masked"
+    yield f"  choice       {choice}, {no_target:.1f} % of steps are no training targets"
+
+
+def joint_counts(columns: np.ndarray, agent: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """How many joint steps have each of the different joint values: (different,) int.
+
+    Args:
+        columns: (n, C) of each agent, in the order of joint steps.
+        agent: (n,).
+        first: where each joint step begins.
+    """
+    rows = np.ascontiguousarray(columns)
+    whole = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
+    _, number = np.unique(whole, return_inverse=True)  # of each row, equal for equal rows
+    # a joint step is the sum of its rows' numbers, each times a random one of its agent
+    weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
+    terms = (number.astype(np.uint64) + np.uint64(1)) * weights[agent]
+    joint = np.add.reduceat(terms, first)
+    return np.unique(joint, return_counts=True)[1]
