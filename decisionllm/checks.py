@@ -12,35 +12,36 @@ def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
     """The message for an unknown name, with the nearest that is known."""
     known = list(known)
     near = get_close_matches(str(name), known, 1)
-    return (
-        f"no {kind} {name!r}; {f'did you mean {near[0]}? ' if near else ''}there are "
-        f"{', '.join(known) or 'none'}"
-    )
+    there_are = f"there are {', '.join(known) or 'none'}"
+    if near:
+        there_are = f"did you mean {near[0]}? {there_are}"
+    return f"no {kind} {name!r}; {there_are}"
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> str:
     """The message for an unknown key, with the nearest: in the same group if there is one, or else
     anywhere; of a group, the same name.
     """
-    keys = list(keys)
-    at, _, name = key.rpartition(".")
-    anywhere = {k.rpartition(".")[2]: k for k in keys}
-    beside = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == at}
-    searched = (beside, 0.6), (anywhere, 1.0 if at and beside else 0.6)
-    near = next(
-        (
-            known[found[0]]
-            for known, alike in searched
-            if (found := get_close_matches(name, known, 1, alike))
-        ),
-        None,
-    )
-    others = (
-        f"there are {', '.join(beside.values())}"
-        if at and beside
-        else "--cfg job shows those there are"
-    )
-    return f"no key {key!r} in the config; {f'did you mean {near}?' if near else others}"
+    group, _, name = key.rpartition(".")
+    anywhere = {}  # {name: key}
+    beside = {}
+    for known in keys:
+        its_group, _, its_name = known.rpartition(".")
+        anywhere[its_name] = known
+        if its_group == group:
+            beside[its_name] = known
+    known_group = bool(group and beside)
+
+    near = get_close_matches(name, beside, 1)
+    if near:
+        return f"no key {key!r} in the config; did you mean {beside[near[0]]}?"
+    near = get_close_matches(name, anywhere, 1, 1.0 if known_group else 0.6)
+    if near:
+        return f"no key {key!r} in the config; did you mean {anywhere[near[0]]}?"
+    remedy = "--cfg job shows those there are"
+    if known_group:
+        remedy = f"there are {', '.join(beside.values())}"
+    return f"no key {key!r} in the config; {remedy}"
 
 
 def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
@@ -51,10 +52,13 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
 
 def listed(given: Any) -> list[str]:
     """A list, or words separated by commas, as a list of words; "" -> []."""
-    words = (
-        given if isinstance(given, list | tuple) else str(given).split(",") if str(given) else []
-    )
-    return [str(x).strip() for x in words]
+    if isinstance(given, list | tuple):
+        words = list(given)
+    elif str(given):
+        words = str(given).split(",")
+    else:
+        words = []
+    return [str(word).strip() for word in words]
 
 
 def ranges(name: str, given: Any, *, nothing: str = "", within: range | None = None) -> list[int]:
@@ -69,18 +73,24 @@ def ranges(name: str, given: Any, *, nothing: str = "", within: range | None = N
     Raises:
         ValueError: not a list of ranges, or a number outside `within`.
     """
+    wanted = "such as 0-6 or 7,8"
+    if nothing:
+        wanted += f", or nothing for {nothing}"
     parts = listed(given)
-    matches = [match for part in parts if (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part))]
-    if len(matches) < len(parts) or not (parts or nothing):
-        or_nothing = f", or nothing for {nothing}" if nothing else ""
-        raise ValueError(f"{name}: expected such as 0-6 or 7,8{or_nothing}, got {given!r}")
-    pairs = [(int(match[1]), int(match[2] or match[1])) for match in matches]
-    if any(first > last for first, last in pairs):
-        raise ValueError(f"{name}: expected ranges that go up, got {given!r}")
+    if not parts and not nothing:
+        raise ValueError(f"{name}: expected {wanted}, got {given!r}")
     found: dict[int, None] = {}  # as a set that keeps the order
-    for first, last in pairs:
+    for part in parts:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise ValueError(f"{name}: expected {wanted}, got {given!r}")
+        first = int(match[1])
+        last = int(match[2] or first)
+        if first > last:
+            raise ValueError(f"{name}: expected ranges that go up, got {given!r}")
         found |= dict.fromkeys(range(first, last + 1))
-    wrong = [number for number in found if within and number not in within]
-    if within and wrong:
-        raise ValueError(f"{name}: expected {within[0]} .. {within[-1]}, got {wrong[0]}")
+    if within:
+        for number in found:
+            if number not in within:
+                raise ValueError(f"{name}: expected {within[0]} .. {within[-1]}, got {number}")
     return list(found)

@@ -24,13 +24,15 @@ Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
 Targets = float | Sequence[float] | np.ndarray | None
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
+Letters = list[tuple[str, bool]]  # of each dimension: its letter, and whether it is one more
 
 
 def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
     """A field that must be an array of this shape, one letter a dimension; letters agree within a
     record. dtype: in a store.
     """
-    options |= {"default": None} if optional else {}
+    if optional:
+        options["default"] = None
     return field(**options, metadata={"shape": shape.split(), "dtype": dtype})
 
 
@@ -48,37 +50,45 @@ def check_record(record: Any) -> None:
     """Raise a ValueError if an array of a record has another shape than its field says, or a number
     that is not finite.
     """
-    sizes: dict[str, int] = {}
     kind: Any = type(record)
-    for key, letters, optional in _shapes(kind):
-        value = vars(record)[key]
+    sizes: dict[str, int] = {}  # by letter
+    for name, letters, optional in _shapes(kind):
+        value = vars(record)[name]
         if value is None and optional:
             continue
-        got: Any = getattr(value, "shape", None)
-        fits, before = got is not None and len(got) == len(letters), len(sizes)
-        for (letter, more), size in zip(letters, got, strict=True) if fits else ():
-            fits &= sizes.setdefault(letter, size - more) == size - more
-        if not fits:
-            known = dict([*sizes.items()][:before])
-            words = (
-                (letter + "+1" * more, f"={known[letter] + more}" if letter in known else "")
-                for letter, more in letters
-            )
-            came = type(value).__name__ if got is None else tuple(got)
-            raise ValueError(
-                f"{kind.__name__}.{key}: expected shape ({', '.join(map(''.join, words))}), got "
-                f"{came}"
-            )
-        if (
-            isinstance(value, np.ndarray)
-            and value.dtype.kind == "f"
-            and not np.isfinite(value).all()
-        ):
-            row = np.argwhere(~np.isfinite(value))[0]
-            raise ValueError(
-                f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at "
-                f"{row.tolist()}"
-            )
+        found = _sizes_of(value, letters, sizes)
+        if found is None:
+            wanted = ", ".join(_described(letter, more, sizes) for letter, more in letters)
+            shape = getattr(value, "shape", None)
+            came = type(value).__name__ if shape is None else tuple(shape)
+            raise ValueError(f"{kind.__name__}.{name}: expected shape ({wanted}), got {came}")
+        sizes |= found
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            continue
+        finite = np.isfinite(value)
+        if not finite.all():
+            at = np.argwhere(~finite)[0]
+            got = f"{value[tuple(at)]} at {at.tolist()}"
+            raise ValueError(f"{kind.__name__}.{name}: expected finite numbers, got {got}")
+
+
+def _sizes_of(value: Any, letters: Letters, sizes: dict[str, int]) -> dict[str, int] | None:
+    """The size of each letter in a value's shape; None if the shape does not fit the known ones."""
+    shape = getattr(value, "shape", None)
+    if shape is None or len(shape) != len(letters):
+        return None
+    found: dict[str, int] = {}
+    for (letter, more), size in zip(letters, shape, strict=True):
+        known = sizes.get(letter, found.setdefault(letter, size - more))
+        if known != size - more:
+            return None
+    return found
+
+
+def _described(letter: str, more: bool, sizes: dict[str, int]) -> str:
+    """A dimension in a message, such as `t+1=5`."""
+    name = letter + "+1" * more
+    return f"{name}={sizes[letter] + more}" if letter in sizes else name
 
 
 def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
@@ -90,12 +100,14 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
         message: with braces for the `values` of the entry.
         values: arrays, each with an entry for each of `wrong`.
     """
-    if wrong.any():
-        at = tuple(np.argwhere(wrong)[0])
-        found = (np.asarray(x)[at] for x in values)
-        raise ValueError(
-            place + message.format(*(x.tolist() if isinstance(x, np.ndarray) else x for x in found))
-        )
+    if not wrong.any():
+        return
+    first = tuple(np.argwhere(wrong)[0])
+    found = []
+    for array in values:
+        value = np.asarray(array)[first]
+        found.append(value.tolist() if isinstance(value, np.ndarray) else value)
+    raise ValueError(place + message.format(*found))
 
 
 def differs(*columns: np.ndarray) -> np.ndarray:
@@ -106,16 +118,17 @@ def differs(*columns: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
-    """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""
+def _shapes(record: Any) -> list[tuple[str, Letters, bool]]:
+    """(name, dimensions, whether it may be left out) of each array of a record."""
     found = []
-    for f in (f for f in fields(record) if "shape" in f.metadata):
-        shape = [
-            s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])
-        ]
-        found.append(
-            (f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None)
-        )
+    for each in fields(record):
+        if "shape" not in each.metadata:
+            continue
+        dimensions: list[str] = []
+        for part in each.metadata["shape"]:
+            dimensions += record.lead if part == "*" else [part]
+        letters = [(name.removesuffix("+1"), name.endswith("+1")) for name in dimensions]
+        found.append((each.name, letters, each.default is None))
     return found
 
 
@@ -233,25 +246,26 @@ class Episode(StepColumns[np.ndarray]):
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
-        for name, kinds in (("task", (str,)), ("group", (int, np.integer))):
-            if not isinstance(value := vars(self)[name], kinds):
-                raise ValueError(f"Episode.{name}: expected {kinds[0].__name__}, got {value!r}")
+        if not isinstance(self.task, str):
+            raise ValueError(f"Episode.task: expected str, got {self.task!r}")
+        if not isinstance(self.group, int | np.integer):
+            raise ValueError(f"Episode.group: expected int, got {self.group!r}")
         actions = np.asarray(self.actions)
-        if (
-            actions.ndim == 2
-            and actions.dtype.kind == "f"
-            and (missing := np.isnan(actions).all(1)).any()
-        ):
-            weight = (
-                np.ones(len(actions), np.float32)
-                if self.action_weight is None
-                else self.action_weight
-            )
-            object.__setattr__(self, "actions", np.where(missing[:, None], 0, actions))
-            object.__setattr__(
-                self, "action_weight", np.where(missing, 0, weight).astype(np.float32)
-            )
+        if actions.ndim == 2 and actions.dtype.kind == "f":
+            self._leave_out(np.isnan(actions).all(1))
         check_record(self)
+
+    def _leave_out(self, missing: np.ndarray) -> None:
+        """Take the missing actions (n,) out of the loss, and put zeros in their place."""
+        if not missing.any():
+            return
+        weight = self.action_weight
+        if weight is None:
+            weight = np.ones(len(missing), np.float32)
+        weight = np.where(missing, 0, weight).astype(np.float32)
+        actions = np.where(missing[:, None], 0, self.actions)
+        object.__setattr__(self, "actions", actions)
+        object.__setattr__(self, "action_weight", weight)
 
 
 # name -> dtype in a store
@@ -319,10 +333,13 @@ class Batch(WindowColumns["torch.Tensor"]):
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""
-        known = {name: x for name, x in vars(self).items() if x is not None}
-        moved = {
-            name: y for name, x in known.items() if (y := x.to(device, non_blocking=True)) is not x
-        }
+        moved = {}
+        for name, tensor in vars(self).items():
+            if tensor is None:
+                continue
+            there = tensor.to(device, non_blocking=True)
+            if there is not tensor:
+                moved[name] = there
         return replace(self, **moved) if moved else self
 
 
@@ -352,10 +369,9 @@ class Report:
 
     def row(self) -> Json:
         """The line of results.jsonl, as a dict."""
-        left_out = ("extra", "options") if self.options is None else ("extra",)
-        own = {
-            "return" if name == "mean_return" else name: value
-            for name, value in vars(self).items()
-            if name not in left_out
-        }
-        return own | self.extra
+        found = {}
+        for name, value in vars(self).items():
+            if name == "extra" or (name == "options" and value is None):
+                continue
+            found["return" if name == "mean_return" else name] = value
+        return found | self.extra

@@ -27,45 +27,42 @@ class KVCache:
 
     def attention(self, text_index: Tensor) -> TextAttention | None:
         """Attention of rows to their texts (B,); None where texts have no tokens."""
-        return (
-            TextAttention(self.keys, self.values, text_index) if self.text_mask.shape[1] else None
-        )
+        if not self.text_mask.shape[1]:
+            return None
+        return TextAttention(self.keys, self.values, text_index)
 
     def with_room(self, text_index: Tensor, tokens: int) -> "SessionCache":
         """A cache of N rows, each with one of these texts or `NONE` (N,), and with room for so many
         tokens of steps.
         """
-        N, (_, G, _, d) = len(text_index), self.keys[0].shape
-        keys, values = (
-            [x.new_zeros(N, G, tokens, d) for x in part] for part in (self.keys, self.values)
-        )
+        N = len(text_index)
+        _, G, _, d = self.keys[0].shape
+        keys = [x.new_zeros(N, G, tokens, d) for x in self.keys]
+        values = [x.new_zeros(N, G, tokens, d) for x in self.values]
         return SessionCache(self, text_index, keys, values)
 
     def resized(self, texts: int, tokens: int) -> "KVCache":
         """A copy with places for so many texts of so many tokens; what is new is empty."""
         U, L = self.text_mask.shape
         more, longer = texts - U, tokens - L
-        keys, values = (
-            [F.pad(x, (0, 0, 0, longer, 0, 0, 0, more)) for x in part]
-            for part in (self.keys, self.values)
-        )
-        return KVCache(
-            keys,
-            values,
-            F.pad(self.text_mask, (0, longer, 0, more)),
-            F.pad(self.text_length, (0, more)),
-        )
+        added = (0, 0, 0, longer, 0, 0, 0, more)
+        keys = [F.pad(x, added) for x in self.keys]
+        values = [F.pad(x, added) for x in self.values]
+        text_mask = F.pad(self.text_mask, (0, longer, 0, more))
+        return KVCache(keys, values, text_mask, F.pad(self.text_length, (0, more)))
 
     def take(self, texts: Tensor) -> "KVCache":
         """A copy of these texts (n,)."""
-        keys, values = ([x[texts] for x in part] for part in (self.keys, self.values))
+        keys = [x[texts] for x in self.keys]
+        values = [x[texts] for x in self.values]
         return KVCache(keys, values, self.text_mask[texts], self.text_length[texts])
 
     def replace(self, places: Tensor, texts: "KVCache") -> None:
         """Write other texts into these places (n,), in place; they may be shorter."""
         L = texts.text_mask.shape[1]
-        for mine, new in zip([*self.keys, *self.values], [*texts.keys, *texts.values], strict=True):
-            mine[places, :, :L] = new
+        for mine, new in ((self.keys, texts.keys), (self.values, texts.values)):
+            for layer, new_layer in zip(mine, new, strict=True):
+                layer[places, :, :L] = new_layer
         self.text_mask[places] = F.pad(texts.text_mask, (0, self.text_mask.shape[1] - L))
         self.text_length[places] = texts.text_length
 
@@ -99,7 +96,10 @@ class SessionCache:
         values: list[Tensor],
         places: dict[str, int] | None = None,
     ) -> None:
-        self.texts, self.text_index, self.keys, self.values = texts, text_index, keys, values
+        self.texts = texts
+        self.text_index = text_index
+        self.keys = keys
+        self.values = values
         self.places: dict[str, int] = places or {}
         self.own_texts = False  # whether no other cache reads them
 
@@ -116,28 +116,27 @@ class SessionCache:
         self.text_index[rows] = NONE  # what they had is free, if no other row has it
         lacking = [task for task in dict.fromkeys(tasks) if task not in self.places]
         if lacking:
-            self._add(
-                lacking,
-                read(lacking),
-                kept=[self.places[task] for task in tasks if task in self.places],
-            )
-        self.text_index[rows] = torch.tensor(
-            [self.places[task] for task in tasks], device=rows.device
-        )
+            kept = [self.places[task] for task in tasks if task in self.places]
+            self._add(lacking, read(lacking), kept=kept)
+        places = [self.places[task] for task in tasks]
+        self.text_index[rows] = torch.tensor(places, device=rows.device)
 
     def reserve(self, texts: int) -> None:
         """Have places for so many texts at least."""
         U, L = self.texts.text_mask.shape
         if texts > U or not self.own_texts:
-            self.texts, self.own_texts = self.texts.resized(max(texts, U), L), True
+            self.texts = self.texts.resized(max(texts, U), L)
+            self.own_texts = True
 
     def rows(self, index: Tensor) -> "SessionCache":
         """The cache of these rows: a copy of their steps, and the same texts, or a copy of their
         own ones if these are few.
         """
-        keys, values = ([x[index] for x in part] for part in (self.keys, self.values))
+        keys = [x[index] for x in self.keys]
+        values = [x[index] for x in self.values]
         text_index = self.text_index[index]
-        used, U = text_index[text_index != NONE].unique(), len(self.texts.text_length)
+        used = text_index[text_index != NONE].unique()
+        U = len(self.texts.text_length)
         if 2 * len(used) > U:
             self.own_texts = False
             return SessionCache(self.texts, text_index, keys, values, dict(self.places))
@@ -157,12 +156,16 @@ class SessionCache:
         """Write the texts of these tasks into places that no row refers to, except for places that
         are to be kept.
         """
-        taken, U = {*self.text_index.tolist(), *kept}, len(self.texts.text_length)
+        U = len(self.texts.text_length)
+        taken = {*self.text_index.tolist(), *kept}
         free = [place for place in range(U) if place not in taken]
         needed = U + len(tasks) - len(free)
-        # Twice the places, so that a server that takes over campaigns one by one copies each text a
-        # few times in all.
-        self.reserve(U if needed <= U else max(needed, min(2 * U, len(self.text_index))))
+        room = U
+        if needed > U:
+            # Twice the places, so that a server that takes over campaigns one by one copies each
+            # text a few times in all.
+            room = max(needed, min(2 * U, len(self.text_index)))
+        self.reserve(room)
         places = [*free, *range(U, needed)][: len(tasks)]
         self.texts.replace(torch.tensor(places, device=self.text_index.device), texts)
         self.places = {task: place for task, place in self.places.items() if place not in places}

@@ -55,10 +55,11 @@ def names_from(model: Any, names: str | list[str], first: int) -> str:
     are `model.layers.0`.
     """
     if names == "all-linear":
-        inside = model.layers[first].named_modules()
-        names = sorted(
-            {name.rpartition(".")[2] for name, module in inside if isinstance(module, nn.Linear)}
-        )
+        found = set()
+        for path, module in model.layers[first].named_modules():
+            if isinstance(module, nn.Linear):
+                found.add(path.rpartition(".")[2])
+        names = sorted(found)
     blocks = "|".join(str(i) for i in range(first, len(model.layers)))
     return rf"(.*\.)?layers\.({blocks})\.(.*\.)?({'|'.join(names)})"
 
@@ -106,8 +107,10 @@ def _names_below_output(names: Iterable[str], core: Any) -> dict[str, str]:
     """{name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an attribute
     beside its output map.
     """
-    wrapper, attribute = "base_model.model.", core.base_model_prefix
-    inside = f"{wrapper}{attribute}." if attribute else wrapper
+    wrapper = "base_model.model."
+    inside = wrapper
+    if core.base_model_prefix:
+        inside = f"{wrapper}{core.base_model_prefix}."
     return {name: inside + name.removeprefix(wrapper) for name in names}
 
 
@@ -120,12 +123,17 @@ def linear(x: Tensor, *layers: Any) -> list[Tensor]:
         A, B, scales = _adapters(layers)
         frozen = [(layer.base_layer.weight, layer.base_layer.bias) for layer in layers]
         outputs = _Adapted.apply(x.flatten(0, -2), frozen, scales, *A, *B)  # type: ignore[no-untyped-call]  # of torch
-    else:  # a plain map without a module's call, which takes half the time of a small product
-        return [
-            F.linear(x, layer.weight, layer.bias) if type(layer) is nn.Linear else layer(x)
-            for layer in layers
-        ]
+    else:
+        return [_plain(x, layer) for layer in layers]
     return [out.unflatten(0, x.shape[:-1]) for out in outputs]
+
+
+def _plain(x: Tensor, layer: Any) -> Tensor:
+    """x through one map. A module's call takes half the time of a small product."""
+    if type(layer) is nn.Linear:
+        return F.linear(x, layer.weight, layer.bias)
+    out: Tensor = layer(x)
+    return out
 
 
 @torch.inference_mode(False)
@@ -137,7 +145,10 @@ def pack(*layers: Any) -> None:
     Their frozen weights become views of one matrix. Layers without adapters, or of which only some
     have a bias, stay as they are.
     """
-    if all(map(_adapted, layers)) and len({layer.base_layer.bias is None for layer in layers}) == 1:
+    if not all(map(_adapted, layers)):
+        return
+    biased = {layer.base_layer.bias is not None for layer in layers}
+    if len(biased) == 1:
         layers[0].packed = _Packed(layers)
 
 
@@ -147,24 +158,24 @@ class _Packed:
     """
 
     def __init__(self, layers: tuple[Any, ...]) -> None:
-        A, B, _ = _adapters(layers)
-        bases, ranks = [layer.base_layer for layer in layers], sum(len(a) for a in A)
-        self.layers, self.active, self.sizes = (
-            layers,
-            [*layers[0].active_adapters],
-            [base.out_features for base in bases],
-        )
-        self.weight = torch.cat(
-            [base.weight for base in bases]
-            + [bases[0].weight.new_zeros(ranks, bases[0].in_features)]
-        )
-        self.bias = None if bases[0].bias is None else self.weight.new_zeros(len(self.weight))
+        A, _, _ = _adapters(layers)
+        bases = [layer.base_layer for layer in layers]
+        ranks = sum(len(a) for a in A)
+        self.layers = layers
+        self.active = [*layers[0].active_adapters]
+        self.sizes = [base.out_features for base in bases]
+        narrow = bases[0].weight.new_zeros(ranks, bases[0].in_features)
+        self.weight = torch.cat([*(base.weight for base in bases), narrow])
+        self.bias = None
+        if bases[0].bias is not None:
+            self.bias = self.weight.new_zeros(len(self.weight))
         self.wide = self.weight.new_zeros(ranks, sum(self.sizes))
+        self.versions: list[tuple[int, int]] = []  # of the adapters and biases in the matrices
+        self.pointers = []
         parts = self.weight.split([*self.sizes, ranks])
-        self.pointers = [part.data_ptr() for part in parts[:-1]]
-        self.versions: list[Any] = []  # of the adapters and biases in the matrices
-        for base, part in zip(bases, parts, strict=False):
+        for base, part in zip(bases, parts[:-1], strict=True):
             base.weight.data = part
+            self.pointers.append(part.data_ptr())
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copy of the layers has weights of its own."""
@@ -173,44 +184,53 @@ class _Packed:
         """Whether these are the layers, none of them moved, cast, merged, disabled or given another
         adapter since, and x (..., in) is of their type.
         """
-        return (
-            layers == self.layers
-            and not torch.compiler.is_compiling()  # an exported program has no memory to compare
-            and x.dtype == self.weight.dtype
-            and not torch.is_autocast_enabled(x.device.type)
-            and [layer.base_layer.weight.data_ptr() for layer in layers] == self.pointers
-            and not any(
-                layer.merged or layer.disable_adapters or layer.active_adapters != self.active
-                for layer in layers
-            )
-        )
+        if layers != self.layers:
+            return False
+        if torch.compiler.is_compiling():  # an exported program has no memory to compare
+            return False
+        if x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return False
+        for layer, pointer in zip(layers, self.pointers, strict=True):
+            if layer.base_layer.weight.data_ptr() != pointer:
+                return False
+            if layer.merged or layer.disable_adapters or layer.active_adapters != self.active:
+                return False
+        return True
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         A, B, scales = _adapters(self.layers)
-        biases = [] if self.bias is None else [layer.base_layer.bias for layer in self.layers]
+        biases = []
+        if self.bias is not None:
+            biases = [layer.base_layer.bias for layer in self.layers]
         versions = [(x.data_ptr(), x._version) for x in (*A, *B, *biases)]
-        n = self.wide.shape[1]
+        n = self.wide.shape[1]  # numbers of all outputs
         if versions != self.versions:
-            self.weight[n:] = torch.cat([a * scale for a, scale in zip(A, scales, strict=True)])
+            self.weight[n:] = torch.cat(_scaled(A, scales))
             self.wide.copy_(torch.block_diag(*B).t())
             if self.bias is not None:
                 self.bias[:n] = torch.cat(biases)
             self.versions = versions
         out = F.linear(rows, self.weight, self.bias)
-        outputs: tuple[Tensor, ...] = out[:, :n].addmm_(out[:, n:], self.wide).split(self.sizes, -1)
+        inner = out[:, n:]
+        outputs: tuple[Tensor, ...] = out[:, :n].addmm_(inner, self.wide).split(self.sizes, -1)
         return outputs
+
+
+def _scaled(tensors: Iterable[Tensor], scales: Iterable[float]) -> list[Tensor]:
+    return [tensor * scale for tensor, scale in zip(tensors, scales, strict=True)]
 
 
 def _adapters(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[float]]:
     """Narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of these
     layers.
     """
-    pairs = [(layer, layer.active_adapters[0]) for layer in layers]
-    A, B = (
-        [getattr(layer, side)[name].weight for layer, name in pairs]
-        for side in ("lora_A", "lora_B")
-    )
-    return A, B, [layer.scaling[name] for layer, name in pairs]
+    A, B, scales = [], [], []
+    for layer in layers:
+        name = layer.active_adapters[0]
+        A.append(layer.lora_A[name].weight)
+        B.append(layer.lora_B[name].weight)
+        scales.append(layer.scaling[name])
+    return A, B, scales
 
 
 class _Adapted(torch.autograd.Function):
@@ -224,60 +244,52 @@ class _Adapted(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, frozen: list[Any], scales: list[float], *adapters: Tensor
     ) -> tuple[Tensor, ...]:
-        k, device = len(scales), rows.device.type
-        dtype = (
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
-        )
-        ctx.given, ctx.scales, rows = rows.dtype, scales, rows.to(dtype)
-        weights = [weight.to(dtype) for weight, _ in frozen]
-        narrow = torch.cat([A * scale for A, scale in zip(adapters[:k], scales, strict=True)]).to(
-            dtype
-        )
+        device = rows.device.type
+        dtype = rows.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        ctx.given = rows.dtype
+        ctx.scales = scales
+        rows = rows.to(dtype)
+        k = len(scales)
+        narrow = torch.cat(_scaled(adapters[:k], scales)).to(dtype)
         wide = [B.to(dtype) for B in adapters[k:]]
+        weights = [weight.to(dtype) for weight, _ in frozen]
         inner = F.linear(rows, narrow)
         ctx.save_for_backward(rows, narrow, inner, *wide, *weights)
-        outputs = [
-            F.linear(rows, w, None if b is None else b.to(dtype))
-            for w, (_, b) in zip(weights, frozen, strict=True)
-        ]
-        for out, part, B in zip(
-            outputs, inner.split([B.shape[1] for B in wide], -1), wide, strict=True
-        ):
-            out.addmm_(part, B.t())
+        parts = inner.split([B.shape[1] for B in wide], -1)
+        outputs = []
+        for weight, (_, bias), part, B in zip(weights, frozen, parts, wide, strict=True):
+            out = F.linear(rows, weight, None if bias is None else bias.to(dtype))
+            outputs.append(out.addmm_(part, B.t()))
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        (rows, narrow, inner, *saved), k = ctx.saved_tensors, len(ctx.scales)
-        wide, weights, ranks = saved[:k], saved[k:], [B.shape[1] for B in saved[:k]]
-        parts = [g @ B for g, B in zip(gradients, wide, strict=True)]
-        of_inner = torch.cat(parts, -1)
+        rows, narrow, inner, *saved = ctx.saved_tensors
+        k = len(ctx.scales)
+        wide, weights = saved[:k], saved[k:]
+        ranks = [B.shape[1] for B in wide]
+        of_inner = torch.cat([g @ B for g, B in zip(gradients, wide, strict=True)], -1)
         of_rows = None
         if ctx.needs_input_grad[0]:
             of_rows = of_inner @ narrow
             for g, weight in zip(gradients, weights, strict=True):
                 of_rows.addmm_(g, weight)
             of_rows = of_rows.to(ctx.given)
-        of_A = (of_inner.t() @ rows).split(ranks)
-        of_B = [
-            (part.t() @ g).t() for part, g in zip(inner.split(ranks, -1), gradients, strict=True)
-        ]
-        return (
-            of_rows,
-            None,
-            None,
-            *(a * scale for a, scale in zip(of_A, ctx.scales, strict=True)),
-            *of_B,
-        )
+        of_A = _scaled((of_inner.t() @ rows).split(ranks), ctx.scales)
+        of_B = []
+        for part, g in zip(inner.split(ranks, -1), gradients, strict=True):
+            of_B.append((part.t() @ g).t())
+        return of_rows, None, None, *of_A, *of_B
 
 
 def _adapted(layer: Any) -> bool:
     """Whether this is a linear map with one plain LoRA adapter, in use and not merged."""
-    if type(layer) is nn.Linear or not (
-        hasattr(layer, "lora_A")
-        and type(layer.base_layer) is nn.Linear
-        and len(layer.active_adapters) == 1
-    ):
+    if type(layer) is nn.Linear or not hasattr(layer, "lora_A"):
         return False
-    special = layer.merged or layer.disable_adapters or layer.lora_variant
-    return not special and isinstance(layer.lora_dropout[layer.active_adapters[0]], nn.Identity)
+    if type(layer.base_layer) is not nn.Linear or len(layer.active_adapters) != 1:
+        return False
+    if layer.merged or layer.disable_adapters or layer.lora_variant:
+        return False
+    return isinstance(layer.lora_dropout[layer.active_adapters[0]], nn.Identity)

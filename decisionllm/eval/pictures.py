@@ -19,6 +19,7 @@ Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 FEWEST_SHARES = 3  # of a budget that are drawn as lines
 STYLES = ("-", "--", ":")
+MARKERS = "ovs^D<>pP*X"
 
 
 def figure(width: float, height: float, title: str = "") -> "Figure":
@@ -39,13 +40,11 @@ def draw_scores(
     labels: Mapping[str, str],
 ) -> "Figure":
     """One panel for each dataset: policies, best mean on top, and published scores in grey."""
-    by_dataset: dict[str, list[Json]] = defaultdict(list)
-    for result in results:
-        by_dataset[result["dataset"]].append(result)
-    protocols = list(dict.fromkeys(result["protocol"] for result in results))
+    by_dataset = grouped(results, "dataset")
+    protocols = list(grouped(results, "protocol"))
     heights = []
     for name, members in by_dataset.items():
-        lines = len({r["policy"] for r in members}) + len(published.get(name, {}))
+        lines = len(grouped(members, "policy")) + len(published.get(name, {}))
         heights.append(4.5 if has_curves(members) else 0.35 * lines + 1.2)
     made = figure(8, sum(heights))
     panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
@@ -62,6 +61,18 @@ def draw_scores(
         axis.set(xlabel=labels[name], title=name)
         axis.legend(fontsize=7)
     return made
+
+
+def grouped(results: Sequence[Json], key: str) -> dict[str, list[Json]]:
+    """The results by one of their values, in the order in which the values come."""
+    found: dict[str, list[Json]] = defaultdict(list)
+    for result in results:
+        found[result[key]].append(result)
+    return dict(found)
+
+
+def values(results: Sequence[Json], key: str) -> list[float]:
+    return [result[key] for result in results]
 
 
 def shares(results: Sequence[Json]) -> dict[str, float]:
@@ -87,20 +98,20 @@ def draw_by_share(axis: "Axes", results: Sequence[Json], published: Mapping[str,
     scores are points at 100 %.
     """
     share_of = shares(results)
-    of_policy: dict[str, list[Json]] = defaultdict(list)
-    for result in results:
-        of_policy[result["policy"]].append(result)
-    best_first = sorted(of_policy.values(), key=lambda rows: -max(row["score"] for row in rows))
+    by_policy = grouped(results, "policy").values()
+    best_first = sorted(by_policy, key=lambda rows: max(values(rows, "score")), reverse=True)
     for k, rows in enumerate(best_first):
         rows = sorted(rows, key=lambda row: share_of[row["protocol"]])
         x = [share_of[row["protocol"]] for row in rows]
-        low, high, score = ([row[key] for row in rows] for key in ("low", "high", "score"))
-        color, style = f"C{k % 10}", STYLES[k // 10 % len(STYLES)]
-        axis.plot(x, score, color=color, linestyle=style, marker=".", label=rows[0]["policy"])
+        color = f"C{k % 10}"
+        style = STYLES[k // 10 % len(STYLES)]
+        label = rows[0]["policy"]
+        low, high = values(rows, "low"), values(rows, "high")
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    markers = "ovs^D<>pP*X"
+        score = values(rows, "score")
+        axis.plot(x, score, color=color, linestyle=style, marker=".", label=label)
     for k, (name, at_whole) in enumerate(published.items()):
-        marker = markers[k % len(markers)]
+        marker = MARKERS[k % len(MARKERS)]
         label = f"{name}, published"
         axis.plot(100, at_whole, marker, color="grey", markersize=4, label=label, linestyle="none")
     axis.grid(linewidth=0.3)
@@ -114,20 +125,20 @@ def draw_policies(
     published: Mapping[str, float],
 ) -> None:
     """A line for each policy with a dot and interval for each protocol; published scores below."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        scores[result["policy"]].append(result["score"])
-    names = sorted(scores, key=lambda name: -np.mean(scores[name]))
+    means = {}
+    for name, rows in grouped(results, "policy").items():
+        means[name] = np.mean(values(rows, "score"))
+    names = sorted(means, key=means.__getitem__, reverse=True)
+    by_protocol = grouped(results, "protocol")
     for k, protocol in enumerate(protocols):
-        members = [r for r in results if r["protocol"] == protocol]
-        if not members:
+        rows = by_protocol.get(protocol, [])
+        if not rows:
             continue
         offset = 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5)  # protocols beside each other
-        y = [names.index(r["policy"]) + offset for r in members]
-        low, high, score = ([r[key] for r in members] for key in ("low", "high", "score"))
+        y = [names.index(row["policy"]) + offset for row in rows]
         color = f"C{k % 10}"
-        axis.hlines(y, low, high, color=color, linewidth=1)
-        axis.plot(score, y, "o", markersize=4, color=color, label=protocol)
+        axis.hlines(y, values(rows, "low"), values(rows, "high"), color=color, linewidth=1)
+        axis.plot(values(rows, "score"), y, "o", markersize=4, color=color, label=protocol)
     count = len(names) + len(published)
     axis.plot(list(published.values()), range(len(names), count), "o", color="lightgrey")
     names += [f"{name}, published" for name in published]
