@@ -9,7 +9,7 @@ from rich.console import Console
 
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import wordings
-from decisionllm.datasets.faults import reported, survey
+from decisionllm.datasets.faults import Survey, reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.datasets.team_card import coverage
 from decisionllm.eval.single import exported
@@ -21,6 +21,8 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
 NO_ENV = {"_target_": "none"}
+# what a store says that is no option of its dataset
+NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults")
 
 
 def data(config: Node) -> Store | None:
@@ -97,89 +99,98 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     """The card of a store, as lines of text: where it is, sizes, returns, rewards, observations,
     actions, texts.
     """
-    spec, lengths = store.spec, store.lengths
     yield f"{store.info['name']}"
-    yield f"  path         {store.path}"
-    yield f"  fingerprint  {store.fingerprint}"
-    options = [
-        f"{k}={v}"
-        for k, v in store.info.items()
-        if k not in ("name", "repairs", "campaigns", "wordings", "parts", "faults")
-    ]
-    yield f"  options      {', '.join(options)}"
-    if "repairs" in store.info:
-        yield (
-            "  repairs      "
-            f"{', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
-        )
-    yield (
-        f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, "
-        f"{lengths.sum():,} steps"
-    )
-    for label, part in store.parts.items() if "parts" in store.info else ():
-        yield (
-            f"  part         {label}: {len(part):,} episodes, {lengths[part].sum():,} steps, "
-            f"return {store.returns[part].mean():.2f} on average"
-        )
-    yield (
-        f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon "
-        f"{spec.horizon}"
-    )
-    yield (
-        f"  ended        {100 * store.terminated.mean():.1f} % terminated, "
-        f"{100 * store.truncated.mean():.1f} % truncated"
-    )
-    yield f"  return       {quantiles(store.returns)}"
+    yield from _origin(store)
+    yield from _episodes(store)
     if store.agent is not None:
         yield from coverage(store)
     if return_horizon:
-        steps = windows.of_store(store, return_horizon=return_horizon)
-        togo = np.concatenate(
-            [steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)]
-        )
-        if not len(togo):
-            wanted = f"episodes of at least {return_horizon} steps"
-            raise ValueError(
-                f"model.return_horizon: expected {wanted}, the longest has {lengths.max()}"
-            )
-        yield f"  next {return_horizon:<7d} {quantiles(togo)}"
-    yield (
-        f"  reward       mean {store.rewards.mean():.4f}, "
-        f"{100 * (store.rewards != 0).mean():.1f} % of steps not 0"
-    )
-    found = survey(store)
-    taken = found.actions
-    mean, deviation = (x.round(2).tolist() for x in (found.mean, found.deviation))
+        yield f"  next {return_horizon:<7d} {quantiles(next_returns(store, return_horizon))}"
+    seen = survey(store)
+    yield from _numbers(store, seen)
+    for fault in [*reported(store.info), *seen.faults]:
+        yield f"  fault        {fault}"
+    yield _texts(store)
+
+
+def _origin(store: Store) -> Iterator[str]:
+    """Where the data are, and what they were made of."""
+    yield f"  path         {store.path}"
+    yield f"  fingerprint  {store.fingerprint}"
+    options = [f"{name}={value}" for name, value in store.info.items() if name not in NO_OPTIONS]
+    yield f"  options      {', '.join(options)}"
+    if "repairs" in store.info:
+        repairs = [f"{what}: {count:,}" for what, count in store.info["repairs"].items()]
+        yield f"  repairs      {', '.join(repairs) or 'none'}"
+
+
+def _episodes(store: Store) -> Iterator[str]:
+    """How many, how long, how they end and what they return."""
+    lengths = store.lengths
+    groups = len(np.unique(store.group))
+    yield f"  episodes     {len(lengths):,} in {groups:,} groups, {lengths.sum():,} steps"
+    if "parts" in store.info:
+        for label, part in store.parts.items():
+            size = f"{len(part):,} episodes, {lengths[part].sum():,} steps"
+            mean = store.returns[part].mean()
+            yield f"  part         {label}: {size}, return {mean:.2f} on average"
+    found = f"mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}"
+    yield f"  length       {found}, horizon {store.spec.horizon}"
+    terminated, truncated = 100 * store.terminated.mean(), 100 * store.truncated.mean()
+    yield f"  ended        {terminated:.1f} % terminated, {truncated:.1f} % truncated"
+    yield f"  return       {quantiles(store.returns)}"
+
+
+def next_returns(store: Store, return_horizon: int) -> np.ndarray:
+    """The return of the next steps, of each step that has so many.
+
+    Raises:
+        ValueError: no episode has so many.
+    """
+    steps = windows.of_store(store, return_horizon=return_horizon)
+    parts = []
+    for first, end in zip(steps.first, steps.end, strict=True):
+        parts.append(steps.returns_to_go[first:end])
+    found = np.concatenate(parts)
+    if not len(found):
+        wanted = f"expected episodes of at least {return_horizon} steps"
+        longest = store.lengths.max()
+        raise ValueError(f"model.return_horizon: {wanted}, the longest has {longest}")
+    return found
+
+
+def _numbers(store: Store, seen: Survey) -> Iterator[str]:
+    """What is in the rewards, observations and actions."""
+    spec = store.spec
+    some = 100 * (store.rewards != 0).mean()
+    yield f"  reward       mean {store.rewards.mean():.4f}, {some:.1f} % of steps not 0"
+    mean, deviation = seen.mean.round(2).tolist(), seen.deviation.round(2).tolist()
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
+    taken = seen.actions
     if spec.num_actions:
-        yield f"  action       one of {spec.num_actions}, taken {found.counts.tolist()}"
+        yield f"  action       one of {spec.num_actions}, taken {seen.counts.tolist()}"
     else:
-        bounds = (
-            f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. "
-            f"{taken.high.tolist()}"
-        )
-        yield (
-            f"  action       {spec.action_dim} numbers within {bounds}, "
-            f"{100 * found.at_bound / (taken.count * spec.action_dim):.1f} % at a bound"
-        )
+        bounds = f"{list(spec.low)} .. {list(spec.high)}"
+        found = f"{taken.low.tolist()} .. {taken.high.tolist()}"
+        share = 100 * seen.at_bound / (taken.count * spec.action_dim)
+        within = f"{spec.action_dim} numbers within {bounds}, seen {found}"
+        yield f"  action       {within}, {share:.1f} % at a bound"
     if store.action_weight is not None:
-        yield (
-            f"  recorded     {taken.count:,} of {len(store.rewards):,} actions, the others are "
-            "missing"
-        )
-    yield from (f"  fault        {fault}" for fault in reported(store.info) + found.faults)
+        count = f"{taken.count:,} of {len(store.rewards):,}"
+        yield f"  recorded     {count} actions, the others are missing"
+
+
+def _texts(store: Store) -> str:
+    """How many, how long, and one of them."""
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
-    yield (
-        f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of "
-        f"episode 0: {store.tasks[store.task[0]]!r}"
-    )
+    found = f"{len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens"
+    return f"  text         {found}; of episode 0: {store.tasks[store.task[0]]!r}"
 
 
 def quantiles(values: np.ndarray, shares: tuple[float, ...] = (0, 0.1, 0.5, 0.9, 0.99, 1)) -> str:
     """Quantiles of values, as text."""
-    return ", ".join(
-        f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, np.quantile(values, shares), strict=True)
-    )
+    found = np.quantile(values, shares)
+    return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, found, strict=True))
 
 
 def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> Iterator[str]:
@@ -187,32 +198,28 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
     and action a of each step.
     """
     steps = windows.of_store(store, return_horizon=return_horizon)
-    sampler = sampling.Sampler(
-        steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed
-    )
-    w = sampler(0)
-    task = store.tasks[store.task[w.episodes[0]]]
-    if words := wordings(store):
-        task = words[int(words.draw(store.task[w.episodes], np.random.default_rng(seed))[0])]
+    rows = np.flatnonzero(steps.end > steps.first)
+    shown = sampling.Sampler(steps, rows, T=T, batch_size=1, seed=seed)(0)
+    task = store.tasks[store.task[shown.episodes[0]]]
+    other_words = wordings(store)
+    if other_words:
+        drawn = other_words.draw(store.task[shown.episodes], np.random.default_rng(seed))
+        task = other_words[int(drawn[0])]
     ids, _ = text.encode(own_tokenizer(), [task])
+    length = int(shown.mask.sum())
     yield (
-        f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of "
+        f"one window of {T} steps: {ids.shape[1]} text tokens, then {length} steps of "
         "the trajectory"
     )
-    yield (
-        f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}"
-        if task
-        else "  no text"
-    )
-    for t in range(T):
-        if not w.mask[0, t]:
-            yield f"  {T - t} steps of padding, masked"
-            return
-        numbers = (
-            [f"{x:7.3f}" for x in w.observations[0, t]],
-            [f"{x:6.3f}" for x in w.actions[0, t]],
-        )
-        yield (
-            f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o "
-            f"{' '.join(numbers[0])}   a {' '.join(numbers[1])}"
-        )
+    if task:
+        tokens = [own_tokenizer().decode([token]) for token in ids[0].tolist()]
+        yield f"  text {'|'.join(tokens)}"
+    else:
+        yield "  no text"
+    for t in range(length):
+        observation = " ".join(f"{x:7.3f}" for x in shown.observations[0, t])
+        action = " ".join(f"{x:6.3f}" for x in shown.actions[0, t])
+        togo = f"R {shown.returns_to_go[0, t]:8.2f}"
+        yield f"  t={shown.timesteps[0, t]:<4d} {togo}   o {observation}   a {action}"
+    if length < T:
+        yield f"  {T - length} steps of padding, masked"

@@ -51,49 +51,56 @@ def recorded(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Deci
         batch: one row of one step, without a text.
         decode: of the action, see `SequenceModel.choose`; a drawn one cannot be recorded.
     """
-    fixed = (
-        model.team is None and not model.spec.entity_schema and model.backbone.layout is not None
-    )
-    if (
-        not fixed
-        or decode == "sample"
-        or batch.action_masks is not None
-        or batch.observations.is_cuda
-    ):
+    if not _is_fixed(model, batch, decode):
         return {}
-    memo: dict[int, Any] = {
-        id(x): nn.Parameter(x.detach(), requires_grad=False) for x in model.parameters()
-    }
-    memo[id(model.backbone.tokenizer)] = model.backbone.tokenizer
-    frozen = deepcopy(model, memo)  # of the same memory, without gradients
+    frozen = _without_gradients(model)
     found: dict[bool, Decide] = {}
     for given in (True, False) if model.predicts_return else (True,):
         null = None if given else torch.zeros(1, dtype=torch.bool)
-        drawn = [
-            replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)
-        ]
+        others = [_drawn(batch) for _ in range(RUNS)]
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
-                shapes_fixed = make_fx(partial(decided, frozen, batch, null, decode))(
-                    *columns(batch)
-                )
-                listed = torch.jit.trace(shapes_fixed.eval(), columns(batch), check_trace=False)
-                found[given] = torch.jit.freeze(listed)
-            for other in drawn:
-                pairs = zip(
-                    found[given](*columns(other)),
-                    decided(model, other, null, decode, *columns(other)),
-                    strict=True,
-                )
-                if not all(torch.equal(got, wanted) for got, wanted in pairs):
+            listed = _listed(partial(decided, frozen, batch, null, decode), batch)
+            for other in others:
+                got = listed(*columns(other))
+                wanted = decided(model, other, null, decode, *columns(other))
+                if not all(map(torch.equal, got, wanted)):
                     return {}
         except Exception as error:  # whatever a tracer can raise
-            logging.getLogger(__name__).warning(
-                "one step is read without a recorded list of operations: %s", error
-            )
+            note = "one step is read without a recorded list of operations: %s"
+            logging.getLogger(__name__).warning(note, error)
             return {}
+        found[given] = listed
     return found
+
+
+def _is_fixed(model: SequenceModel, batch: Batch, decode: str) -> bool:
+    """Whether the operations do not depend on the numbers that are read."""
+    if model.team is not None or model.spec.entity_schema or model.backbone.layout is None:
+        return False
+    return decode != "sample" and batch.action_masks is None and not batch.observations.is_cuda
+
+
+def _without_gradients(model: SequenceModel) -> SequenceModel:
+    """A copy of the same memory and tokenizer whose weights have no gradients."""
+    memo: dict[int, Any] = {id(model.backbone.tokenizer): model.backbone.tokenizer}
+    for weight in model.parameters():
+        memo[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
+    return deepcopy(model, memo)
+
+
+def _drawn(batch: Batch) -> Batch:
+    """The batch with other observations."""
+    return replace(batch, observations=torch.randn_like(batch.observations))
+
+
+def _listed(decide: Decide, batch: Batch) -> Decide:
+    """A function as a list of operations, recorded while it reads this batch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
+        shapes_fixed = make_fx(decide)(*columns(batch))
+        listed = torch.jit.trace(shapes_fixed.eval(), columns(batch), check_trace=False)
+        frozen: Decide = torch.jit.freeze(listed)
+        return frozen
 
 
 def columns(batch: Batch) -> tuple[Tensor, ...]:
