@@ -197,12 +197,17 @@ def run(work):
         return runner.run(work)
 
 
-def http(path, body, method="POST"):
-    head = (
-        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: "
-        f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+def http(path, body, method="POST", token=""):
+    """The bytes of a request."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: 127.0.0.1",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    if token:
+        lines.append(f"authorization: Bearer {token}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def played(port, requests, rate=500):
@@ -215,16 +220,18 @@ def played(port, requests, rate=500):
     return client.bodies
 
 
-def opened(port, count, horizon=HORIZON):
+def opened(port, count, horizon=HORIZON, token=""):
     """Ids of new campaigns."""
-    settings = (
-        {"budget": 1e9, "target_cpa": 60.0 + i % 70, "category": i % 6, "horizon": horizon}
-        for i in range(count)
-    )
-    return [
-        json.loads(body)["id"]
-        for body in played(port, [http("/v1/campaigns", json.dumps(s).encode()) for s in settings])
-    ]
+    requests = []
+    for i in range(count):
+        settings = {
+            "budget": 1e9,
+            "target_cpa": 60.0 + i % 70,
+            "category": i % 6,
+            "horizon": horizon,
+        }
+        requests.append(http("/v1/campaigns", json.dumps(settings).encode(), token=token))
+    return [json.loads(body)["id"] for body in played(port, requests)]
 
 
 def ticks(ids, count, first=0):

@@ -5,10 +5,14 @@ change by them.
 Clients tick campaigns at random and, between ticks, repeat some, send others out of order or
 malformed, and hang up on others; memory is too small for all, so that campaigns are evicted and
 replayed all the time; the server is killed with -9 and started again. Then each campaign's bids are
-compared with those of an undisturbed manager in this process. With `--rate`, further campaigns tick
-at this constant rate meanwhile, and others attack: heads without end, silence, half a body, large,
-malformed and cross-site requests. Every tick that was answered must be in the journal, as it was
-answered. A row goes to serve.jsonl.
+compared with those of an undisturbed manager in this process.
+
+With `--rate`, further campaigns tick at this constant rate meanwhile, and others attack: heads
+without end, silence, half a body, large, malformed and cross-site requests, pipelines, answers that
+are not read, and tokens that are wrong. With `--switch`, a copy of the run takes over and is rolled
+back again and again, so that models change and bids must not. With `--replicas`, replicas are
+killed too. Every tick that was answered must be in the journal, as it was answered. A row goes to
+serve.jsonl.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter, deque
 from pathlib import Path
 
@@ -38,6 +44,10 @@ from decisionllm.runs import directory
 from tests.serving.in_process import CampaignManager
 
 CLIENTS = 4
+TOKEN = "of the soak"
+HEADERS = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+SWITCH_EVERY = 10.0  # seconds between two changes of the model
+PIPELINED = 4000  # requests in one write
 MALFORMED = (
     b"",
     b"{",
@@ -62,7 +72,10 @@ def settings(campaign, horizon):
 
 
 class Server:
-    """The program as a process, on one port, with one journal, through all of its lives."""
+    """The program as a process, on one port, with one journal, through all of its lives.
+
+    Its token is `TOKEN`, so that a request without it is refused before anything is read.
+    """
 
     def __init__(self, run, folder, words):
         self.command = [
@@ -75,41 +88,81 @@ class Server:
             "deadline_ms=60000",
             *words,
         ]
-        self.log, self.process, self.port = Path(folder) / "log", None, 0
+        self.log = Path(folder) / "log"
+        self.process = None
+        self.port = 0
         self.up = threading.Event()
         self.start()
 
     def start(self):
         with self.log.open("a") as log:
             command = [*self.command, f"port={self.port}"]
-            self.process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=log)
+            environment = os.environ | {"DECISIONLLM_TOKEN": TOKEN}
+            self.process = subprocess.Popen(
+                command, text=True, stdout=subprocess.PIPE, stderr=log, env=environment
+            )
         line = self.process.stdout.readline()
         assert " on http://" in line, f"the server did not start, see {self.log}"
-        self.port = int(line.split(" on http://")[1].split(",")[0].rpartition(":")[2])
+        address = line.split(" on http://")[1].split(",")[0].split()[0]
+        self.port = int(address.rpartition(":")[2])
+        answers = 0
+        while answers < 20:  # of all replicas
+            answers = answers + 1 if self.is_ready() else 0
+            assert self.process.poll() is None, f"the server ended, see {self.log}"
+            time.sleep(0.05)
         self.up.set()
 
+    def is_ready(self):
+        url = f"http://127.0.0.1:{self.port}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=60):
+                return True
+        except OSError:
+            return False
+
     def kill(self):
+        """Kill all of it and start it again."""
         self.up.clear()
+        killed = self.replicas()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        for replica in killed:  # they end with their parent, a moment later
+            while Path(f"/proc/{replica}").exists():
+                time.sleep(0.05)
         self.start()
+
+    def kill_replica(self):
+        """Kill one replica, which the program replaces."""
+        os.kill(self.replicas()[0], signal.SIGKILL)
+
+    def replicas(self):
+        """Process ids of the replicas; none where the program serves by itself."""
+        pid = self.process.pid
+        found = []
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+        return found
+
+    def serving(self):
+        return self.replicas() or [self.process.pid]
 
     def memory(self):
         """Resident, in MB."""
-        return (
-            int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-            * os.sysconf("SC_PAGE_SIZE")
-            / 1e6
-        )
+        pages = 0
+        for pid in self.serving():
+            with contextlib.suppress(FileNotFoundError, IndexError):  # it was just killed
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def descriptors(self):
         """Open sockets."""
-        folder = Path(f"/proc/{self.process.pid}/fd")
-        return sum(
-            os.readlink(entry).startswith("socket:")
-            for entry in folder.iterdir()
-            if entry.is_symlink()
-        )
+        count = 0
+        for pid in self.serving():
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                count += entry.is_symlink() and os.readlink(entry).startswith("socket:")
+        return count
 
 
 class Client(threading.Thread):
@@ -148,9 +201,7 @@ class Client(threading.Thread):
                     if options
                     else contextlib.nullcontext(self.http) as http
                 ):
-                    answer = http.post(
-                        path, content=body, headers={"content-type": "application/json"}, **options
-                    )
+                    answer = http.post(path, content=body, headers=HEADERS, **options)
             except httpx.TransportError:
                 self.counts["broken"] += 1
                 if options:
@@ -223,14 +274,14 @@ class Steady(load.Client):
                 yield None
                 continue
             id, step = self.ready.popleft()
-            request = load.http(
-                f"/v1/campaigns/{id}/tick", json.dumps(drawn(int(id[:8], 16) % 1000, step)).encode()
-            )
+            body = json.dumps(drawn(int(id[:8], 16) % 1000, step)).encode()
+            request = load.http(f"/v1/campaigns/{id}/tick", body, token=TOKEN)
             self.sent[request] = id, step
             yield request
 
     def play(self, rate, campaigns):
-        self.ready = deque((id, 0) for id in load.opened(self.port, campaigns, horizon=self.steps))
+        ids = load.opened(self.port, campaigns, horizon=self.steps, token=TOKEN)
+        self.ready = deque((id, 0) for id in ids)
         load.run(self.run(self.requests(), rate))
 
     def wrong(self, journal):
@@ -252,49 +303,230 @@ class Steady(load.Client):
 
 
 class Attacker(threading.Thread):
-    """Requests that no client sends, twenty a second; the statuses of what is answered are
-    counted.
+    """Requests that no client sends, twenty a second; the statuses of what is answered are counted.
+
+    The last hundred connections stay open, silent or with answers that nobody reads.
     """
 
     def __init__(self, server, counts):
         super().__init__(daemon=True)
-        self.server, self.counts, self.over, self.silent = server, counts, False, deque(maxlen=100)
+        self.server = server
+        self.counts = counts
+        self.over = False
+        self.kept = deque(maxlen=100)
 
     def run(self):
-        large = json.dumps(
-            {"campaign": "none", "timeStepIndex": 0, "pValues": [0.001] * 300_000}
-        ).encode()
-        surrogate = b'{"ticks": {"\\ud800": {"index": 0, "coming": {"value": 0.1, "volume": 1}}}}'
-        attacks = [
-            b"POST /v1/ticks HTTP/1.1\r\nx: " + b"a" * 1_000_000,
-            b"POST /v1/ticks HTTP/1.1\r\nhost: 127.0.0.1",
-            b"",
-            load.http("/v1/ticks", b"{" * 1000)[:-500],
-            load.http("/v1/bid", large),
-            load.http("/v1/ticks", surrogate),
-            load.http("/v1/campaigns", b"{}").replace(
-                b"host", b"origin: https://elsewhere\r\nhost"
-            ),
-            load.http("/v1/act", b"[" * 100_000),
-            load.http(
-                "/openrtb/2.6/bid",
-                b'{"id": "1", "tmax": 1, "imp": [{"id": "1", "ext": {"value": true}}], "ext": '
-                b'{"campaign": "x"}}',
-            ),
-            load.http("/v1/ticks", b"x").replace(b"content-length: 1", b"content-length: 99999999"),
-            b"\x16\x03\x01" + bytes(200),
-        ]
-        for attack in itertools.cycle(attacks):
+        for attack, answered in itertools.cycle(attacks()):
             if self.over:
-                return
+                break
             time.sleep(0.05)
             with contextlib.suppress(OSError):
-                connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=5)
-                self.silent.append(connection)  # the last hundred stay open
-                connection.settimeout(1)
-                connection.sendall(attack)
-                if attack and attack is not attacks[1] and attack is not attacks[3]:
-                    self.counts[connection.recv(100)[9:12].decode() or "closed"] += 1
+                self.send(attack, answered)
+        self.kept.clear()
+
+    def send(self, attack, answered):
+        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=5)
+        self.kept.append(connection)
+        connection.settimeout(1)
+        connection.sendall(attack)
+        if answered:
+            self.counts[connection.recv(100)[9:12].decode() or "closed"] += 1
+
+
+def attacks():
+    """(bytes of an attack, whether its sender reads an answer)."""
+    large = {"campaign": "none", "timeStepIndex": 0, "pValues": [0.001] * 300_000}
+    surrogate = b'{"ticks": {"\\ud800": {"index": 0, "coming": {"value": 0.1, "volume": 1}}}}'
+    no_bid = (
+        b'{"id": "1", "tmax": 1, "imp": [{"id": "1", "ext": {"value": true}}], "ext": '
+        b'{"campaign": "x"}}'
+    )
+    opens = load.http("/v1/campaigns", b"{}", token=TOKEN)
+    announced = load.http("/v1/ticks", b"x", token=TOKEN)
+    page = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    return [
+        (b"POST /v1/ticks HTTP/1.1\r\nx: " + b"a" * 1_000_000, True),
+        (b"POST /v1/ticks HTTP/1.1\r\nhost: 127.0.0.1", False),
+        (b"", False),
+        (load.http("/v1/ticks", b"{" * 1000, token=TOKEN)[:-500], False),
+        (load.http("/v1/bid", json.dumps(large).encode(), token=TOKEN), True),
+        (load.http("/v1/ticks", surrogate, token=TOKEN), True),
+        (opens.replace(b"host", b"origin: https://elsewhere\r\nhost"), True),
+        (load.http("/v1/act", b"[" * 100_000, token=TOKEN), True),
+        (load.http("/openrtb/2.6/bid", no_bid, token=TOKEN), True),
+        (announced.replace(b"content-length: 1", b"content-length: 99999999"), True),
+        (b"\x16\x03\x01" + bytes(200), True),
+        (page * PIPELINED, True),
+        (page * PIPELINED, False),  # and reads no answer
+        (load.http("/metrics", b"", "GET", token=TOKEN), False),
+        (load.http("/v1/campaigns", b"", "GET", token="wrong") * 8, True),
+    ]
+
+
+class Operator(threading.Thread):
+    """Lets run b take over from a, with all campaigns, and takes that back, again and again."""
+
+    def __init__(self, server, counts):
+        super().__init__(daemon=True)
+        self.server = server
+        self.counts = counts
+        self.over = False
+
+    def run(self):
+        changes = [
+            ("/v1/models", {"run": "b", "campaigns": "move"}),
+            ("/v1/models/rollback", {"campaigns": "move"}),
+        ]
+        for path, body in itertools.cycle(changes):
+            until = time.monotonic() + SWITCH_EVERY
+            while time.monotonic() < until:
+                if self.over:
+                    return
+                time.sleep(0.2)
+            self.change(path, body)
+
+    def change(self, path, body):
+        """Send it until it is answered: 409 says that it was done before the server died."""
+        import httpx
+
+        while not self.over:
+            self.server.up.wait(60)
+            url = f"http://127.0.0.1:{self.server.port}{path}"
+            try:
+                answer = httpx.post(url, json=body, headers=HEADERS, timeout=60)
+            except httpx.TransportError:
+                self.counts["broken"] += 1
+                time.sleep(0.5)
+                continue
+            self.counts[answer.status_code] += 1
+            if answer.status_code in (200, 409):
+                return
+            time.sleep(0.5)
+
+
+class Soak:
+    """One soak: the server, its clients, and what disturbs them."""
+
+    def __init__(self, options, folder):
+        self.options = options
+        self.folder = Path(folder)
+        self.steps = options.ticks // options.campaigns
+        self.counts = Counter()
+        self.attacks = Counter()
+        self.changes = Counter()
+        self.memory = []  # (kills, share of the ticks, MB)
+        self.killed = 0
+        kept = max(options.campaigns // 3, 1)
+        if options.rate:
+            kept = 2500
+        words = [f"max_campaigns={kept}", f"cache_mb={options.cache}", f"horizon={self.steps}"]
+        run = options.run.resolve()
+        if options.switch:
+            for name in ("a", "b"):
+                shutil.copytree(run, self.folder / "runs" / name)
+            run = self.folder / "runs" / "a"
+            words.append(f"models_dir={self.folder}/runs")
+        if options.replicas > 1:
+            words.append(f"replicas={options.replicas}")
+        self.server = Server(run, folder, words)
+        Client.pause = 0.1 if options.rate else 0.0
+        self.clients = []
+        for i in range(CLIENTS):
+            campaigns = range(i, options.campaigns, CLIENTS)
+            self.clients.append(Client(self.server, campaigns, self.steps, self.counts, i))
+        self.steady = Steady(self.server, self.steps)
+        self.disturbing = []
+        if options.rate:
+            self.disturbing.append(Attacker(self.server, self.attacks))
+            given = (options.rate, 2000)
+            self.disturbing.append(
+                threading.Thread(target=self.steady.play, args=given, daemon=True)
+            )
+        if options.switch:
+            self.disturbing.append(Operator(self.server, self.changes))
+
+    def done(self):
+        """Share of the ticks that are answered."""
+        answered = sum(len(client.answers) for client in self.clients)
+        return answered / (self.options.campaigns * self.steps)
+
+    def run(self):
+        """Play all ticks, with kills between them. Returns the seconds and the descriptors."""
+        began = time.time()
+        for thread in [*self.clients, *self.disturbing]:
+            thread.start()
+        descriptors = {"at the start": self.server.descriptors()}
+        while any(client.is_alive() for client in self.clients):
+            time.sleep(0.5)
+            self.memory.append((self.killed, self.done(), self.server.memory()))
+            if self.killed < self.options.kills:
+                self.kill()
+        self.steady.over = True
+        for thread in self.disturbing:
+            thread.over = True
+        for thread in [*self.clients, *self.disturbing]:
+            thread.join()
+        if self.options.rate:
+            time.sleep(12)  # connections that send nothing are closed
+        took = time.time() - began
+        descriptors["at the end"] = self.server.descriptors()
+        self.server.process.terminate()
+        self.server.process.wait()
+        errors = [client.error for client in self.clients if client.error]
+        assert not errors, errors
+        return took, descriptors
+
+    def kill(self):
+        """Kill the server, or a replica and then the server in turn, where it is time to."""
+        if self.done() <= (self.killed + 1) / (self.options.kills + 1.5):
+            return
+        if self.options.replicas > 1 and self.killed % 2 == 0:
+            self.server.kill_replica()
+        else:
+            self.server.kill()
+        self.killed += 1
+        print(f"{self.done():.0%}: killed and started again; {dict(self.counts)}", flush=True)
+
+    def compare(self, journal):
+        """Compare all bids with those of an undisturbed manager.
+
+        Returns:
+            The largest relative difference, and the number of fallbacks.
+        """
+        policy, _, run_info = loading.load(self.options.run)
+        observation = ObservationSpec.of(run_info["dataset"])
+        alone = CampaignManager(policy, observation, horizon=self.steps)
+        largest = 0.0
+        fallbacks = 0
+        for client in self.clients:
+            for campaign in client.now:
+                mine = alone.open(**settings(campaign, self.steps))
+                ticks = list(journal.ticks(client.ids[campaign]))
+                assert [tick["index"] for tick in ticks] == list(range(self.steps))
+                for t, tick in enumerate(ticks):
+                    given = json.loads(client.answers[campaign, t])
+                    wanted = alone.tick(mine, **drawn(campaign, t))
+                    assert given == tick["answer"] and given["spend"] == wanted["spend"]
+                    fallbacks += given["fallback"] is not None
+                    scale = max(abs(wanted["multiplier"]), 1e-9)
+                    difference = abs(given["multiplier"] - wanted["multiplier"]) / scale
+                    largest = max(largest, difference)
+                alone.campaigns.pop(mine)
+        return largest, fallbacks
+
+
+def tracebacks(log):
+    """{last line of a traceback in a log: how often}."""
+    found = Counter()
+    inside = False
+    for line in log.splitlines():
+        inside = inside or line.startswith("Traceback")
+        if inside and line and not line.startswith((" ", "Traceback")):
+            found[line[:200]] += 1
+            inside = False
+        if '"message"' in line and "Traceback" in line:  # a line of JSON
+            found[line[-200:]] += 1
+    return dict(found)
 
 
 def main():
@@ -305,119 +537,58 @@ def main():
     parser.add_argument("--campaigns", type=int, default=200)
     parser.add_argument("--ticks", type=int, default=20_000)
     parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument(
-        "--cache",
-        type=float,
-        default=None,
-        help="MB; by default room for a third of the campaigns, 0: none",
-    )
+    parser.add_argument("--cache", type=float, default=1000, help="MB; 0: none")
     parser.add_argument(
         "--rate",
         type=float,
         default=0,
         help="ticks a second of 2,000 further campaigns, with attacks",
     )
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--switch", action="store_true", help="change the model all the time")
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
-    policy, _, run_info = loading.load(options.run)
-    steps, campaigns = options.ticks // options.campaigns, options.campaigns
-    alone = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]), horizon=steps)
-    kept = 2500 if options.rate else max(options.campaigns // 3, 1)
-    cache = options.cache if options.cache is not None else 1000
-    counts, memory, began = Counter(), [], time.time()
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
-        server = Server(
-            options.run.resolve(),
-            folder,
-            [f"max_campaigns={kept}", f"cache_mb={cache}", f"horizon={steps}"],
-        )
-        clients = [
-            Client(server, range(i, campaigns, CLIENTS), steps, counts, i) for i in range(CLIENTS)
-        ]
-        Client.pause = 0.1 if options.rate else 0.0
-        for client in clients:
-            client.start()
-        steady, attacks = Steady(server, steps), Counter()
-        attacker, pacer = (
-            Attacker(server, attacks),
-            threading.Thread(target=steady.play, args=(options.rate, 2000), daemon=True),
-        )
-        for thread in (attacker, pacer) if options.rate else ():
-            thread.start()
-        descriptors = {"at the start": server.descriptors()}
-        done = lambda: sum(len(client.answers) for client in clients) / (campaigns * steps)  # noqa: E731
-        killed = 0
-        while any(client.is_alive() for client in clients):
-            time.sleep(0.5)
-            memory.append((killed, done(), server.memory()))
-            if killed < options.kills and done() > (killed + 1) / (options.kills + 1.5):
-                server.kill()
-                killed += 1
-                print(f"{done():.0%}: killed and started again; {dict(counts)}", flush=True)
-        for client in clients:
-            client.join()
-        steady.over = attacker.over = True
-        for thread in (attacker, pacer) if options.rate else ():
-            thread.join()
-        attacker.silent.clear()
-        time.sleep(12 if options.rate else 0)  # connections that send nothing are closed
-        took, descriptors["at the end"] = time.time() - began, server.descriptors()
-        server.process.kill()
-        server.process.wait()
-        assert not any(client.error for client in clients), [
-            client.error for client in clients if client.error
-        ]
-        journal, wrong, fallbacks = Journal(f"{folder}/journal.sqlite"), 0.0, 0
-        ids = {campaign: id for client in clients for campaign, id in client.ids.items()}
-        for client in clients:
-            for campaign in client.now:
-                mine = alone.open(**settings(campaign, steps))
-                kept_ticks = list(journal.ticks(ids[campaign]))
-                assert [tick["index"] for tick in kept_ticks] == list(range(steps))
-                for t, tick in enumerate(kept_ticks):
-                    given, wanted = (
-                        json.loads(client.answers[campaign, t]),
-                        alone.tick(mine, **drawn(campaign, t)),
-                    )
-                    assert given == tick["answer"] and given["spend"] == wanted["spend"]
-                    fallbacks += given["fallback"] is not None
-                    wrong = max(
-                        wrong,
-                        abs(given["multiplier"] - wanted["multiplier"])
-                        / max(abs(wanted["multiplier"]), 1e-9),
-                    )
-                alone.campaigns.pop(mine)
-        log, wrong_ticks = (Path(folder) / "log").read_text(), steady.wrong(journal)
-    last = [mb for lives, _, mb in memory if lives == options.kills]
+        soak = Soak(options, folder)
+        took, descriptors = soak.run()
+        journal = Journal(f"{folder}/journal.sqlite")
+        largest, fallbacks = soak.compare(journal)
+        lost = soak.steady.wrong(journal)
+        log = soak.server.log.read_text()
+    last = [mb for kills, _, mb in soak.memory if kills == options.kills]
     half = len(last) // 2
+    steady = soak.steady
+    errors = soak.counts[500] + soak.attacks["500"] + steady.statuses[500] + soak.changes[500]
     row = {
         "benchmark": "soak",
-        "case": f"cache {cache} MB",
-        "campaigns": campaigns,
-        "ticks": campaigns * steps,
-        "kills": killed,
+        "case": f"cache {options.cache} MB",
+        "campaigns": options.campaigns,
+        "ticks": options.campaigns * soak.steps,
+        "kills": soak.killed,
+        "replicas": options.replicas,
         "seconds": round(took, 1),
-        "answers": {str(k): v for k, v in sorted(counts.items(), key=str)},
+        "answers": {str(k): v for k, v in sorted(soak.counts.items(), key=str)},
         "fallbacks": fallbacks,
-        "largest_difference": wrong,
-        "errors_500": counts[500],
-        "tracebacks": log.count("Traceback"),
+        "largest_difference": largest,
+        "errors_500": errors,
+        "tracebacks": tracebacks(log),
         "memory_mb": {
             "after warm-up": float(np.median(last[half // 2 : half])),
             "at the end": float(np.median(last[-half // 2 :])),
         },
         "rate": options.rate,
         "steady": {str(k): v for k, v in steady.statuses.items()},
-        "attacks": dict(attacks),
+        "attacks": dict(soak.attacks),
+        "changes": {str(k): v for k, v in soak.changes.items()},
         "descriptors": descriptors,
-        "lost_or_doubled": wrong_ticks,
+        "lost_or_doubled": lost,
         "steady_p99_ms": float(np.percentile(steady.took, 99)) if steady.took else None,
         "met": bool(
-            wrong <= 1e-5
-            and wrong_ticks == 0
-            and counts[500] + attacks["500"] + steady.statuses[500] == 0
+            largest <= 1e-5
+            and lost == 0
+            and errors == 0
             and fallbacks == 0
-            and killed == options.kills
+            and soak.killed == options.kills
         ),
         "versions": directory.versions(),
     }
