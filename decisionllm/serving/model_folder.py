@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,13 @@ class ModelFolder:
         if self.kept is None or not self.kept.is_file():
             return None
         return parse(self.kept.read_bytes())
+
+    def knows(self, name: str | None) -> bool:
+        """Whether the file names a model: a replica that has not loaded it is about to."""
+        with suppress(ValueError, OSError):
+            chosen = self.read()
+            return chosen is not None and name in chosen.runs
+        return False
 
     def keep(self, models: Models, choice: Choice, before: Choice | None) -> None:
         """Write a choice among loaded models, so that a restart has it. Raises OSError."""

@@ -31,6 +31,7 @@ class ModelChanges:
         self.models = service.models
         self.folder = folder
         self.lock = asyncio.Lock()
+        self.models.is_coming = folder.knows
 
     async def take_over(self, run: str, share: float, *, move: bool) -> schemas.ServedModels:
         """Load a run, check it on the journal, and let it open a share of the new campaigns."""

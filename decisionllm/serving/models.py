@@ -64,9 +64,11 @@ class Models:
         loaded: by name; never empty.
         choice: which models open new campaigns.
         before: the choice before the last change; None: there is none to go back to.
+        is_coming: whether a model that is not loaded will be, since another replica serves it.
     """
 
     def __init__(self, first: Model) -> None:
+        self.is_coming: Callable[[str | None], bool] = lambda name: False
         self.loaded = {first.name: first}
         self.choice: Choice = {first.name: 1.0}
         self.before: Choice | None = None

@@ -189,7 +189,13 @@ class Service:
                 # moved to another model of this server while the tick was decided
                 manager.campaigns.pop(id, None)
                 if error.model not in self.models.loaded:
-                    raise
+                    raise await self._not_here(error) from error
+
+    async def _not_here(self, error: OtherModelError) -> RequestError:
+        """The answer to a tick of a model that is not loaded."""
+        if await asyncio.to_thread(self.models.is_coming, error.model):
+            return RequestError(503, "model", f"model {error.model} is being loaded; try again")
+        return error
 
     async def _model_of(self, id: str) -> Model:
         """The model that answers a campaign."""

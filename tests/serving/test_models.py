@@ -275,6 +275,20 @@ def test_replicas_follow_a_change(server, monkeypatch):
         assert ticked(first, id, 0, 4)["model"] == "a@1"
 
 
+def test_a_replica_without_the_new_model_asks_to_try_again(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 3600)
+    with serving(server.app()) as first, serving(server.app()) as second:
+        id = begun(first)
+        ticked(first, id, 0, 0)
+        taken(first, "b", campaigns="move")
+        late = second.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 1))
+        assert late.status_code == 503 and "retry-after" in late.headers
+        assert "model b@1 is being loaded; try again" in late.text
+        assert ticked(first, id, 0, 1)["model"] == "b@1"
+    with serving(server.app()) as third:
+        assert ticked(third, id, 0, 2)["model"] == "b@1"
+
+
 def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
     app, gate, begins = server.app(), threading.Event(), threading.Event()
     made = server.model
