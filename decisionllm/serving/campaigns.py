@@ -105,24 +105,17 @@ class CampaignManager:
                 "after a restart"
             )
         model = policy.model
-        self.policy, self.observation, self.journal = (
-            policy,
-            observation,
-            journal or journals.Journal(),
-        )
-        self.name, self.horizon, self.pacing, self.max_campaigns = (
-            name,
-            horizon or model.spec.horizon,
-            pacing,
-            max_campaigns,
-        )
+        self.policy = policy
+        self.observation = observation
+        self.journal = journal or journals.Journal()
+        self.name = name
+        self.horizon = horizon or model.spec.horizon
+        self.pacing = pacing
+        self.max_campaigns = max_campaigns
         policy.check_horizon(self.horizon)
-        uncached = not cache_bytes or model.team is not None or model.backbone.layout is None
-        self.cache = (
-            None
-            if uncached
-            else Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
-        )
+        self.cache = None
+        if cache_bytes and model.team is None and model.backbone.layout is not None:
+            self.cache = Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
         self.decide = partial(decide, policy, self.cache)
         self.campaigns: OrderedDict[str, Campaign] = OrderedDict()  # least recently used first
         # ("bid", ""), ("guard", name), ("fallback", reason), ...
@@ -177,14 +170,11 @@ class CampaignManager:
             new = await write([journals.opened(id, key, complete, self.name)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
         assert known is not None, "it was just written"
-        if any(
-            known[name] != value
-            for name, value in settings.items()
-            if name != "text" or value is not None
-        ):
-            raise RequestError(
-                409, "key", f"campaign {known['id']} was opened with this key and other settings"
-            )
+        for name, value in settings.items():
+            own_text = name == "text" and value is None
+            if known[name] != value and not own_text:
+                message = f"campaign {known['id']} was opened with this key and other settings"
+                raise RequestError(409, "key", message)
         return known
 
     async def tick_async(
@@ -196,11 +186,9 @@ class CampaignManager:
             if pending.answer is not None:
                 self.counts["repeated", ""] += 1
                 return pending.answer
-            decision = (
-                await decide(DecisionRequest(id, pending.campaign.history()))
-                if pending.needs_decision
-                else None
-            )
+            decision = None
+            if pending.needs_decision:
+                decision = await decide(DecisionRequest(id, pending.campaign.history()))
             answer = self.answer(pending, decision)
             if await write(self.entries(pending)):
                 self.commit(pending)
@@ -219,79 +207,58 @@ class CampaignManager:
     def check(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
         settings = dict.fromkeys(SETTINGS) | settings
-        H, text, given = (
-            settings["horizon"],
-            settings["text"],
-            settings["target_return"] is not None,
-        )
-        for field, wrong, expected in (
-            (
-                "horizon",
-                self.horizon < H,
-                f"at most {self.horizon} steps, the most this policy supports, got {H}",
-            ),
-            (
-                "text",
-                text and self.observation.text == "none",
-                "none: this policy was trained without task texts",
-            ),
-            (
-                "text",
-                text is None and self.observation.text == "served",
-                "the task text of this campaign, got none",
-            ),
-            (
-                "target_return",
-                given and not self.policy.return_conditioned,
-                "none: this policy conditions on no return",
-            ),
-        ):
-            if wrong:
-                raise RequestError(422, field, f"expected {expected}")
+        horizon, text = settings["horizon"], settings["text"]
+        if horizon > self.horizon:
+            wanted = f"at most {self.horizon} steps, the most this policy supports"
+            raise RequestError(422, "horizon", f"expected {wanted}, got {horizon}")
+        if text and self.observation.text == "none":
+            wanted = "none: this policy was trained without task texts"
+            raise RequestError(422, "text", f"expected {wanted}")
+        if text is None and self.observation.text == "served":
+            wanted = "the task text of this campaign"
+            raise RequestError(422, "text", f"expected {wanted}, got none")
+        if settings["target_return"] is not None and not self.policy.return_conditioned:
+            wanted = "none: this policy conditions on no return"
+            raise RequestError(422, "target_return", f"expected {wanted}")
         return settings
 
     def admit(self, id: str, request: dict[str, Any]) -> PendingTick:
         """Check a request: it is the next tick of its campaign, or one that was answered and is
         repeated.
         """
-        index, text = request["index"], json.dumps(request, sort_keys=True)
+        index = request["index"]
+        text = json.dumps(request, sort_keys=True)
         campaign = self.replay(id) if self.is_behind(id, index) else self.campaigns[id]
         if index < campaign.step:
             before = self.journal.tick(id, index)
             if before and before[0] == text:
                 return PendingTick(campaign, request, *before)
-            raise RequestError(
-                409,
-                "index",
-                f"step {index} was answered to another request",
-                expected=campaign.step,
-            )
+            message = f"step {index} was answered to another request"
+            raise RequestError(409, "index", message, expected=campaign.step)
+        self._check_next(campaign, request)
+        advanced = campaign.advance(request["result"], request["coming"])
+        return PendingTick(advanced, request, text)
+
+    def _check_next(self, campaign: Campaign, request: dict[str, Any]) -> None:
+        """Check that a request is the next tick of an open campaign of this model."""
+        index, horizon = request["index"], campaign.settings["horizon"]
         if campaign.ended:
             raise RequestError(409, "id", "the campaign has ended")
         if campaign.model != self.name:
             raise OtherModelError(campaign.model, self.name)
-        # another server, which allows more steps, has opened it
-        if (steps := campaign.settings["horizon"]) > self.horizon:
-            message = f"the campaign has {steps} steps, this server allows {self.horizon}"
+        if horizon > self.horizon:  # another server, which allows more steps, has opened it
+            message = f"the campaign has {horizon} steps, this server allows {self.horizon}"
             raise RequestError(409, "id", message)
         if index != campaign.step:
-            raise RequestError(
-                409, "index", f"expected {campaign.step}, got {index}", expected=campaign.step
-            )
-        if (request["result"] is None) != (index == 0):
-            wanted = (
-                "none before the first step"
-                if index == 0
-                else f"the result of step {index - 1}, got none"
-            )
-            raise RequestError(422, "result", f"expected {wanted}")
-        if request["coming"] is not None and index >= campaign.settings["horizon"]:
-            raise RequestError(
-                422,
-                "coming",
-                f"expected none: the campaign has {campaign.settings['horizon']} steps",
-            )
-        return PendingTick(campaign.advance(request["result"], request["coming"]), request, text)
+            message = f"expected {campaign.step}, got {index}"
+            raise RequestError(409, "index", message, expected=campaign.step)
+        if index == 0 and request["result"] is not None:
+            raise RequestError(422, "result", "expected none before the first step")
+        if index > 0 and request["result"] is None:
+            message = f"expected the result of step {index - 1}, got none"
+            raise RequestError(422, "result", message)
+        if index >= horizon and request["coming"] is not None:
+            raise RequestError(422, "coming", f"expected none: the campaign has {horizon} steps")
 
     def is_behind(self, id: str, index: int) -> bool:
         """Whether a campaign is not in memory, or not as far as the journal: another process
@@ -304,7 +271,8 @@ class CampaignManager:
 
     def answer(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
-        campaign, coming = pending.campaign, pending.request["coming"]
+        campaign = pending.campaign
+        coming = pending.request["coming"]
         multiplier, togo, fallback = 0.0, None, None
         guards: list[str] = []
         if pending.needs_decision:
@@ -315,10 +283,10 @@ class CampaignManager:
                 fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
         if coming is not None:
             multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
-        totals, caps = (
-            campaign.totals,
-            [x for x in (campaign.settings["bid_cap"], campaign.remaining) if x is not None],
-        )
+        max_bid = campaign.remaining
+        if campaign.settings["bid_cap"] is not None:
+            max_bid = min(max_bid, campaign.settings["bid_cap"])
+        totals = campaign.totals
         answer = {
             "index": pending.request["index"],
             "multiplier": multiplier,
@@ -328,7 +296,7 @@ class CampaignManager:
             "remaining": campaign.remaining,
             "spend": float(totals.spend[0]),
             "conversions": float(totals.conversions[0]),
-            "max_bid": max(min(caps), 0.0),
+            "max_bid": max(max_bid, 0.0),
             "model": self.name,
         }
         pending.answer = json.dumps(answer)
@@ -339,27 +307,30 @@ class CampaignManager:
 
         If its first entry is not new, another process was faster.
         """
-        id, answer = pending.campaign.id, pending.answer or ""
-        tick = journals.ticked(id, pending.request["index"], pending.text, answer, self.name)
-        return [tick, journals.ended(id, "over")] if pending.last else [tick]
+        id, index = pending.campaign.id, pending.request["index"]
+        found = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
+        if pending.last:
+            found.append(journals.ended(id, "over"))
+        return found
 
     def commit(self, pending: PendingTick) -> None:
         """The answer is in the journal: count it, and go on from there."""
-        answer, id = json.loads(pending.answer or ""), pending.campaign.id
+        answer = json.loads(pending.answer or "")
+        campaign = pending.campaign
         self.counts["model", self.name] += 1
-        self.counts.update([("guard", name) for name in answer["guards"]])
-        if result := pending.request["result"]:
-            self.spend["reported"] += result["spend"]
-            self.spend["even"] += (
-                pending.campaign.settings["budget"] / pending.campaign.settings["horizon"]
-            )
+        for name in answer["guards"]:
+            self.counts["guard", name] += 1
         if answer["fallback"]:
             self.counts["fallback", answer["fallback"]] += 1
+        result = pending.request["result"]
+        if result:
+            self.spend["reported"] += result["spend"]
+            self.spend["even"] += campaign.settings["budget"] / campaign.settings["horizon"]
         if pending.last:
-            self.campaigns.pop(id, None)
-        else:
-            self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
-            self.remember(pending.campaign.record_action(answer["multiplier"]))
+            self.campaigns.pop(campaign.id, None)
+            return
+        self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
+        self.remember(campaign.record_action(answer["multiplier"]))
 
     def remember(self, campaign: Campaign) -> None:
         """Keep a campaign in memory, and no more than max_campaigns."""
@@ -443,34 +414,40 @@ def guard_multiplier(
     Multiplier x mean value is at most the bid cap and the remaining budget. `pacing=20` also caps a
     step's worst-case spend at 20 x remaining budget / remaining steps.
     """
+    if not campaign.can_bid:
+        return 0.0, ["budget spent"]
     value, left = coming["value"], max(campaign.remaining, 0.0)
-    even_share = left / (campaign.settings["horizon"] - campaign.step)
-    paced = pacing and pacing * even_share / max(coming["volume"], 1)
-    multiplier, guards = (0.0, ["negative"]) if multiplier < 0 else (multiplier, [])
-    for name, limit in (
-        ("bid cap", campaign.settings["bid_cap"]),
-        ("remaining", left),
-        ("pacing", paced),
-    ):
-        if limit is not None and multiplier * value > limit:
+    limits = {}
+    if campaign.settings["bid_cap"] is not None:
+        limits["bid cap"] = campaign.settings["bid_cap"]
+    limits["remaining"] = left
+    if pacing is not None:
+        even_share = left / (campaign.settings["horizon"] - campaign.step)
+        limits["pacing"] = pacing * even_share / max(coming["volume"], 1)
+    guards = []
+    if multiplier < 0:
+        multiplier = 0.0
+        guards.append("negative")
+    for name, limit in limits.items():
+        if multiplier * value > limit:
             multiplier = limit / value
-            if multiplier * value > limit:
+            if multiplier * value > limit:  # by rounding
                 multiplier = math.nextafter(multiplier, 0)
             guards.append(name)
-    return (multiplier, guards) if campaign.can_bid else (0.0, ["budget spent"])
+    return multiplier, guards
 
 
 def linear_pacing(campaign: Campaign) -> float:
     """A multiplier without a policy: the last one, changed towards spending an equal share of the
     remaining budget in each remaining step; target_cpa at the first step. Capped at target_cpa
     while the realised CPA exceeds it."""
-    limit, t = campaign.settings["target_cpa"], campaign.step
+    limit = campaign.settings["target_cpa"]
+    t = campaign.step
     if t == 0:
         return float(limit)
     even_share = campaign.remaining / (campaign.settings["horizon"] - t)
-    low, high = PACE
-    pace = (
-        min(max(even_share / campaign.last_spend, low), high) if campaign.last_spend > 0 else high
-    )
+    low, pace = PACE
+    if campaign.last_spend > 0:
+        pace = min(max(even_share / campaign.last_spend, low), pace)
     last = float(campaign.actions[t - 1, 0]) or limit
     return float(campaign.totals.guarded(np.array([last * pace]))[0])

@@ -8,7 +8,7 @@ changes no answer.
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,22 +38,27 @@ class Cache:
     """
 
     def __init__(self, policy: Policy, *, room: int, rows: int, horizon: int) -> None:
-        self.policy, self.room, self.max_rows, self.horizon = policy, room, rows, horizon
+        self.policy = policy
+        self.room = room
+        self.max_rows = rows
+        self.horizon = horizon
         self.counts: Counter[str] = Counter()  # hits, misses, evictions
         self._allocate(0)
 
     def _allocate(self, text_room: int) -> None:
         """Make free rows with room for texts of so many tokens."""
-        row_bytes = Session(self.policy, [""], self.horizon, text_room=text_room).allocate().nbytes
+        row_bytes = self._session_of(1, text_room).nbytes
         self.rows = min(self.room // row_bytes, self.max_rows)
+        self.bytes = self.rows * row_bytes
+        self.free = list(range(self.rows))
         self.session: Session | None = None
         if self.rows:
-            self.session = Session(
-                self.policy, [""] * self.rows, self.horizon, text_room=text_room
-            ).allocate()
-        self.bytes, self.free = self.rows * row_bytes, list(range(self.rows))
+            self.session = self._session_of(self.rows, text_room)
         # key -> row, least recently used first
         self.taken: OrderedDict[Hashable, int] = OrderedDict()
+
+    def _session_of(self, rows: int, text_room: int) -> Session:
+        return Session(self.policy, [""] * rows, self.horizon, text_room=text_room).allocate()
 
     def decide(
         self, keys: Sequence[Hashable], histories: Sequence[History]
@@ -68,33 +73,41 @@ class Cache:
         longest = self.policy.model.backbone.encode([h.task for h in histories])[0].shape[1]
         if self.session is not None and longest > self.session.text_room:
             self._allocate(-(-longest // ROUND) * ROUND)
-        parts: list[Any]
+        parts = []
         if self.session is None:
-            parts = [self.policy.act_with_returns([h]) for h in histories]
+            for history in histories:
+                parts.append(self.policy.act_with_returns([history]))
         else:
-            chunks = [slice(i, i + self.rows) for i in range(0, len(keys), self.rows)]
-            parts = [self._decide(self.session, keys[chunk], histories[chunk]) for chunk in chunks]
+            for first in range(0, len(keys), self.rows):
+                chunk = slice(first, first + self.rows)
+                parts.append(self._decide(self.session, keys[chunk], histories[chunk]))
         actions, returns = zip(*parts, strict=True)
         return np.concatenate(actions), np.concatenate(returns)
 
     def _decide(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
-    ) -> Sequence[np.ndarray]:
-        C = self.policy.model.spec.num_actions
+    ) -> tuple[np.ndarray, np.ndarray]:
         try:
             rows = self._rows(session, keys, histories)
-            observations = np.stack([h.observations[-1] for h in histories])
-            rewards = np.array([h.rewards[-1:].sum() for h in histories])
-            masks = [
-                np.ones(C, bool) if h.action_masks is None else h.action_masks[-1]
-                for h in histories
-            ]
-            session.observe(observations, rewards, np.stack(masks) if C else None, rows)
+            observations = np.stack([history.observations[-1] for history in histories])
+            rewards = np.array([history.rewards[-1:].sum() for history in histories])
+            session.observe(observations, rewards, self._masks(histories), rows)
             return session.decide(rows), session.conditioned_on[rows]
         except BaseException:
             for key in keys:
                 self.forget(key)
             raise
+
+    def _masks(self, histories: Sequence[History]) -> np.ndarray | None:
+        """The actions (N, C) that are allowed now; None of continuous ones."""
+        count = self.policy.model.spec.num_actions
+        if not count:
+            return None
+        masks = np.ones((len(histories), count), bool)
+        for mask, history in zip(masks, histories, strict=True):
+            if history.action_masks is not None:
+                mask[:] = history.action_masks[-1]
+        return masks
 
     def _rows(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
@@ -102,23 +115,21 @@ class Cache:
         """(N,) rows that hold the pasts of these episodes: their own, or the least recently used
         ones, restored.
         """
-        hits = [
-            key in self.taken and self._holds(session, self.taken[key], h)
-            for key, h in zip(keys, histories, strict=True)
-        ]
-        for key in (key for key, hit in zip(keys, hits, strict=True) if hit):
-            self.taken.move_to_end(key)
-        for key, history in (
-            (k, h) for k, h, hit in zip(keys, histories, hits, strict=True) if not hit
-        ):
+        misses = []
+        for key, history in zip(keys, histories, strict=True):
+            if key in self.taken and self._holds(session, self.taken[key], history):
+                self.taken.move_to_end(key)
+            else:
+                misses.append((key, history))
+        for key, history in misses:
             self.forget(key)
             if not self.free:
                 self.forget(next(iter(self.taken)))
                 self.counts["evictions"] += 1
             self.taken[key] = self.free.pop()
             session.restore([history], [self.taken[key]])
-        self.counts["hits"] += sum(hits)
-        self.counts["misses"] += len(hits) - sum(hits)
+        self.counts["hits"] += len(keys) - len(misses)
+        self.counts["misses"] += len(misses)
         rows = np.array([self.taken[key] for key in keys])
         for row, history in zip(rows, histories, strict=True):
             # the action that was answered, after the guard rails
@@ -130,19 +141,22 @@ class Cache:
         """Whether a row holds this past, except for the last reward and possibly the last
         action.
         """
-        s, t = session, len(history.actions)
-        n, target = s.now[row], self.policy.resolve_targets([history.target_return])[0]
-        return bool(
-            t
-            and n in (t - 1, t)
-            and s.start[row] >= 0
-            and s.tasks[row] == history.task
-            # NaN: the predicted maximum
-            and (s.targets[row] == target or (np.isnan(target) and np.isnan(s.targets[row])))
-            and np.array_equal(s.observations[row, :t], history.observations[:t].astype(np.float32))
-            and np.array_equal(s.actions[row, :n], history.actions[:n].astype(np.float32))
-            and np.array_equal(s.rewards[row, : t - 1], history.rewards[: t - 1])
+        t = len(history.actions)
+        n = session.now[row]
+        if t == 0 or n not in (t - 1, t) or session.start[row] < 0:
+            return False
+        if session.tasks[row] != history.task:
+            return False
+        target = self.policy.resolve_targets([history.target_return])[0]
+        # NaN: the predicted maximum
+        if not np.array_equal(session.targets[row], target, equal_nan=True):
+            return False
+        pairs = (
+            (session.observations[row, :t], history.observations[:t].astype(np.float32)),
+            (session.actions[row, :n], history.actions[:n].astype(np.float32)),
+            (session.rewards[row, : t - 1], history.rewards[: t - 1]),
         )
+        return all(np.array_equal(held, given) for held, given in pairs)
 
     def forget(self, key: Hashable) -> None:
         """Free the row of an episode, if it has one."""
@@ -158,25 +172,31 @@ def decide(
 
     Returns the decision of each request, or the exception it raised.
     """
-    decided: dict[int, Any] = {}
-    cached = [i for i, (key, _) in enumerate(requests) if key is not None]
-    if cache is not None and cached:
-        keys, histories = zip(*(requests[i] for i in cached), strict=True)
+    found: list[Decision | Exception | None] = [None] * len(requests)
+    with_key = [i for i, (key, _) in enumerate(requests) if key is not None]
+    if cache is not None and with_key:
+        keys, histories = zip(*(requests[i] for i in with_key), strict=True)
         try:
-            decided = dict(
-                zip(cached, zip(*cache.decide(keys, histories), strict=True), strict=True)
-            )
+            actions, returns = cache.decide(keys, histories)
+            for i, action, togo in zip(with_key, actions, returns, strict=True):
+                found[i] = _decision(policy, action, togo)
         except Exception:
-            log.exception("a batch of %d decisions failed; deciding them one by one", len(cached))
+            log.exception("a batch of %d decisions failed; deciding them one by one", len(with_key))
     for i, (_, history) in enumerate(requests):
-        if i in decided:
-            continue
-        try:
-            decided[i] = [x[0] for x in policy.act_with_returns([history])]
-        except Exception as error:
-            log.exception("a decision failed")
-            decided[i] = error
-    togo = float if policy.return_conditioned else lambda _: None
-    return [
-        x if isinstance(x, Exception) else (x[0], togo(x[1])) for _, x in sorted(decided.items())
-    ]
+        if found[i] is None:
+            found[i] = _alone(policy, history)
+    return [each for each in found if each is not None]
+
+
+def _alone(policy: Policy, history: History) -> Decision | Exception:
+    """The decision of one request, or the exception it raised."""
+    try:
+        actions, returns = policy.act_with_returns([history])
+        return _decision(policy, actions[0], returns[0])
+    except Exception as error:
+        log.exception("a decision failed")
+        return error
+
+
+def _decision(policy: Policy, action: np.ndarray, togo: float) -> Decision:
+    return action, float(togo) if policy.return_conditioned else None
