@@ -34,6 +34,7 @@ ACTING = (
     "planning_horizon",
     "planning_value",
 )
+EXCHANGE = ("currency", "seat", "bid_expiry_s", "notice_url", "shading")  # options of OpenRTB
 POSITIVE = (
     "deadline_ms",
     "max_batch_size",
@@ -94,6 +95,8 @@ def check(config: dict[str, Any]) -> None:
         raise ValueError(f"host={host}: others can reach it: {remedy}")
     if config["models"] and not config["models_dir"]:
         raise ValueError("models: expected models_dir=..., the folder of these runs, got none")
+    if config["shading"] and not config["notice_url"]:
+        raise ValueError("shading: expected notice_url=..., whose notices it learns from, got none")
     one_of("log", config["log"], logs.KINDS)
     for name in POSITIVE:
         if config[name] is not None and config[name] <= 0:
@@ -159,7 +162,7 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
     folder = None
     if config["models_dir"] and observation is not None and journal is not None:
         folder = folder_of(config, journal, campaigns)
-    exchange = {name: config[name] for name in ("currency", "seat", "bid_expiry_s", "notice_url")}
+    exchange = {name: config[name] for name in EXCHANGE}
     exchange["bid_wait"] = config["bid_wait_ms"] / 1000
     exchange["max_tick_age"] = config["max_tick_age_s"]
     return create_app(
