@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from decisionllm.serving.middleware import Access
     from decisionllm.serving.model_folder import ModelFolder
     from decisionllm.serving.shadow import Shadow
+    from decisionllm.serving.tracing import Traces
 
 
 # fields of a policy that change its answers
@@ -43,6 +44,7 @@ POSITIVE = (
     "bid_expiry_s",
     "bid_wait_ms",
     "max_tick_age_s",
+    "log_slow_ms",
     "max_campaigns",
     "horizon",
     "pacing",
@@ -98,6 +100,8 @@ def check(config: dict[str, Any]) -> None:
     if config["shading"] and not config["notice_url"]:
         raise ValueError("shading: expected notice_url=..., whose notices it learns from, got none")
     one_of("log", config["log"], logs.KINDS)
+    if not 0 <= config["log_sample"] <= 1:
+        raise ValueError(f"log_sample: expected a share from 0 to 1, got {config['log_sample']}")
     for name in POSITIVE:
         if config[name] is not None and config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
@@ -178,7 +182,10 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         folder=folder,
         snapshot_s=config["snapshot_s"],
         exchange=exchange,
+        traces=traces_of(config),
         log=config["log"],
+        log_sample=config["log_sample"],
+        log_slow=config["log_slow_ms"] / 1000,
         batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000,
         max_body_bytes=config["max_body_bytes"],
@@ -211,6 +218,19 @@ def folder_of(config: dict[str, Any], journal: Journal, campaigns: dict[str, Any
         kept=journal.models_path,
         shares=config["models"] or [],
     )
+
+
+def traces_of(config: dict[str, Any]) -> "Traces | None":
+    """Where the spans of ticks go; None: there are none."""
+    if not config["tracing"]:
+        return None
+    with explained(
+        "tracing needs OpenTelemetry: pip install 'decisionllm[otel]'",
+        ImportError,
+        raised=ImportError,
+    ):
+        from decisionllm.serving import otel
+    return otel.otlp(config["tracing"])
 
 
 def access_of(config: dict[str, Any]) -> "Access":

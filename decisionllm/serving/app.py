@@ -164,7 +164,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.run(), contextlib.AsyncExitStack() as stack:
+        async with service.traces.run(), service.run(), contextlib.AsyncExitStack() as stack:
             # the first request does not wait for one-time work
             for model in list(models.loaded.values()):
                 await asyncio.to_thread(model.policy.warm_up)

@@ -10,6 +10,7 @@ import pytest
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.serving import shading as module
 from decisionllm.serving.app import create_app
+from decisionllm.serving.openrtb import respond
 from decisionllm.serving.shading import BidShading
 from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
@@ -109,21 +110,19 @@ def test_a_file_that_cannot_be_read_shades_nothing_and_fails_nothing(tmp_path, c
 
 
 def test_only_first_prices_are_shaded_within_floor_and_limits():
-    from decisionllm.serving.openrtb import respond
-
     def prices(**fields):
         asked = []
 
         def shade(worth, most, floor):
             asked.append((worth, most, floor))
-            return max(most / 2, floor)
+            return floor or most / 2
 
         response, _ = respond(request(**fields), STATE, shade=shade)
         return response and [each["price"] for each in response["seatbid"][0]["bid"]], asked
 
     assert prices(at=2) == ([1000.0], []) and prices() == ([1000.0], [])
     assert prices(at=1) == ([400.0], [(1.0, 0.8, 0.0)]), "worth 50 x 0.02, at most 40 x 0.02"
-    for floor in (500.0, 700.1, 1e-7 / 3):
+    for floor in (500.0, 31.3324, 3.9421):  # of the last two, 1000 x the thousandth is less
         found, [(_, _, least)] = prices(at=1, imps=[{"bidfloor": floor}])
         assert found[0] >= floor and least == pytest.approx(floor / 1000)
     assert prices(at=1, imps=[{"bidfloor": 900.0}])[0] is None, "above what is bid at most"

@@ -74,8 +74,9 @@ def test_too_few_auctions_have_no_curve():
 
 
 def test_one_lucky_win_at_a_low_price_changes_no_bid():
-    """A thousand auctions won from 1.0 and lost below, and one win at 0.01."""
-    bids = np.concatenate((np.full(500, 1.0), np.full(500, 0.9), [0.01]))
-    won = np.concatenate((np.ones(500, bool), np.zeros(500, bool), [True]))
-    curve = fit(counted(bids, won, np.full(1001, np.nan)))
-    assert curve.best_bid(2.0, most=2.0) == pytest.approx(1.05, rel=0.11)
+    """500 auctions are won at 1.0, and one at 0.01: of that price too little is known."""
+    bids = np.append(np.full(500, 1.0), 0.01)
+    curve = fit(counted(bids, np.ones(501, bool), np.full(501, np.nan)))
+    assert curve.best_bid(2.0, most=2.0) == pytest.approx(1.0, rel=0.11)
+    lost = counted(np.append(bids, np.full(500, 0.9)), np.arange(1001) < 501, np.full(1001, np.nan))
+    assert fit(lost).best_bid(2.0, most=2.0) == pytest.approx(1.05, rel=0.11)
