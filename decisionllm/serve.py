@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from decisionllm.serving.middleware import Access
     from decisionllm.serving.model_folder import ModelFolder
     from decisionllm.serving.shadow import Shadow
+    from decisionllm.serving.tracing import Traces
 
 
 # fields of a policy that change its answers
@@ -34,6 +35,7 @@ ACTING = (
     "planning_horizon",
     "planning_value",
 )
+EXCHANGE = ("currency", "seat", "bid_expiry_s", "notice_url", "shading")  # options of OpenRTB
 POSITIVE = (
     "deadline_ms",
     "max_batch_size",
@@ -42,6 +44,7 @@ POSITIVE = (
     "bid_expiry_s",
     "bid_wait_ms",
     "max_tick_age_s",
+    "log_slow_ms",
     "max_campaigns",
     "horizon",
     "pacing",
@@ -94,7 +97,11 @@ def check(config: dict[str, Any]) -> None:
         raise ValueError(f"host={host}: others can reach it: {remedy}")
     if config["models"] and not config["models_dir"]:
         raise ValueError("models: expected models_dir=..., the folder of these runs, got none")
+    if config["shading"] and not config["notice_url"]:
+        raise ValueError("shading: expected notice_url=..., whose notices it learns from, got none")
     one_of("log", config["log"], logs.KINDS)
+    if not 0 <= config["log_sample"] <= 1:
+        raise ValueError(f"log_sample: expected a share from 0 to 1, got {config['log_sample']}")
     for name in POSITIVE:
         if config[name] is not None and config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
@@ -159,7 +166,7 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
     folder = None
     if config["models_dir"] and observation is not None and journal is not None:
         folder = folder_of(config, journal, campaigns)
-    exchange = {name: config[name] for name in ("currency", "seat", "bid_expiry_s", "notice_url")}
+    exchange = {name: config[name] for name in EXCHANGE}
     exchange["bid_wait"] = config["bid_wait_ms"] / 1000
     exchange["max_tick_age"] = config["max_tick_age_s"]
     return create_app(
@@ -175,7 +182,10 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
         folder=folder,
         snapshot_s=config["snapshot_s"],
         exchange=exchange,
+        traces=traces_of(config),
         log=config["log"],
+        log_sample=config["log_sample"],
+        log_slow=config["log_slow_ms"] / 1000,
         batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000,
         max_body_bytes=config["max_body_bytes"],
@@ -208,6 +218,19 @@ def folder_of(config: dict[str, Any], journal: Journal, campaigns: dict[str, Any
         kept=journal.models_path,
         shares=config["models"] or [],
     )
+
+
+def traces_of(config: dict[str, Any]) -> "Traces | None":
+    """Where the spans of ticks go; None: there are none."""
+    if not config["tracing"]:
+        return None
+    with explained(
+        "tracing needs OpenTelemetry: pip install 'decisionllm[otel]'",
+        ImportError,
+        raised=ImportError,
+    ):
+        from decisionllm.serving import otel
+    return otel.otlp(config["tracing"])
 
 
 def access_of(config: dict[str, Any]) -> "Access":

@@ -59,6 +59,7 @@ NAMES = sorted(
         "raw_traffic",
         "smax",
         "serve",
+        "shading",
         "soak",
         "tag",
         "replicas",
@@ -371,6 +372,21 @@ def test_a_raw_traffic_log_has_its_sums(tmp_path, monkeypatch):
     )
     import_module("benchmarks.raw_traffic").main()
     assert json.loads((tmp_path / "rows.jsonl").read_text())["rows"] == 2 * 48 * 48
+
+
+def test_shading_is_compared_over_the_same_campaigns():
+    from benchmarks.shading import compare
+
+    rows = list(compare([0.2], [7], [0], 1000, positions=(0, 8)))
+    assert [(row["bidder"], row["arm"]) for row in rows] == [
+        (bidder, arm) for bidder in ("target CPA", "PID") for arm in ("none", "outcome", "price")
+    ]
+    plain, outcome, price = rows[:3]
+    assert plain["surplus"] == pytest.approx(0, abs=1e-3), "target CPA x value is paid in full"
+    assert plain["n"] == 2 and "surplus_gain" not in plain
+    for row in (outcome, price):
+        assert row["spend"] > 0 and row["surplus"] > 0.01
+        assert row["surplus_gain"][0] <= row["surplus"] - plain["surplus"] <= row["surplus_gain"][1]
 
 
 def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):

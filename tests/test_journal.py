@@ -67,7 +67,11 @@ def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkey
         then.setattr("time.time", lambda: old)
         journal = written(tmp_path / "j", "abd")
     written(tmp_path / "j", "c").close()
-    tables = {"shadow": ["decisions"], "bids": ["bids", "totals"]}
+    tables = {
+        "shadow": ["decisions"],
+        "bids": ["bids", "totals"],
+        "shading": ["sent", "counts"],
+    }
     for beside, names in tables.items():
         with closing(sqlite3.connect(f"{tmp_path}/j.{beside}")) as file, file:
             for name in names:

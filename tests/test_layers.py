@@ -51,6 +51,7 @@ OPTIONAL = {
     "onnx",
     "onnxscript",
     "onnxruntime",
+    "opentelemetry",
 }
 # only serve imports them
 HTTP = {
@@ -63,6 +64,7 @@ HTTP = {
         "middleware",
         "model_routes",
         "openrtb",
+        "otel",
         "protocol",
         "schemas",
     )

@@ -38,6 +38,7 @@ from decisionllm.serving.model_folder import ModelFolder
 from decisionllm.serving.model_routes import ModelChanges
 from decisionllm.serving.models import Model, Models
 from decisionllm.serving.service import Service
+from decisionllm.serving.shading import BidShading
 from decisionllm.serving.snapshot import Snapshot
 
 BID_EXPIRY_S = 60.0
@@ -117,8 +118,8 @@ def create_app(
         access: who may send a request, in place of `token`.
         max_body_bytes: see RequestGuard.
         campaigns: options of CampaignManager.
-        exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice
-            counts as won.
+        exchange: options of openrtb.router, but shading is a bool; and bid_expiry_s, seconds until
+            a bid without a notice counts as won.
         move_campaigns: open campaigns of another model go on with this one.
         replica: see Metrics.
         folder: of runs that may take over while the server runs; None: none may.
@@ -130,7 +131,9 @@ def create_app(
     """
     manager = None
     open_bids = None
+    bid_shading = None
     exchange = dict(exchange or {})
+    shaded = exchange.pop("shading", False)
     expiry = exchange.pop("bid_expiry_s", BID_EXPIRY_S)
     if observation is not None:
         manager = CampaignManager(
@@ -144,6 +147,8 @@ def create_app(
                 folder.begin(models)
             models.current.campaigns.check_open(move=move_campaigns, beside=models.loaded)
         open_bids = openrtb.reservations(manager.journal, expiry)
+        if shaded:
+            bid_shading = BidShading(manager.journal.shading_path, expiry=expiry)
     parts: list[Part] = []
     if manager is not None and snapshot_s and manager.journal.path != ":memory:":
         snapshot = Snapshot(manager.journal, models.all_in_memory, snapshot_s)
@@ -159,7 +164,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.run(), contextlib.AsyncExitStack() as stack:
+        async with service.traces.run(), service.run(), contextlib.AsyncExitStack() as stack:
             # the first request does not wait for one-time work
             for model in list(models.loaded.values()):
                 await asyncio.to_thread(model.policy.warm_up)
@@ -171,6 +176,8 @@ def create_app(
             app.state.ready = False
         if open_bids is not None:
             open_bids.close()
+        if bid_shading is not None:
+            bid_shading.close()
 
     app = FastAPI(
         title="decisionllm",
@@ -193,6 +200,7 @@ def create_app(
                 f"/{path}", static_page(STATIC / name, media_type), include_in_schema=False
             )
         routers.append((campaign_routes(service, manager.journal), None))
+        exchange["shading"] = bid_shading
         routers.append(
             (openrtb.router(manager.journal, open_bids, metrics.registry, **exchange), errors(404))
         )

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+from decisionllm.serving.tracing import Timing
+
 # turns of the event loop without a new call after which a batch starts; a request on its way takes
 # two or three
 QUIET = 8
 PAUSE = 0.05  # seconds after an error that is not one of the work
 logger = logging.getLogger("decisionllm.serving")
-Call = tuple[Any, asyncio.Future[Any], float]  # the item, its result, the time of the call
+Call = tuple[Any, asyncio.Future[Any], Timing]  # the item, its result, its times
 
 
 class QueueFullError(Exception):
@@ -53,11 +55,12 @@ class Batcher:
         self.working: float | None = None  # time of the first call of the batch at work
         self.arrived, self.thread = asyncio.Event(), ThreadPoolExecutor(1)
 
-    async def __call__(self, item: Any) -> Any:
+    async def __call__(self, item: Any, timing: Timing | None = None) -> Any:
+        """The result of the work on an item. timing: is given the times of the call."""
         if len(self.waiting) >= self.queue:
             raise QueueFullError
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.waiting.append((item, future, time.monotonic()))
+        self.waiting.append((item, future, timing or Timing()))
         self.arrived.set()
         return await future
 
@@ -66,7 +69,7 @@ class Batcher:
         """Seconds since the oldest call that has no result."""
         oldest = self.working
         if not oldest:
-            oldest = next((called for *_, called in list(self.waiting)[:1]), None)
+            oldest = next((timing.called for *_, timing in list(self.waiting)[:1]), None)
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self) -> NoReturn:
@@ -109,7 +112,10 @@ class Batcher:
 
     async def _results(self, taken: list[Call]) -> list[Any]:
         """A result or an exception of each call."""
-        self.working = taken[0][2]
+        self.working = taken[0][2].called
+        now = time.monotonic()
+        for *_, timing in taken:
+            timing.began = now
         self.on_batch(len(taken))
         items = [item for item, *_ in taken]
         loop = asyncio.get_running_loop()
@@ -117,6 +123,10 @@ class Batcher:
             results = await loop.run_in_executor(self.thread, self.work, items)
         except Exception as error:  # of a model or a disk; who called reports it
             return [error] * len(taken)
+        finally:
+            now = time.monotonic()
+            for *_, timing in taken:
+                timing.ended = now
         if len(results) != len(taken):
             raise RuntimeError(f"work: expected {len(taken)} results, got {len(results)}")
         return results

@@ -24,6 +24,7 @@ from decisionllm.checks import one_of
 KINDS = ("json", "text", "none")
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
 WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
+SLOW = 0.1  # seconds; a slower request is logged whatever the share is
 EVERY = 0.05  # seconds between two writes
 STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
 current: ContextVar[dict[str, Any]] = ContextVar("request")  # what is known of the request at work
@@ -53,6 +54,12 @@ def note_model(name: str | None) -> None:
             names.append(name)
 
 
+def current_request_id() -> str | None:
+    """The id of the request at work; None: there is none."""
+    request = current.get(None)
+    return None if request is None else str(request["request_id"])
+
+
 def model_of_request(usual: str) -> str:
     """The models that answer the request at work. usual: the name where none was noted."""
     request = current.get(None)
@@ -62,9 +69,12 @@ def model_of_request(usual: str) -> str:
 
 def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: str) -> None:
     """Log a request: its id, route, status, milliseconds and model, the name of its token, and its
-    campaign where there is one.
+    campaign where there is one. Of fast requests without an error only a share is logged.
     """
     for writer in writers:
+        usual = status < 400 and seconds < writer.slow
+        if usual and random.random() >= writer.sample:
+            continue
         route = scope["route"].path if "route" in scope else None
         known = {
             "method": scope["method"],
@@ -76,16 +86,22 @@ def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: st
         caller = scope["state"].get("caller")
         if caller is not None and caller.name:
             known["token"] = caller.name
+        if usual and writer.sample < 1:
+            known["sample"] = writer.sample
         writer.add(time.time(), "info", "request", known)
 
 
 class Writer(logging.Handler):
     """Takes the records of all loggers, and requests, and writes them to a stream in a thread of
-    its own.
+    its own. See `written` for the arguments.
     """
 
-    def __init__(self, kind: str, stream: TextIO | None) -> None:
+    def __init__(
+        self, kind: str, stream: TextIO | None, *, sample: float = 1.0, slow: float = SLOW
+    ) -> None:
         super().__init__()
+        self.sample = sample
+        self.slow = slow
         self.as_json, self.stream, self.dropped = kind == "json", stream, 0
         self.waiting: deque[tuple[Any, ...]] = deque()
         self.stopped = threading.Event()
@@ -150,13 +166,18 @@ writers: list[Writer] = []  # at work
 
 
 @contextmanager
-def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
+def written(
+    kind: str, stream: TextIO | None = None, *, sample: float = 1.0, slow: float = SLOW
+) -> Iterator[None]:
     """Write the records of all loggers, and a line for each request, to standard error until the
     end of the block.
 
     Args:
         kind: `json` or `text`; `none`: nothing more than loggers write by themselves.
         stream: in place of standard error.
+        sample: share of the requests that are logged. Those with a status from 400, slow ones and
+            messages always are. The line of a request that had this chance says it.
+        slow: seconds; a request is slow from there on.
 
     Raises:
         ValueError: an unknown kind.
@@ -165,7 +186,7 @@ def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
     if kind == "none":
         yield
         return
-    writer = Writer(kind, stream)
+    writer = Writer(kind, stream, sample=sample, slow=slow)
     thread = threading.Thread(target=writer.run, daemon=True)
     server, root = logging.getLogger("uvicorn"), logging.getLogger()
     before = server.handlers, server.propagate

@@ -4,7 +4,8 @@ time.
 The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`,
 its predicted conversion probability); the bid is multiplier x value, sent per mille like OpenRTB's
 prices and floors. A bid reserves its price, see `reservations`; what was paid is reported by the
-campaign's next tick. An answer holds prices only, no creative.
+campaign's next tick. In a first-price auction the bid may be shaded, see `shading`. An answer holds
+prices only, no creative.
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2
     (BidResponse), 4.4 (macros).
 """
@@ -12,6 +13,7 @@ Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.
 import math
 import sqlite3
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -25,6 +27,7 @@ from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.schemas import Whole
+from decisionllm.serving.shading import BidShading
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -39,6 +42,8 @@ EXAMPLE: dict[str, Any] = {
 }
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 Words = list[str]
+# (worth, most, floor) -> bid, each currency, see `BidShading.bid`
+Shade = Callable[[float, float, float], float]
 
 
 class Part(BaseModel):
@@ -124,6 +129,7 @@ def respond(
     *,
     currency: str = "USD",
     seat: str = "decisionllm",
+    shade: Shade | None = None,
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Bid for the impressions of a request.
 
@@ -134,6 +140,9 @@ def respond(
         request: a BidRequest as a dict.
         campaign: `multiplier` and `target_cpa`, currency per conversion; `remaining` (not yet spent
             or reserved) and `max_bid`, currency; `ended`.
+        currency: of the bids.
+        seat: of the bidder.
+        shade: lowers first-price bids; None: they are not lowered.
 
     Returns:
         (BidResponse as a dict, None), or (None, the reason for no bid).
@@ -142,13 +151,16 @@ def respond(
     if refused is not None:
         return None, refused
     multiplier = campaign["multiplier"]
-    if request["at"] == FIRST_PRICE:
-        multiplier = min(multiplier, campaign["target_cpa"])
+    first_price = request["at"] == FIRST_PRICE
     left = campaign["remaining"]
     reason = "floor"
     bids: list[dict[str, Any]] = []
     for imp in request["imp"]:
-        bid = min(multiplier * imp["ext"]["value"], campaign["max_bid"])
+        value = imp["ext"]["value"]
+        most = min(multiplier, campaign["target_cpa"]) if first_price else multiplier
+        bid = min(most * value, campaign["max_bid"])
+        if first_price and shade is not None:
+            bid = min(bid, shade(multiplier * value, bid, lowest_bid(imp)))
         why_not = no_bid_for(imp, bid, left, currency)
         if why_not is not None:
             reason = why_not
@@ -200,6 +212,15 @@ def no_bid_for(imp: dict[str, Any], bid: float, left: float, currency: str) -> s
     return None
 
 
+def lowest_bid(imp: dict[str, Any]) -> float:
+    """The lowest bid, currency, that is not below the floor of an impression once it is per mille."""
+    floor = imp["bidfloor"] or 0.0
+    bid = floor / 1000
+    while per_mille(bid) < floor:
+        bid = math.nextafter(bid, math.inf)
+    return float(bid)
+
+
 def reservations(journal: Journal, expiry: float) -> Reservations:
     """What bids may still cost, beside a journal. expiry: seconds until a bid without a notice
     counts as won.
@@ -219,6 +240,7 @@ def router(
     notice_url: str | None = None,
     bid_wait: float = math.inf,
     max_tick_age: float = math.inf,
+    shading: BidShading | None = None,
 ) -> APIRouter:
     """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
 
@@ -227,6 +249,7 @@ def router(
         max_tick_age: seconds; without a tick for so long, a campaign has no bids.
         notice_url: address of this server for the exchange's notices, such as
             https://bidder.example; None: bids have no notices.
+        shading: of first-price bids; None: there is none.
     """
     headers = {"x-openrtb-version": VERSION}
     what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
@@ -242,6 +265,12 @@ def router(
         "decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry
     )
     still.set_function(open_bids.count)
+    first_price = Counter(
+        "decisionllm_openrtb_first_price",
+        "Currency of first-price bids, as sent and as they were without shading.",
+        ["kind"],
+        registry=registry,
+    )
     no_bid = Response(status_code=204, headers=headers)
 
     routes = APIRouter(tags=["openrtb"])
@@ -272,6 +301,7 @@ def router(
                     currency=currency,
                     seat=seat,
                     max_tick_age=max_tick_age,
+                    shade=shade_of(request.ext.campaign),
                 )
             except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
                 reason = "busy"
@@ -280,21 +310,45 @@ def router(
         outcome(reason or "bid", request.test or 0).inc()
         if response is None:
             return no_bid
-        for each in response["seatbid"][0]["bid"]:
+        bids = response["seatbid"][0]["bid"]
+        learned = shading is not None and request.at == FIRST_PRICE
+        if shading is not None and learned and not request.test:
+            prices = [each["price"] / 1000 for each in bids]
+            shading.sent(request.ext.campaign, [each["id"] for each in bids], prices)
+        for each in bids:
             each["exp"] = int(open_bids.expiry)
             if notice_url:
-                each |= notice_addresses(notice_url, each["id"])
+                each |= notice_addresses(notice_url, each["id"], with_least=learned)
         return Response(to_json(response), headers=headers, media_type="application/json")
 
-    @routes.get("/notices/{id}/{kind}", status_code=204)
-    async def notice(id: str, kind: Literal["win", "loss"], price: str = "") -> None:
-        """The result of a bid, at the address that the bid named; price: per mille.
+    def shade_of(campaign: str) -> Shade | None:
+        """How the first-price bids of a campaign are shaded, and counted; None: they are not."""
+        if shading is None:
+            return None
 
+        def shade(worth: float, most: float, floor: float) -> float:
+            bid = shading.bid(campaign, worth, most=most, floor=floor)
+            first_price.labels("unshaded").inc(most)
+            first_price.labels("sent").inc(bid)
+            return bid
+
+        return shade
+
+    @routes.get("/notices/{id}/{kind}", status_code=204)
+    async def notice(
+        id: str, kind: Literal["win", "loss"], price: str = "", least: str = ""
+    ) -> None:
+        """The result of a bid, at the address that the bid named.
+
+        price: that was paid, per mille; least: the least bid that would have won, per mille.
         Unknown and settled bids are ignored.
         """
-        paid = paid_for(price) if kind == "win" else 0.0
+        won = kind == "win"
+        paid = paid_for(price) if won else 0.0
         if open_bids.settle(id, paid):
             notices.labels(kind).inc()
+        if shading is not None:
+            shading.settle(id, won=won, least=least_price(least, "" if won else price))
 
     return routes
 
@@ -307,6 +361,7 @@ def decided(
     currency: str,
     seat: str,
     max_tick_age: float,
+    shade: Shade | None = None,
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The answer to a bid request, whose cost is reserved; or None and the reason for no bid. See
     `router` for the arguments.
@@ -323,7 +378,9 @@ def decided(
     logs.note_model(last.get("model") or known["model"])
     step, left = last["index"], last["remaining"]
     state = known | last | {"remaining": left - open_bids.committed(id, step)}
-    response, reason = respond(request.model_dump(), state, currency=currency, seat=seat)
+    response, reason = respond(
+        request.model_dump(), state, currency=currency, seat=seat, shade=shade
+    )
     if response is None:
         return None, reason
     bids = response["seatbid"][0]["bid"]
@@ -336,10 +393,25 @@ def decided(
     return response, None
 
 
-def notice_addresses(notice_url: str, id: str) -> dict[str, str]:
-    """Where the exchange tells that a bid won or lost."""
+def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> dict[str, str]:
+    """Where the exchange tells that a bid won or lost. with_least: and which price would have won."""
     at = f"{notice_url.rstrip('/')}/notices/{id}"
-    return {"nurl": f"{at}/win?price=${{AUCTION_PRICE}}", "lurl": f"{at}/loss"}
+    price = "price=${AUCTION_PRICE}"
+    if not with_least:
+        return {"nurl": f"{at}/win?{price}", "lurl": f"{at}/loss"}
+    prices = f"{price}&least=${{AUCTION_MIN_TO_WIN}}"
+    return {"nurl": f"{at}/win?{prices}", "lurl": f"{at}/loss?{prices}"}
+
+
+def least_price(*told: str) -> float | None:
+    """The first of these prices per mille that is a number above 0, in currency; None: there is
+    none.
+    """
+    for price in told:
+        paid = paid_for(price)
+        if 0 < paid < math.inf:
+            return paid
+    return None
 
 
 def paid_for(price: str) -> float:

@@ -33,6 +33,7 @@ from decisionllm.serving.campaigns import (
 from decisionllm.serving.kv_cache import Decision, DecisionRequest
 from decisionllm.serving.models import Choice, DecideAll, Model, Models
 from decisionllm.serving.shadow import Shadow
+from decisionllm.serving.tracing import NoTraces, TickTrace, Timing, Traces
 
 logger = logging.getLogger("decisionllm.serving")
 LEAST_WAIT = 0.25  # seconds that a write has at least: linear pacing answers after the deadline
@@ -67,9 +68,12 @@ class Service:
             late history by a 503, and so is a tick that the journal does not take in time.
         on_batch: called with the size of each batch of decisions.
         log: json, text or none, see `logs.written`; while the service runs.
+        log_sample: see `logs.written`, as the next one.
+        log_slow: seconds.
         shadow: decides on answered ticks without answering.
         models: of the campaigns, in place of `policy` and `manager`.
         begin: see `CampaignManager.load_open`.
+        traces: of ticks; None: there are none.
     """
 
     def __init__(
@@ -83,12 +87,17 @@ class Service:
         deadline: float = 1.0,
         on_batch: Callable[[int], object] = lambda n: None,
         log: str = "none",
+        log_sample: float = 1.0,
+        log_slow: float = logs.SLOW,
         shadow: Shadow | None = None,
         models: Models | None = None,
         begin: Begin | None = None,
+        traces: Traces | None = None,
     ) -> None:
-        self.deadline, self.log, self.shadow = deadline, log, shadow
+        self.deadline, self.shadow = deadline, shadow
+        self.written_logs = partial(logs.written, log, sample=log_sample, slow=log_slow)
         self.begin = begin
+        self.traces = traces or NoTraces()
         if models is None:
             models = Models(Model(manager.name if manager else "", "", policy, manager))
         self.models = models
@@ -114,7 +123,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
-        with logs.written(self.log):
+        with self.written_logs():
             if self.manager:
                 try:
                     await asyncio.to_thread(self.manager.journal.verify)
@@ -177,12 +186,18 @@ class Service:
         return answer
 
     async def _ticked(self, id: str, request: dict[str, Any], due: float) -> str:
-        write = partial(self._written, due)
+        with self.traces.tick(id, request["index"]) as trace:
+            return await self._traced_tick(id, request, due, trace)
+
+    async def _traced_tick(
+        self, id: str, request: dict[str, Any], due: float, trace: TickTrace
+    ) -> str:
+        write = partial(self._written, due, trace=trace)
         while True:
             model = await self._model_of(id)
             manager = model.campaigns
             await self._catch_up(manager, id, request["index"])
-            decide = partial(self._decided, due, model.decide)
+            decide = partial(self._decided, due, model.decide, trace=trace)
             try:
                 return await manager.tick_async(id, request, decide, write)
             except OtherModelError as error:
@@ -259,23 +274,34 @@ class Service:
         )
 
     async def _decided(
-        self, due: float, decide: DecideAll, request: DecisionRequest
+        self,
+        due: float,
+        decide: DecideAll,
+        request: DecisionRequest,
+        trace: TickTrace | None = None,
     ) -> Decision | Exception:
+        timing = Timing()
         try:
             async with asyncio.timeout_at(due):
-                decision: Decision = await self.model((decide, request))
+                decision: Decision = await self.model((decide, request), timing)
                 return decision
         except QueueFullError:
             raise self._busy() from None
         except Exception as error:  # whatever a model can raise, and TimeoutError
             return error
+        finally:
+            if trace is not None:
+                trace.decided(timing)
 
-    async def _written(self, due: float, entries: list[Entry]) -> bool:
+    async def _written(
+        self, due: float, entries: list[Entry], trace: TickTrace | None = None
+    ) -> bool:
         """Write entries to the disk before the loop's time `due`. Returns whether the first of them
         was new.
         """
         left = max(due - asyncio.get_running_loop().time(), LEAST_WAIT)
-        request = WriteRequest(entries, time.monotonic() + left)
+        began = time.monotonic()
+        request = WriteRequest(entries, began + left)
         try:
             async with asyncio.timeout(left + COMMIT):
                 new = bool(await self.journal_writer(request))
@@ -290,6 +316,9 @@ class Service:
             raise self.failed(JournalBusyError("a write takes longer than the deadline")) from error
         except Exception as error:  # a full disk, a file that was removed
             raise self.failed(error) from error
+        finally:
+            if trace is not None:
+                trace.written(began)
 
     def failed(self, error: Exception) -> RequestError:
         """Log and count that the journal could not be read or written.

@@ -107,6 +107,25 @@ def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
     assert "RuntimeError: broken" in errors[0]["exception"]
 
 
+def test_a_share_of_usual_requests_is_logged_and_all_others(client):
+    def logged(sample, slow, paths):
+        with logs.written("json", stream := io.StringIO(), sample=sample, slow=slow):
+            for path in paths:
+                client.get(path)
+            logging.getLogger("decisionllm.serving").warning("of a loss")
+        return lines(stream)
+
+    usual = ["/healthz"] * 200
+    some = logged(0.5, PATIENCE, usual)[:-1]
+    assert 50 < len(some) < 150 and all(line["sample"] == 0.5 for line in some)
+    none = logged(0.0, PATIENCE, ["/healthz", "/v1/campaigns/none", "/healthz"])
+    assert [line["message"] for line in none] == ["request", "of a loss"]
+    assert none[0]["status"] == 404 and "sample" not in none[0], "an error is always logged"
+    slow = logged(0.0, 1e-9, usual[:3])
+    assert len(slow) == 4 and not any("sample" in line for line in slow)
+    assert not any("sample" in line for line in logged(1.0, PATIENCE, usual[:3]))
+
+
 def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(
     client, capsys, monkeypatch
 ):

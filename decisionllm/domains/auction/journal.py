@@ -114,6 +114,7 @@ class Journal:
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
+        self.shading_path = self._beside("shading")
         self.models_path = self._beside("models")
         self.snapshot_path = self._beside("snapshot")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
@@ -467,6 +468,7 @@ class Journal:
                 writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
             _delete_beside(self.shadow_path, ("decisions",), found)
             _delete_beside(self.bids_path, ("bids", "totals"), found)
+            _delete_beside(self.shading_path, ("sent", "counts"), found)
             count += len(found)
         return count
 

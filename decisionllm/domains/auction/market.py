@@ -211,6 +211,7 @@ def settle(
     exposure: Sequence[float] = tuple(PUBLISHED["exposure"]),
     seed: Any = 0,
     draws: type[Draws] = Draws,
+    first_price: bool = False,
 ) -> tuple[np.ndarray, Outcome]:
     """Run the auctions of a step.
 
@@ -232,6 +233,8 @@ def settle(
         exposure: (K,) probabilities.
         seed: of the draws.
         draws: the random numbers.
+        first_price: each slot is sold at its holder's own bid; the market price is the lowest of
+            them.
 
     Returns:
         The bids that remained (n, N), and the outcome.
@@ -260,6 +263,8 @@ def settle(
     rounds = 1
     while True:
         holder[rows], price[rows] = _rank(bids[rows], K)
+        if first_price:
+            price[rows] = np.take_along_axis(bids[rows], holder[rows], 1)
         shown = _bernoulli(drawn.exposure(rows, holder[rows]), chances)
         visible[rows] = np.logical_and.accumulate(shown, 1)
         cost = np.maximum(price, reserve)

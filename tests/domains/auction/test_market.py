@@ -182,6 +182,20 @@ def test_a_price_equal_to_the_reserve_is_unsold():
     assert not bid_only([[5.0, -1.0], [5.0, 0.0]]).won.any()
 
 
+def test_first_prices_are_the_winners_own_bids():
+    outcome = bid_only([[1, 5, 3, 2, 4], [0, 0, 0, 0, 7]], first_price=True, **CERTAIN)
+    assert outcome.slot.tolist() == [[0, 1, 3, 0, 2], [0, 0, 0, 0, 1]]
+    assert outcome.price.tolist() == [[0, 5, 3, 0, 4], [0, 0, 0, 0, 7]]
+    assert outcome.market_price.tolist() == [3, 1e-4]
+    left = np.array([10.0, 0.5])
+    bids = np.tile([1.0, 2.0], (10, 1))
+    kept, outcome = settle(
+        bids, 0.1 * bids, 0 * bids, np.ones((2, 2)), left, first_price=True, exposure=(1.0,)
+    )
+    assert not kept[:, 1].any(), "one win costs 2, and 0.5 is left"
+    assert outcome.per_advertiser(outcome.exposed, outcome.cost).tolist() == [10, 0]
+
+
 @pytest.mark.parametrize("draws", [Draws, AuctionNetDraws])
 def test_the_third_slot_is_exposed_at_048(draws):
     n = 40_000
