@@ -27,6 +27,8 @@ from decisionllm.tokenizers import text
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
+# by which a layout may differ from the library's forward, as a share of the largest number
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -43,7 +45,9 @@ class Backbone(nn.Module):
 
     def __init__(self, model: Any, tokenizer: Any, tune: str) -> None:
         super().__init__()
-        self.model, self.tokenizer, self.tune = model, tokenizer, tune
+        self.model = model
+        self.tokenizer = tokenizer
+        self.tune = tune
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
         # the lower blocks, see `cut_off`.
@@ -72,7 +76,8 @@ class Backbone(nn.Module):
 
         See `cut.TextLayers`.
         """
-        self.first, self.features = text_layers, TextLayers(self.core, self.tokenizer, text_layers)
+        self.first = text_layers
+        self.features = TextLayers(self.core, self.tokenizer, text_layers)
 
     @property
     def depth(self) -> int:
@@ -88,20 +93,22 @@ class Backbone(nn.Module):
             self.forget_texts()
             new = [*dict.fromkeys(texts)]
         if new:
-            tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
-            ids, mask = text.encode(tokenizer, new)
-            ids = ids if self.features is None else self.features.rows(ids, mask)
-            self.encoded |= {
-                task: row[real].tolist() for task, row, real in zip(new, ids, mask, strict=True)
-            }
+            ids, mask = text.encode(self.text_tokenizer, new)
+            if self.features is not None:
+                ids = self.features.rows(ids, mask)
+            for task, row, real in zip(new, ids, mask, strict=True):
+                self.encoded[task] = row[real].tolist()
         ids, mask = text.padded([self.encoded[task] for task in texts])
         if ids.shape[1] >= self.positions:
-            got = f"{ids.shape[1]}: {max(texts, key=len)[:60]!r} ..."
-            raise ValueError(
-                f"text: expected fewer than {self.positions} tokens, the positions of this "
-                f"backbone, got {got}"
-            )
+            wanted = f"fewer than {self.positions} tokens, the positions of this backbone"
+            longest = max(texts, key=len)[:60]
+            raise ValueError(f"text: expected {wanted}, got {ids.shape[1]}: {longest!r} ...")
         return ids, mask
+
+    @property
+    def text_tokenizer(self) -> Any:
+        """Of what reads the texts: the text encoder's where there is one."""
+        return self.tokenizer if self.features is None else self.features.tokenizer
 
     def forget_texts(self) -> None:
         """Free what is kept of texts. Ids that `encode` gave before are no longer valid."""
@@ -111,9 +118,8 @@ class Backbone(nn.Module):
 
     def words(self, task: str) -> list[str]:
         """The tokens of a text, as text."""
-        tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
-        ids, _ = text.encode(tokenizer, [task])
-        return [tokenizer.decode([i]) for i in ids[0].tolist()]
+        ids, _ = text.encode(self.text_tokenizer, [task])
+        return [self.text_tokenizer.decode([i]) for i in ids[0].tolist()]
 
     def embed(self, text_ids: Tensor) -> Tensor:
         """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""
@@ -144,30 +150,24 @@ class Backbone(nn.Module):
         Returns:
             Hidden states at the output positions (B, n', D).
         """
-        if text_ids.shape[1] + tokens.shape[1] > self.positions:
-            raise ValueError(
-                f"text and window: expected at most {self.positions} tokens, the positions of this "
-                "backbone, got "
-                f"{text_ids.shape[1]} + {tokens.shape[1]}; take a shorter text or a smaller window"
-            )
+        L, n = text_ids.shape[1], tokens.shape[1]
+        if L + n > self.positions:
+            wanted = f"at most {self.positions} tokens, the positions of this backbone"
+            remedy = "take a shorter text or a smaller window"
+            raise ValueError(f"text and window: expected {wanted}, got {L} + {n}; {remedy}")
         if self.layout is None:
             return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
-        texts = (
-            self.read_text(text_ids, text_mask)
-            if text_ids.shape[1]
-            else KVCache([], [], text_mask, text_mask.sum(1))
-        )
+        texts = KVCache([], [], text_mask, text_mask.sum(1))
+        if L:
+            texts = self.read_text(text_ids, text_mask)
         # Without padding the mask and the positions of one row are those of all.
-        padded = text_mask.shape[1] > 0 and not bool(text_mask.all())
+        padded = L > 0 and not bool(text_mask.all())
         masked = text_index if padded else text_index[:1]
-        n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
-        visible, positions = (
-            _visible(text_mask[masked], slots, n),
-            texts.text_length[masked, None] + slots,
-        )
-        return self._run(
-            tokens, positions, visible, _itself, output_positions, texts.attention(text_index)
-        )[0]
+        slots = torch.arange(n, device=tokens.device)[None]
+        visible = _visible(text_mask[masked], slots, n)
+        positions = texts.text_length[masked, None] + slots
+        before = texts.attention(text_index)
+        return self._run(tokens, positions, visible, _itself, output_positions, before)[0]
 
     def plain(
         self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
@@ -282,7 +282,8 @@ class Backbone(nn.Module):
             Hidden states at the output positions (N, n', D).
         """
         n = tokens.shape[1]
-        rows = torch.arange(len(cache.text_index), device=tokens.device) if rows is None else rows
+        if rows is None:
+            rows = torch.arange(len(cache.text_index), device=tokens.device)
         # neighbouring rows with as many tokens
         together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
@@ -300,13 +301,14 @@ class Backbone(nn.Module):
             return cache.keys[i][taken, :, :end], cache.values[i][taken, :, :end]
 
         text_index = cache.text_index[rows]
-        text_mask, length = cache.texts.text_mask[text_index], cache.texts.text_length[text_index]
-        if together and bool(text_mask.all()):
+        text_mask = cache.texts.text_mask[text_index]
+        length = cache.texts.text_length[text_index]
+        if together and bool(text_mask.all()):  # one row stands for all
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
-        visible, positions = _visible(text_mask, slots, end), length[:, None] + slots
-        return self._run(
-            tokens, positions, visible, write, output_positions, cache.texts.attention(text_index)
-        )[0]
+        visible = _visible(text_mask, slots, end)
+        positions = length[:, None] + slots
+        before = cache.texts.attention(text_index)
+        return self._run(tokens, positions, visible, write, output_positions, before)[0]
 
     def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Read more tokens of rows in lock-step, as one function of tensors.
@@ -320,19 +322,16 @@ class Backbone(nn.Module):
             The hidden state of the last token (N, D), and the keys and values (layers, 2, N, G,
             M+n, d).
         """
-        M, slots, both = (
-            past.shape[4],
-            torch.arange(tokens.shape[1], device=tokens.device)[None],
-            [],
-        )
+        M, n = past.shape[4], tokens.shape[1]
+        both: list[Tensor] = []  # keys and values of each block
 
         def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             both.append(torch.cat([past[i], torch.stack([k, v])], 3))
             return both[i][0], both[i][1]
 
-        visible = _visible(
-            torch.ones(1, M, dtype=torch.bool, device=tokens.device), slots, tokens.shape[1]
-        )
+        slots = torch.arange(n, device=tokens.device)[None]
+        all_before = torch.ones(1, M, dtype=torch.bool, device=tokens.device)
+        visible = _visible(all_before, slots, n)
         hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
         return hidden[:, -1], torch.stack(both)
 
@@ -347,21 +346,25 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 
-        visible: (B or 1, n, M) bool. store(i, k, v) may keep the new keys and values of block i,
-            and returns all to attend to.
-        texts: whose keys stand before these. Returns hidden states, and the new keys and values of
-            each block.
+        Args:
+            visible: (B or 1, n, M) bool.
+            store: store(i, k, v) may keep the new keys and values of block i, and returns all to
+                attend to.
+            texts: whose keys stand before these.
+
+        Returns:
+            Hidden states, and the new keys and values of each block.
         """
         assert self.layout is not None
-        layout, blocks = self.layout, self.layout.blocks(self.core)[self.first :]
+        layout = self.layout
+        blocks = layout.blocks(self.core)[self.first :]
         x, rope = layout.enter(self.core, x.to(self.dtype), positions)
-        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(
-            ~visible, float("-inf")
-        )[:, None]
-        keys, values = [], []
+        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device)
+        bias = bias.masked_fill(~visible, float("-inf"))[:, None]
 
         def step(i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            block, out = blocks[i], output_positions if i == len(blocks) - 1 else ALL
+            block = blocks[i]
+            out = output_positions if i == len(blocks) - 1 else ALL
             q, k, v = layout.project(block, x, rope, out)
             if out == slice(0, 0):
                 return x[:, out], k, v
@@ -370,6 +373,7 @@ class Backbone(nn.Module):
             mixed = attend(*given) if texts is None else texts.attend(i, *given)
             return layout.finish(block, x[:, out], mixed.transpose(1, 2).flatten(2)), k, v
 
+        keys, values = [], []
         for i, block in enumerate(blocks):
             call = block.step if self.sharded else _call
             if self.gradient_checkpointing and torch.is_grad_enabled():
@@ -378,7 +382,9 @@ class Backbone(nn.Module):
                 x, k, v = call(step, i, x)
             keys.append(k)
             values.append(v)
-        return (x if output_positions == slice(0, 0) else layout.norm(self.core, x)), keys, values
+        if output_positions != slice(0, 0):
+            x = layout.norm(self.core, x)
+        return x, keys, values
 
     def checkpoint_gradients(self, wanted: bool) -> None:
         """Whether the backward pass computes each block again, whose inner states are then not
@@ -405,9 +411,10 @@ class Backbone(nn.Module):
         """
         # which nothing here changes in place
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-        for block in self.layout.blocks(self.core) if self.layout else ():
-            block.step = _call
-            register_fsdp_forward_method(block, "step")
+        if self.layout is not None:
+            for block in self.layout.blocks(self.core):
+                block.step = _call
+                register_fsdp_forward_method(block, "step")
         self.sharded = True
 
 
@@ -426,13 +433,8 @@ def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
     """
     text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
     steps = torch.arange(M, device=slots.device) <= slots[..., None]
-    return torch.cat(
-        [
-            text.expand(len(steps), -1, -1) if len(text) == 1 else text,
-            steps.expand(len(text), -1, -1),
-        ],
-        -1,
-    )
+    N = max(len(text), len(steps))
+    return torch.cat([text.expand(N, -1, -1), steps.expand(N, -1, -1)], -1)
 
 
 @torch.no_grad()
@@ -443,18 +445,14 @@ def _matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
     training = backbone.model.training
     backbone.model.eval()
     device = next(iter(backbone.core.parameters())).device
-    x = (
-        torch.linspace(-1, 1, 2 * 5 * backbone.width, device=device, dtype=backbone.dtype)
-        .view(2, 5, -1)
-        .sin()
-    )
+    count = 2 * 5 * backbone.width
+    numbers = torch.linspace(-1, 1, count, device=device, dtype=backbone.dtype)
+    x = numbers.view(2, 5, -1).sin()
     ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
     index = torch.arange(2, device=device)
     plain = backbone.plain(x, ids, mask, index)
-    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(
-        backbone.dtype, 5e-2
-    ) * plain.abs().max().item()
+    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * plain.abs().max().item()
     try:
         for backbone.layout in (Llama(), GPT2()):
             try:
