@@ -91,7 +91,8 @@ def compare(config: Node) -> Path:
     )
     if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
         console.print("note: estimators do not read the task texts, which are not the same in both")
-    estimators = build_estimators(config, log)
+    options = {name: config["options"].get(name, {}) for name in config["estimators"]}
+    estimators = build_estimators(options, log, config["discount"], config["seed"])
     names = candidate_names(runs)
     candidates = [candidate(run, log, name) for run, name in zip(runs, names, strict=True)]
     judged = judge(candidates, log, estimators, seed=config["seed"])
@@ -225,15 +226,23 @@ def say_overlap(console: Console, run: Run, store: Store, held_out: np.ndarray) 
         console.print(f"note: {run.path} {what}, its estimates may be too high")
 
 
-def build_estimators(config: Node, log: Logged) -> dict[str, Estimator]:
-    """The estimators by name, fitted to what all policies share."""
+def build_estimators(
+    options: Mapping[str, Node], log: Logged, discount: float, seed: int
+) -> dict[str, Estimator]:
+    """Estimators by name, fitted to what all policies share.
+
+    Args:
+        options: of each estimator by its name.
+        log: the episodes.
+        discount: of a step.
+        seed: of weights and batches.
+    """
     found: dict[str, Estimator] = {}
-    for name in config["estimators"]:
+    for name, given in options.items():
         made = function("estimator", name)
         assert made is not None, name
         node = {"_target_": f"{made.__module__}.{made.__qualname__}"}
-        options = config["options"].get(name, {})
-        found[name] = build(node | options, log, config["discount"], config["seed"])
+        found[name] = build(node | given, log, discount, seed)
     return found
 
 

@@ -48,7 +48,7 @@ class LearnedModel(Estimator):
         seed: int,
         *,
         steps: int = 4000,
-        members: int = 4,
+        members: int = 3,
         width: int = 128,
         batch_size: int = 256,
         lr: float = 1e-3,
