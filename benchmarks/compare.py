@@ -68,7 +68,6 @@ class World:
 
 
 OBSERVED = {"observation": "minimal", "context_features": "progress", "reward": "score"}
-FEWER = {"opportunities": 20_000}  # of a day, of 500,000, each worth more
 SMALL = (
     "backbone=nano",
     "backbone.width=64",
@@ -119,13 +118,19 @@ AUCTION = World(
     rules={f"constant {bid}": [bid] for bid in (40, 70, 100, 150)},
     log=("auction", {"periods": "50-69", "behaviour": "constant_bidders", **OBSERVED}),
     envs={
-        "market": (
-            "auction",
-            {"protocol": "market", "periods": "80", "draws": "expected", **FEWER, **OBSERVED},
-        ),
         "replay": (
             "auction",
-            {"periods": "80", "draws": "expected", **FEWER, **OBSERVED},
+            {"periods": "80", "draws": "expected", **OBSERVED},
+        ),
+        "market": (
+            "auction",
+            {
+                "protocol": "market",
+                "periods": "80",
+                "draws": "expected",
+                "opportunities": 50_000,
+                **OBSERVED,
+            },
         ),
     },
     episodes=1,

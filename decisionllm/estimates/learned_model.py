@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,11 +12,12 @@ from decisionllm.estimates.networks import (
     fitting_rows,
     optimise,
     positive,
-    step_tasks,
 )
 from decisionllm.eval.report import interval
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
+
+CHUNK = 16384  # rows of a forward pass
 
 
 @register("estimator", "model")
@@ -23,7 +25,9 @@ class LearnedModel(Estimator):
     """Mean return of rollouts in a learned model, from the first observations of held-out episodes.
 
     An ensemble predicts the change of the observation, the reward, and whether the episode ends
-    before its horizon. A rollout follows the mean of the members; predicted observations stay
+    before its horizon. To the mean of the members a rollout adds what it missed at one of the
+    nearest logged steps, drawn at random: along means alone, what the log cannot predict, such as
+    the worth of the next opportunities, would be the same for all. Predicted observations stay
     within the range of the log.
 
     Args:
@@ -34,6 +38,7 @@ class LearnedModel(Estimator):
         members: networks whose mean is followed.
         width: of their hidden layers.
         batch_size: steps of the log in an update.
+        neighbours: nearest logged steps that what was missed is drawn from; 0: follow the mean.
         lr: peak learning rate.
 
     Raises:
@@ -51,13 +56,16 @@ class LearnedModel(Estimator):
         members: int = 3,
         width: int = 128,
         batch_size: int = 256,
+        neighbours: int = 10,
         lr: float = 1e-3,
     ) -> None:
         if log.action_masks is not None:
             what = "actions without masks, which no model of observations predicts"
             raise ValueError(f"estimators=model: expected {what}; leave this estimator out")
-        if min(steps, members, width, batch_size) < 1:
-            raise ValueError("model: expected steps, members, width and batch_size from 1")
+        if min(steps, members, width, batch_size, neighbours + 1) < 1:
+            raise ValueError(
+                "model: expected steps, members, width and batch_size from 1, neighbours from 0"
+            )
         self.log = log
         self.discount = discount
         self.units = Units.of(log)
@@ -82,6 +90,36 @@ class LearnedModel(Estimator):
         outputs = log.spec.observation_dim + 2
         self.net = Members(members, size, outputs, width=width, seed=seed)
         self._fit(last, early, steps, batch_size, lr, seed)
+        self.seed = seed
+        self.neighbours = min(neighbours, len(self.rows))
+        inputs = self.inputs(self.rows)
+        self.nearest = cKDTree(inputs.numpy())
+        change, rewards, ends = self.predict(inputs)
+        follows = ~last[self.rows]
+        # what follows a last step is not known, so that nothing was missed there
+        self.missed_change = np.zeros_like(change)  # (m, S)
+        self.missed_change[follows] = changes - change[follows]
+        self.missed_reward = log.rewards[self.rows] - rewards  # (m,)
+        self.missed_end = early[self.rows] - ends  # (m,)
+
+    def inputs(self, rows: np.ndarray) -> Tensor:
+        """What the networks read of these rows of the log, (m, I)."""
+        log = self.log
+        tasks = [log.tasks[e] for e in log.episode[rows].tolist()]
+        states = self.units.states(log.observations[rows], log.timesteps[rows], tasks)
+        return torch.cat([states, self.units.actions(log.actions[rows])], 1)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The mean of the members: changes (m, S) and rewards (m,), raw units, and the probability
+        that the episode ends (m,).
+        """
+        parts = [self.net(part).double() for part in inputs.split(CHUNK)]
+        out = torch.cat(parts, 1)
+        mean = out.mean(0).numpy()
+        change = mean[:, :-2] * self.change_scale + self.change_mean
+        reward = mean[:, -2] * self.reward_scale + self.reward_mean
+        return change, reward, out[..., -1].sigmoid().mean(0).numpy()
 
     def _fit(
         self,
@@ -100,10 +138,7 @@ class LearnedModel(Estimator):
             steps, batch_size, lr, seed: of training.
         """
         log, rows = self.log, self.rows
-        tasks = step_tasks(log)
-        named = [tasks[row] for row in rows]
-        states = self.units.states(log.observations[rows], log.timesteps[rows], named)
-        inputs = torch.cat([states, self.units.actions(log.actions[rows])], 1)
+        inputs = self.inputs(rows)
         after = np.where(last[rows], rows, rows + 1)
         change = log.observations[after] - log.observations[rows]
         wanted = torch.from_numpy((change - self.change_mean) / self.change_scale).float()
@@ -138,19 +173,24 @@ class LearnedModel(Estimator):
         tasks = [log.tasks[e] for e in episodes.tolist()]
         observations = log.observations[log.offsets[episodes]]
         player = candidate.begin(tasks)
+        rng = np.random.default_rng(self.seed)
         found = np.zeros(len(episodes))
         going = np.ones(len(episodes))  # the probability that the episode has not ended
         rewards = None
         for t in range(self.horizon):
             actions = player.act(observations, rewards)
-            observations, rewards, ended = self.advance(observations, t, tasks, actions)
+            observations, rewards, ended = self.advance(observations, t, tasks, actions, rng)
             found += self.discount**t * going * rewards
             going *= 1 - ended
         return found
 
-    @torch.no_grad()
     def advance(
-        self, observations: np.ndarray, t: int, tasks: list[str], actions: np.ndarray
+        self,
+        observations: np.ndarray,
+        t: int,
+        tasks: list[str],
+        actions: np.ndarray,
+        rng: np.random.Generator,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One imagined step of N episodes, raw units.
 
@@ -159,6 +199,7 @@ class LearnedModel(Estimator):
             t: the step.
             tasks: N texts.
             actions: (N, A).
+            rng: of the neighbours.
 
         Returns:
             The next observations (N, S), rewards (N,), and the probability that the episode ends
@@ -166,8 +207,14 @@ class LearnedModel(Estimator):
         """
         steps = np.full(len(observations), t)
         states = self.units.states(observations, steps, tasks)
-        out = self.net(torch.cat([states, self.units.actions(actions)], 1)).double()
-        change = out[..., :-2].mean(0).numpy() * self.change_scale + self.change_mean
+        inputs = torch.cat([states, self.units.actions(actions)], 1)
+        change, rewards, ended = self.predict(inputs)
+        if self.neighbours:
+            _, near = self.nearest.query(inputs.numpy(), k=self.neighbours)
+            near = near.reshape(len(inputs), -1)
+            drawn = near[np.arange(len(near)), rng.integers(near.shape[1], size=len(near))]
+            change = change + self.missed_change[drawn]
+            rewards = rewards + self.missed_reward[drawn]
+            ended = np.clip(ended + self.missed_end[drawn], 0, 1)
         after = np.clip(observations + change, self.low, self.high).astype(np.float32)
-        rewards = out[..., -2].mean(0).numpy() * self.reward_scale + self.reward_mean
-        return after, rewards, out[..., -1].sigmoid().mean(0).numpy()
+        return after, rewards, ended
