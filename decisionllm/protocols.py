@@ -374,8 +374,8 @@ class Logged:
     @property
     def timesteps(self) -> np.ndarray:
         """(n,) from 0 within the episode."""
-        before: np.ndarray = self.offsets[self.episode]
-        return np.arange(len(self.rewards)) - before
+        steps: np.ndarray = np.arange(len(self.rewards)) - self.offsets[self.episode]
+        return steps
 
 
 @dataclass(frozen=True)

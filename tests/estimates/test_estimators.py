@@ -99,6 +99,20 @@ def test_a_learned_model_returns_what_the_world_returns():
         assert found.value == pytest.approx(value, abs=0.15)
 
 
+def test_a_rollout_keeps_the_chance_that_a_mean_loses():
+    """The second state is -1 or 1, whatever is done: their mean never comes."""
+    states = np.array([0, -1, 0, 1] * 60)
+    log = chain(["right, right"] * 120, 20, observations=states[:, None].astype(np.float32))
+    found = {}
+    for neighbours in (0, 10):
+        model = LearnedModel(log, 1.0, 0, **SMALL, neighbours=neighbours)
+        first = np.zeros((200, 1), np.float32)
+        rng = np.random.default_rng(0)
+        found[neighbours], _, _ = model.advance(first, 0, [""] * 200, first + 1, rng)
+    assert np.abs(found[0]).max() < 0.3 and np.ptp(found[0]) == 0
+    assert np.abs(np.abs(found[10]) - 1).max() < 0.01 and abs(found[10].mean()) < 0.5
+
+
 def test_weights_of_two_episodes_on_paper():
     # the log chose each action with 1/2; the policy takes those of the first episode with
     # probabilities 1 and 3/4, that of the second with 1/4: weights 2, 3 and 1/2, 1/2
