@@ -302,20 +302,25 @@ def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) 
     """Candidates by estimator: rank and value, and below them the 95 % interval."""
     of_log = log_return(log)
     title = (
-        f"{dataset}: estimated returns, {int(log.held_out.sum())} held-out episodes\n"
+        f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
         f"the log itself: {span(of_log)}"
     )
     if discount < 1:
         title += f" undiscounted; estimates have discount {discount:g}"
+    title += "\nfar: share of actions far from the logged ones nearby"
     made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column("policy", overflow="fold")
     names = list(judged[0].estimates)
     for name in names:
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("far from the log", justify="right", no_wrap=True)
+    made.add_column("far", justify="right", no_wrap=True)
     by_name = {name: ranks(judged, name) for name in names}
     for i, one in enumerate(judged):
-        cells = [f"{by_name[name][i]}. {span(one.estimates[name])}" for name in names]
+        cells = []
+        for name in names:
+            found = one.estimates[name]
+            interval_of = f"{found.low:.4g}..{found.high:.4g}"
+            cells.append(f"{by_name[name][i]}. {found.value:.4g}\n{interval_of}")
         made.add_row(one.name, *cells, f"{100 * one.far:.0f} %")
     return made
 

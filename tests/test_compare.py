@@ -55,12 +55,12 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
         "policy",
         "fqe",
         "model",
-        "far from the log",
+        "far",
     ]
     assert [next(column.cells) for column in made.columns] == [
         "a",
-        "1. 2 (1..3)",
-        "1. 4 (3..5)",
+        "1. 2\n1..3",
+        "1. 4\n3..5",
         "50 %",
     ]
     assert "the log itself: 3 (3..3)" in made.title
