@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "fit a policy to a dataset",
     "baseline": "fit AWAC, CQL, IQL, ReBRAC or TD3+BC to a dataset, by d3rlpy",
     "evaluate": "roll runs out, append to results.jsonl, write the report",
+    "compare": "rank runs from a log alone, without a simulator",
     "serve": "serve a policy over HTTP, with a journal",
     "export": "write a policy as ONNX, which acts without torch",
     "backup": "copy the journal of a server, also while it runs",

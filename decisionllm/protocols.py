@@ -329,6 +329,99 @@ class Decider(Protocol):
 
 
 @dataclass(frozen=True)
+class Logged:
+    """Logged episodes end to end, from which policies are judged without a simulator; raw units.
+
+    n steps, E episodes.
+
+    Attributes:
+        spec: of the data.
+        observations: (n, S).
+        actions: (n, A) the logged ones.
+        rewards: (n,).
+        offsets: (E+1,) episode e is rows offsets[e]:offsets[e+1].
+        terminated: (E,) bool, ended by the task.
+        held_out: (E,) bool. Estimators are fitted to the other episodes and judge on these.
+        tasks: E task texts.
+        recorded: (n,) bool, whether the log knows the action.
+        action_masks: (n, C) allowed discrete actions; None: all.
+        action_log_prob: (n,) log-probability of the logged actions under what chose them, or their
+            log-density in raw units; None: the log has no propensities.
+    """
+
+    spec: Spec
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    offsets: np.ndarray
+    terminated: np.ndarray
+    held_out: np.ndarray
+    tasks: Sequence[str]
+    recorded: np.ndarray
+    action_masks: np.ndarray | None = None
+    action_log_prob: np.ndarray | None = None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(E,) steps of each episode."""
+        return np.diff(self.offsets)
+
+    @property
+    def episode(self) -> np.ndarray:
+        """(n,) the episode of each step."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def timesteps(self) -> np.ndarray:
+        """(n,) from 0 within the episode."""
+        steps: np.ndarray = np.arange(len(self.rewards)) - self.offsets[self.episode]
+        return steps
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy that is judged from a log.
+
+    Attributes:
+        name: in tables.
+        actions: (n, A) its own action at each logged step, given the logged history, raw units.
+        begin: starts a player of N episodes, given their task texts.
+        log_prob: (n,) log-probability, or log-density in raw units, of the logged actions under the
+            policy; None: it does not draw its actions from a distribution.
+    """
+
+    name: str
+    actions: np.ndarray
+    begin: Begin
+    log_prob: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated mean return of a policy with its 95 % interval over held-out episodes, raw
+    reward units. note: what a reader must know beside the number; empty: nothing."""
+
+    value: float
+    low: float
+    high: float
+    note: str = ""
+
+
+class Estimator(Protocol):
+    """Estimates the mean return of a policy from a log.
+
+    Register a class under `@register("estimator", name)`. It is built with the log (`Logged`), the
+    discount of a step and a seed, fits there what all policies share, and raises a ValueError for a
+    log that it cannot use.
+    """
+
+    @abstractmethod
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """The estimate of one policy."""
+        ...
+
+
+@dataclass(frozen=True)
 class Source:
     """What a dataset reader returns: the spec of the data, its episodes, and its description.
 

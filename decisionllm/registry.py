@@ -23,6 +23,7 @@ SEARCHED = (
     "datasets/*.py",
     "domains/*/*.py",
     "eval/*.py",
+    "estimates/*.py",
     "backbones/*.py",
     "models/heads.py",
     "models/imagined.py",
@@ -34,7 +35,8 @@ SEARCHED = (
 #   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`
 #   raw_export: (target, dataset node, say) writes what a dataset's options name, without a store
 #   final_observations: (store) -> (E, S), of a world whose stores do not keep them
-FUNCTIONS = ("export", "raw_export", "final_observations")
+#   estimator: (log, discount, seed) -> `protocols.Estimator`, of `decisionllm compare`
+FUNCTIONS = ("export", "raw_export", "final_observations", "estimator")
 Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
 

@@ -210,6 +210,8 @@ class StepColumns(Generic[Array]):
     loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)
     # of the action in the loss, within 0 .. 1; 0: the log lacks it. Left out: 1
     action_weight: Array | None = column("", np.float32, optional=True, kw_only=True)
+    # propensity: log-probability of the action under what chose it, or log-density in raw units
+    action_log_prob: Array | None = column("", np.float32, optional=True, kw_only=True)
 
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store

@@ -42,6 +42,7 @@ NAMES = sorted(
         "auction_bidders",
         "auction_words",
         "auctionnet_public",
+        "compare",
         "instructions",
         "isoflops",
         "large_files",

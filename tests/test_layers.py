@@ -18,10 +18,11 @@ FLOORS = (
     {"runs"},
     {"policy"},
     {"eval"},
+    {"estimates"},
     {"domains"},
     {"serving"},
     {"train", "baseline", "evaluate", "serve", "export", "backup"},
-    {"scaling"},  # trains and evaluates
+    {"scaling", "compare"},  # trains and evaluates
     {"data", "scale", "journal"},
     {"__init__", "__main__"},
 )

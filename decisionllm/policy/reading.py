@@ -69,9 +69,17 @@ class WindowReader:
         batch, last, predicted = self.windows(histories)
         if not predicted.any():
             return batch, last
-        returns = self.model.predict_return(self.model.read(batch, torch.zeros_like(predicted)))
-        returns = torch.where(predicted[:, None], returns, batch.returns_to_go)
-        return replace(batch, returns_to_go=returns), last
+        return self.with_predicted(batch, predicted), last
+
+    def with_predicted(self, batch: Batch, rows: Tensor | None = None) -> Batch:
+        """A batch with the predicted maximum return in place of the return-to-go, at each step of
+        these rows, (B,) bool; None: of all.
+        """
+        nothing = torch.zeros(len(batch.mask), dtype=torch.bool, device=batch.mask.device)
+        returns = self.model.predict_return(self.model.read(batch, nothing))
+        if rows is not None:
+            returns = torch.where(rows[:, None], returns, batch.returns_to_go)
+        return replace(batch, returns_to_go=returns)
 
     def windows(self, histories: Sequence[History]) -> tuple[Batch, Tensor, Tensor]:
         """The windows of N histories, the place of the last observation in each (N,), and (N,)

@@ -1,0 +1,398 @@
+"""The command `compare`: rank policies from a log alone, by estimates of their returns on held-out
+episodes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from decisionllm.baselines.d3rlpy import Baseline
+from decisionllm.checks import unknown
+from decisionllm.command_line import with_defaults
+from decisionllm.config import merged
+from decisionllm.datasets import sampling
+from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
+from decisionllm.estimates.acting import player_actions, policy_actions
+from decisionllm.estimates.log import logged
+from decisionllm.estimates.networks import tells_texts_apart
+from decisionllm.estimates.support import Support
+from decisionllm.eval.pictures import figure
+from decisionllm.eval.report import interval
+from decisionllm.evaluate import run_directories
+from decisionllm.files import atomic, explained
+from decisionllm.policy import loading
+from decisionllm.policy.policy import Policy
+from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
+from decisionllm.registry import Node, build, function, function_names
+from decisionllm.runs import directory, hardware
+from decisionllm.schema import Json, Spec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and the policy that was trained there."""
+
+    path: Path
+    policy: Policy | Baseline
+    config: Node
+    info: Json
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate with its estimates by estimator, and the share of its actions far from the log."""
+
+    name: str
+    far: float
+    estimates: Mapping[str, Estimate]
+
+
+def compare(config: Node) -> Path:
+    """Estimate the return of each run of config["run"] from a log.
+
+    Args:
+        config: plain dicts as configs/compare.yaml; an option left out has its default.
+
+    Returns:
+        The path of compare.json.
+
+    Raises:
+        ValueError: an option is wrong, a run does not fit the data, or the data cannot be used.
+        FileNotFoundError: a run is not there or has no checkpoint.
+    """
+    config = with_defaults("compare", config)
+    check_options(config)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    paths = run_directories(config["run"])
+    runs = load_runs(paths, config)
+    store, other = open_log(runs[0], config)
+    for run in runs:
+        check_run(run, store)
+    fitting, held_out = split(store, runs[0], config, other=other)
+    for run in runs:
+        say_overlap(console, run, store, held_out)
+    log = logged(store, fitting, held_out)
+    console.print(
+        f"log: {store.info['name']}, {len(held_out):,} episodes held out, estimators are fitted to "
+        f"{len(fitting):,}"
+    )
+    if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
+        console.print("note: estimators do not read the task texts, which are not the same in both")
+    options = {name: config["options"].get(name, {}) for name in config["estimators"]}
+    estimators = build_estimators(options, log, config["discount"], config["seed"])
+    names = candidate_names(runs)
+    candidates = [candidate(run, log, name) for run, name in zip(runs, names, strict=True)]
+    judged = judge(candidates, log, estimators, seed=config["seed"])
+    console.print(table(judged, log, store.info["name"], config["discount"]), soft_wrap=False)
+    for line in warnings(judged, config["most_far"]):
+        console.print(line)
+    out = Path(config["out"] or paths[0].parent)
+    out.mkdir(parents=True, exist_ok=True)
+    written = write(out, judged, runs, log, store, config)
+    if config["picture"]:
+        draw(judged, log).savefig(out / "compare.png")
+    console.print(f"comparison: {written}")
+    return written
+
+
+def check_options(config: Node) -> None:
+    """Raise a ValueError if an option cannot be."""
+    known = function_names("estimator")
+    if not config["estimators"]:
+        raise ValueError(f"estimators: expected one or more of {', '.join(known)}, got none")
+    for name in config["estimators"]:
+        if name not in known:
+            raise ValueError(f"estimators: {unknown('estimator', name, known)}")
+    unused = [name for name in config["options"] if name not in config["estimators"]]
+    if unused:
+        wanted = ", ".join(config["estimators"])
+        raise ValueError(f"options.{unused[0]}: expected options of {wanted}, which are taken")
+    if not 0 < config["discount"] <= 1:
+        raise ValueError(f"discount: expected above 0 and at most 1, got {config['discount']}")
+    held_out = config["held_out"]
+    if held_out is not None and not 0 < held_out < 1:
+        raise ValueError(f"held_out: expected a share within 0 .. 1, got {held_out}")
+    for key in ("episodes", "fit_episodes", "least_episodes"):
+        if config[key] < 1:
+            raise ValueError(f"{key}: expected 1 or more, got {config[key]}")
+
+
+def load_runs(paths: Sequence[Path], config: Node) -> list[Run]:
+    """The policies of these run directories.
+
+    Raises:
+        ValueError: none is named, or one acts for a team or has parts with spaces of their own.
+    """
+    if not paths:
+        raise ValueError(f"run: expected one run directory or more, got {config['run']}")
+    device = config["device"]
+    generator = torch.Generator(hardware.usable(device))
+    acting = config["act"] | {"generator": generator.manual_seed(config["seed"])}
+    found = []
+    for path in paths:
+        run = Run(path, *loading.load(path, device=device, **acting))
+        if isinstance(run.policy, Policy) and run.policy.model.team is not None:
+            raise ValueError(f"{path}: expected a run of single agents, got one of teams")
+        found.append(run)
+    return found
+
+
+def open_log(first: Run, config: Node) -> tuple[Store, bool]:
+    """The store that policies are judged from, and whether it is another one than the first run's."""
+    own, given = first.config["dataset"], dict(config["dataset"])
+    transform = first.config.get("transform", NO_TRANSFORM)
+    cache = first.config["cache_dir"]
+    if not given:
+        return prepare(own, cache, transform), False
+    if "_target_" not in given:
+        node = merged(own, given)
+    else:
+        node = given
+        if node.get("text", "") is None:
+            node["text"] = config["text"] or first.config["text"]
+    return prepare(node, cache), True
+
+
+def check_run(run: Run, store: Store) -> None:
+    """Raise a ValueError if a run acts in other spaces than those of the data."""
+    own, data = Spec.of(run.info["spec"]), store.spec
+    names = ("observation_dim", "action_dim", "num_actions", "entity_schema")
+    for name in names:
+        got, wanted = vars(own)[name], vars(data)[name]
+        if got != wanted:
+            what = f"{run.path}: expected a run of {name}={wanted}, as {store.info['name']} has"
+            raise ValueError(f"{what}, got {got}; leave it out, or give dataset= of its own")
+
+
+def split(store: Store, first: Run, config: Node, *, other: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The episodes that estimators are fitted to, and those that are judged on, two (e,) int.
+
+    Args:
+        store: of the log.
+        first: the first run, whose held-out episodes are judged on unless another share is given.
+        config: of the command.
+        other: the log is not the first run's own.
+    """
+    share = config["held_out"]
+    seed = config["seed"]
+    if share is None and other:
+        share = 0.5
+    elif share is None:
+        share = first.config["data"].get("held_out", 0.0)
+        seed = first.config["data"]["seed"]
+    with explained("held_out", ValueError):
+        fitting, held_out = sampling.select(store, held_out=share, seed=seed)
+    rng = np.random.default_rng(config["seed"])
+    fitting = drawn(fitting, config["fit_episodes"], rng)
+    held_out = drawn(held_out, config["episodes"], rng)
+    if len(held_out) < config["least_episodes"]:
+        wanted = f"{config['least_episodes']} held-out episodes or more (least_episodes)"
+        remedy = "give a larger held_out=, or dataset= of another log"
+        got = f"{len(held_out)} of {len(store.lengths)} in {store.info['name']}"
+        raise ValueError(f"held_out: expected {wanted}, got {got}; {remedy}")
+    return fitting, held_out
+
+
+def drawn(episodes: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """All of these episodes, or so many of them at random, sorted."""
+    if len(episodes) <= most:
+        return episodes
+    return np.sort(rng.choice(episodes, most, replace=False))
+
+
+def say_overlap(console: Console, run: Run, store: Store, held_out: np.ndarray) -> None:
+    """Print how many of the held-out episodes a run was trained on, if any."""
+    if run.info.get("fingerprint") != store.fingerprint:
+        return
+    names = ("fraction", "min_return_quantile", "held_out", "seed")
+    data = {name: run.config["data"][name] for name in names if name in run.config["data"]}
+    trained_on, _ = sampling.select(store, **data)
+    read = len(np.intersect1d(trained_on, held_out))
+    if read:
+        what = f"was trained on {read} of the {len(held_out)} held-out episodes"
+        console.print(f"note: {run.path} {what}, its estimates may be too high")
+
+
+def build_estimators(
+    options: Mapping[str, Node], log: Logged, discount: float, seed: int
+) -> dict[str, Estimator]:
+    """Estimators by name, fitted to what all policies share.
+
+    Args:
+        options: of each estimator by its name.
+        log: the episodes.
+        discount: of a step.
+        seed: of weights and batches.
+    """
+    found: dict[str, Estimator] = {}
+    for name, given in options.items():
+        made = function("estimator", name)
+        assert made is not None, name
+        node = {"_target_": f"{made.__module__}.{made.__qualname__}"}
+        found[name] = build(node | given, log, discount, seed)
+    return found
+
+
+def candidate_names(runs: Sequence[Run]) -> list[str]:
+    """The name of each policy; the path of a run whose name another one has."""
+    names = [run.config["name"] for run in runs]
+    return [
+        name if names.count(name) == 1 else str(run.path)
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def candidate(run: Run, log: Logged, name: str) -> Candidate:
+    """What estimators need of a run's policy."""
+    policy = run.policy
+    begin = partial(policy.begin, horizon=int(log.lengths.max()))
+    if isinstance(policy, Baseline):
+        return Candidate(name, player_actions(begin, log), begin)
+    with explained(str(run.path), ValueError):
+        acted = policy_actions(policy, log)
+    # a mode that is always taken has no density: another action never comes
+    draws = policy.decode == "sample"
+    return Candidate(name, acted.actions, begin, acted.log_prob if draws else None)
+
+
+def judge(
+    candidates: Sequence[Candidate],
+    log: Logged,
+    estimators: Mapping[str, Estimator],
+    *,
+    seed: int = 0,
+) -> list[Judged]:
+    """Estimate each candidate, the best by the first estimator first."""
+    support = Support(log, seed)
+    judged = []
+    for each in candidates:
+        estimates = {name: made.estimate(each) for name, made in estimators.items()}
+        judged.append(Judged(each.name, support.far(each.actions), estimates))
+    first = next(iter(estimators))
+    return sorted(judged, key=lambda one: -one.estimates[first].value)
+
+
+def ranks(judged: Sequence[Judged], name: str) -> list[int]:
+    """The rank of each candidate by this estimator, 1 the best; equal values share the better."""
+    values = [-one.estimates[name].value for one in judged]
+    return [int(rank) for rank in stats.rankdata(values, method="min")]
+
+
+def log_return(log: Logged) -> Estimate:
+    """The mean return of the held-out episodes themselves."""
+    returns = np.add.reduceat(log.rewards, log.offsets[:-1])[log.held_out]
+    low, high = interval(returns)
+    return Estimate(float(returns.mean()), low, high)
+
+
+def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) -> Table:
+    """Candidates by estimator: rank and value, and below them the 95 % interval."""
+    of_log = log_return(log)
+    title = (
+        f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
+        f"the log itself: {span(of_log)}"
+    )
+    if discount < 1:
+        title += f" undiscounted; estimates have discount {discount:g}"
+    title += "\nfar: share of actions far from the logged ones nearby"
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    made.add_column("policy", overflow="fold")
+    names = list(judged[0].estimates)
+    for name in names:
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("far", justify="right", no_wrap=True)
+    by_name = {name: ranks(judged, name) for name in names}
+    for i, one in enumerate(judged):
+        cells = []
+        for name in names:
+            found = one.estimates[name]
+            interval_of = f"{found.low:.4g}..{found.high:.4g}"
+            cells.append(f"{by_name[name][i]}. {found.value:.4g}\n{interval_of}")
+        made.add_row(one.name, *cells, f"{100 * one.far:.0f} %")
+    return made
+
+
+def span(estimate: Estimate) -> str:
+    """A value with its interval, such as 3.21 (3.02..3.40)."""
+    return f"{estimate.value:.4g} ({estimate.low:.4g}..{estimate.high:.4g})"
+
+
+def warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
+    """What a reader must know beside the numbers, a line each."""
+    found = []
+    for one in judged:
+        if one.far > most_far:
+            share = f"{100 * one.far:.0f} % of its actions are far from the logged ones nearby"
+            found.append(f"warning: {one.name} leaves the log, {share}; its estimates are guesses")
+        for name, estimate in one.estimates.items():
+            if estimate.note:
+                found.append(f"warning: {one.name}, {name}: {estimate.note}")
+    return found
+
+
+def write(
+    out: Path,
+    judged: Sequence[Judged],
+    runs: Sequence[Run],
+    log: Logged,
+    store: Store,
+    config: Node,
+) -> Path:
+    """Write compare.json. Returns its path."""
+    path_of = dict(zip(candidate_names(runs), (str(run.path) for run in runs), strict=True))
+    places = {name: ranks(judged, name) for name in config["estimators"]}
+    rows = []
+    for i, one in enumerate(judged):
+        estimates = {
+            name: asdict(estimate) | {"rank": places[name][i]}
+            for name, estimate in one.estimates.items()
+        }
+        row = {"policy": one.name, "run": path_of[one.name], "far": one.far}
+        rows.append(row | {"estimates": estimates})
+    content = {
+        "dataset": store.info["name"],
+        "fingerprint": store.fingerprint,
+        "episodes": int(log.held_out.sum()),
+        "fit_episodes": int((~log.held_out).sum()),
+        "log": asdict(log_return(log)),
+        "discount": config["discount"],
+        "seed": config["seed"],
+        "options": config["options"],
+        "versions": directory.versions(),
+        "rows": rows,
+    }
+    with atomic(out / "compare.json") as partial_file:
+        partial_file.write_text(json.dumps(content, indent=1))
+    return out / "compare.json"
+
+
+def draw(judged: Sequence[Judged], log: Logged) -> "Figure":
+    """A panel for each estimator: policies with their intervals, and the return of the log."""
+    names = list(judged[0].estimates)
+    made = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)
+    places = np.arange(len(judged))[::-1]
+    of_log = log_return(log)
+    panels = made.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for axis, name in zip(panels, names, strict=True):
+        estimates = [one.estimates[name] for one in judged]
+        values = np.array([each.value for each in estimates])
+        below = values - [each.low for each in estimates]
+        above = [each.high for each in estimates] - values
+        axis.errorbar(values, places, xerr=np.abs([below, above]), fmt="o", capsize=3)
+        axis.axvline(of_log.value, color="grey", linestyle=":", linewidth=0.8)
+        axis.set(title=f"{name} (dotted: the log)", xlabel="estimated return")
+        axis.set_yticks(places, [one.name for one in judged])
+    return made

@@ -1,0 +1,1 @@
+"""Estimates of a policy's return from a log alone: one file for each estimator."""

@@ -1,0 +1,52 @@
+"""The part of a data store that policies are judged from."""
+
+import numpy as np
+
+from decisionllm.datasets.store import Store
+from decisionllm.protocols import Logged
+
+
+def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
+    """These episodes of a store, the ones to fit estimators to first.
+
+    Args:
+        store: of the log.
+        fitting: (e,) int.
+        held_out: (h,) int, none of them in `fitting`.
+
+    Raises:
+        ValueError: the log has no rewards that differ, or its episodes are members of teams.
+    """
+    name = store.info["name"]
+    if store.agent is not None:
+        raise ValueError(f"{name}: expected episodes of single agents, got those of teams")
+    episodes = np.concatenate([fitting, held_out])
+    lengths = store.lengths[episodes]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    rows = np.repeat(store.offsets[:-1][episodes], lengths) + within
+    rewards = np.asarray(store.rewards[rows], np.float64)
+    if np.ptp(rewards) == 0:
+        got = f"{rewards[0]:g} at each of {len(rewards):,} steps"
+        raise ValueError(f"{name}: expected rewards that tell policies apart, got {got}")
+    recorded = np.ones(len(rows), bool)
+    if store.action_weight is not None:
+        recorded = store.action_weight[rows] > 0
+    return Logged(
+        spec=store.spec,
+        observations=np.asarray(store.observations[rows]),
+        actions=np.asarray(store.actions[rows]),
+        rewards=rewards,
+        offsets=offsets,
+        terminated=np.asarray(store.terminated[episodes]),
+        held_out=np.arange(len(episodes)) >= len(fitting),
+        tasks=[store.tasks[i] for i in store.task[episodes]],
+        recorded=recorded,
+        action_masks=column(store.action_masks, rows),
+        action_log_prob=column(store.action_log_prob, rows),
+    )
+
+
+def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """These rows of a column; None where there is none."""
+    return None if values is None else np.asarray(values[rows])

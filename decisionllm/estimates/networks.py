@@ -1,0 +1,150 @@
+"""Small networks that several estimators fit, and what they read of a log."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decisionllm.models.imagined import TEXTS, codes
+from decisionllm.protocols import Logged
+
+SMALLEST = 1e-6  # deviation below which a column counts as constant
+
+
+class Members(nn.Module):
+    """M networks of the same shape with two hidden layers, computed together.
+
+    Args:
+        count: M.
+        inputs: I, numbers read.
+        outputs: O, numbers predicted.
+        width: of the hidden layers.
+        seed: of the weights.
+    """
+
+    def __init__(self, count: int, inputs: int, outputs: int, *, width: int, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        sizes = [inputs, width, width, outputs]
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+            bound = before**-0.5
+            weight = torch.rand(count, before, after, generator=generator) * 2 - 1
+            self.weights.append(nn.Parameter(weight * bound))
+            self.biases.append(nn.Parameter(torch.zeros(count, 1, after)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(M, B, I), or (B, I) for all members alike -> (M, B, O)."""
+        if x.ndim == 2:
+            x = x.expand(len(self.weights[0]), -1, -1)
+        last = len(self.weights) - 1
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if i < last:
+                x = F.silu(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Units:
+    """How a log becomes inputs of a network: standardised observations and actions, the share of
+    the horizon that has passed, and numbers that stand for the task text.
+
+    A discrete action is one number for each choice.
+    """
+
+    observation_mean: np.ndarray  # (S,)
+    observation_scale: np.ndarray  # (S,)
+    action_mean: np.ndarray  # (A,)
+    action_scale: np.ndarray  # (A,)
+    num_actions: int  # C, 0: continuous
+    horizon: int  # steps
+    reads_text: bool
+
+    @classmethod
+    def of(cls, log: Logged) -> "Units":
+        """Of the episodes that estimators are fitted to."""
+        rows = fitting_rows(log)
+        observations = log.observations[rows].astype(np.float64)
+        actions = log.actions[rows].astype(np.float64)
+        return cls(
+            observation_mean=observations.mean(0),
+            observation_scale=positive(observations.std(0)),
+            action_mean=actions.mean(0),
+            action_scale=positive(actions.std(0)),
+            num_actions=log.spec.num_actions,
+            horizon=int(log.lengths.max()),
+            reads_text=tells_texts_apart(log),
+        )
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of `states`."""
+        text = codes([""]).shape[1] if self.reads_text else 0
+        return len(self.observation_mean) + 1 + text
+
+    @property
+    def action_size(self) -> int:
+        """Numbers of `actions`."""
+        return self.num_actions or len(self.action_mean)
+
+    def states(self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str]) -> Tensor:
+        """Observations (m, S), steps (m,) and m task texts as inputs (m, state_size)."""
+        standardised = (observations - self.observation_mean) / self.observation_scale
+        passed = 2 * timesteps[:, None] / self.horizon - 1
+        parts = [torch.from_numpy(np.concatenate([standardised, passed], 1)).float()]
+        if self.reads_text:
+            parts.append(codes(tasks))
+        return torch.cat(parts, 1)
+
+    def actions(self, actions: np.ndarray) -> Tensor:
+        """Raw actions (m, A) as inputs (m, action_size)."""
+        if self.num_actions:
+            index = torch.from_numpy(actions[:, 0].astype(np.int64))
+            return F.one_hot(index, self.num_actions).float()
+        return torch.from_numpy((actions - self.action_mean) / self.action_scale).float()
+
+
+def fitting_rows(log: Logged) -> np.ndarray:
+    """The steps (m,) of the episodes that are not held out."""
+    return np.flatnonzero(~log.held_out[log.episode])
+
+
+def step_tasks(log: Logged) -> list[str]:
+    """The task text of each step, n."""
+    return [log.tasks[e] for e in log.episode]
+
+
+def tells_texts_apart(log: Logged) -> bool:
+    """Whether the log has several task texts and every held-out one occurs in the other episodes
+    too. A text that is nowhere else says nothing to a network.
+    """
+    pairs = list(zip(log.tasks, log.held_out, strict=True))
+    judged = {task for task, held_out in pairs if held_out}
+    fitted_to = {task for task, held_out in pairs if not held_out}
+    return 1 < len(fitted_to) <= TEXTS and judged <= fitted_to
+
+
+def positive(deviation: np.ndarray) -> np.ndarray:
+    """The scale of each column; 1 for a constant one."""
+    return np.where(deviation > SMALLEST, deviation, 1.0)
+
+
+def optimise(
+    net: Members, loss: Callable[[int], Tensor], steps: int, *, lr: float, title: str
+) -> None:
+    """Minimise a loss of a step's number by Adam; the rate falls to zero along a cosine."""
+    optimizer = torch.optim.Adam(net.parameters(), lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    hidden = not sys.stdout.isatty()
+    for step in track(range(steps), title, transient=True, disable=hidden):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
+        schedule.step()

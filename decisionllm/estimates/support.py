@@ -1,0 +1,63 @@
+"""How far a policy leaves the log: whether its actions are like those that were taken nearby."""
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from decisionllm.estimates.networks import Units, fitting_rows
+from decisionllm.protocols import Logged
+
+NEIGHBOURS = 20  # logged steps that count as near a state
+USUAL = 0.95  # share of the logged actions that count as like those of their neighbours
+MOST = 20_000  # rows of the log that are searched, and a tenth of them looked up
+
+
+class Support:
+    """The logged actions near each state.
+
+    The distance of an action is that to the nearest action of the 20 logged steps with the nearest
+    observation and time, in deviations of the logged actions. An action is far if it is farther
+    than 95 % of the held-out logged actions themselves are from theirs; a discrete one if none of
+    the 20 steps took it.
+
+    Args:
+        log: the episodes; states of held-out ones are looked up in the others.
+        seed: of the rows, where there are more than are searched.
+    """
+
+    def __init__(self, log: Logged, seed: int) -> None:
+        self.units = Units.of(log)
+        rng = np.random.default_rng(seed)
+        fitting = fitting_rows(log)
+        known = some(fitting[log.recorded[fitting]], MOST, rng)
+        judged = np.flatnonzero(log.held_out[log.episode] & log.recorded)
+        self.rows = some(judged, MOST // 10, rng)
+        tree = cKDTree(self.states(log, known))
+        _, near = tree.query(self.states(log, self.rows), k=min(NEIGHBOURS, len(known)))
+        near = near.reshape(len(self.rows), -1)
+        self.taken = self.units.actions(log.actions[known]).numpy()[near]  # (m, k, A)
+        self.usual = 0.0
+        if not log.spec.num_actions:
+            self.usual = float(np.quantile(self.distance(log.actions), USUAL))
+
+    def states(self, log: Logged, rows: np.ndarray) -> np.ndarray:
+        """Standardised observations and time of these rows (m, S+1)."""
+        tasks = [""] * len(rows)
+        states = self.units.states(log.observations[rows], log.timesteps[rows], tasks).numpy()
+        return np.asarray(states[:, : log.observations.shape[1] + 1])
+
+    def distance(self, actions: np.ndarray) -> np.ndarray:
+        """Distance (m,) of actions (n, A) at the looked-up steps, in deviations."""
+        own = self.units.actions(actions[self.rows]).numpy()
+        apart = np.square(self.taken - own[:, None]).sum(-1)
+        return np.asarray(np.sqrt(apart.min(1)))
+
+    def far(self, actions: np.ndarray) -> float:
+        """The share of actions (n, A) that are far from those of the log near their state."""
+        return float((self.distance(actions) > self.usual).mean())
+
+
+def some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """All of these rows, or so many of them at random, in their order."""
+    if len(rows) <= most:
+        return rows
+    return np.sort(rng.choice(rows, most, replace=False))

@@ -1,0 +1,193 @@
+"""Estimators on a world whose values are computed on paper.
+
+Two states. In the first, action 1 leads to the second and action 0 ends the episode with reward 1;
+in the second, action 1 brings 3 and action 0 nothing, and the episode ends.
+"""
+
+import numpy as np
+import pytest
+
+from decisionllm.estimates.fitted_q import FittedQ, discounted_returns
+from decisionllm.estimates.importance import Importance, effective_episodes
+from decisionllm.estimates.learned_model import LearnedModel
+from decisionllm.estimates.networks import Members
+from decisionllm.estimates.support import Support
+from decisionllm.eval.rollout import ScriptedPlayer
+from decisionllm.protocols import Candidate, Logged
+from decisionllm.schema import Spec
+
+SPEC = Spec(observation_dim=1, action_dim=1, horizon=2, num_actions=2)
+SMALL = {"steps": 600, "members": 1, "width": 16, "batch_size": 64, "lr": 1e-2}
+WALKS = {  # the three ways through the world: states, actions, rewards
+    "left": ([0], [0], [1.0]),
+    "right, left": ([0, 1], [1, 0], [0.0, 0.0]),
+    "right, right": ([0, 1], [1, 1], [0.0, 3.0]),
+}
+
+
+def chain(walks, held_out, log_prob=None, **more):
+    """A log of these walks, of which the last ones are held out."""
+    states, actions, rewards = (
+        np.concatenate([WALKS[name][i] for name in walks]) for i in range(3)
+    )
+    lengths = [len(WALKS[name][0]) for name in walks]
+    fields = {
+        "spec": SPEC,
+        "observations": states[:, None].astype(np.float32),
+        "actions": actions[:, None].astype(np.float32),
+        "rewards": rewards,
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]),
+        "terminated": np.ones(len(walks), bool),
+        "held_out": np.arange(len(walks)) >= len(walks) - held_out,
+        "tasks": [""] * len(walks),
+        "recorded": np.ones(len(states), bool),
+        "action_log_prob": log_prob,
+    }
+    return Logged(**fields | more)
+
+
+def rule(log, first, second):
+    """The policy that takes these actions in the two states."""
+
+    def begin(tasks):
+        def choose(observations, rows):
+            return np.where(observations < 0.5, first, second).astype(np.float32)
+
+        return ScriptedPlayer(choose, tasks)
+
+    actions = np.where(log.observations < 0.5, first, second).astype(np.float32)
+    return Candidate(f"{first}{second}", actions, begin)
+
+
+ALL = [*WALKS] * 40
+
+
+@pytest.mark.parametrize(
+    ("discount", "values"), [(1.0, {"11": 3, "10": 0, "01": 1}), (0.5, {"11": 1.5, "01": 1})]
+)
+def test_fitted_q_finds_the_values_on_paper(discount, values):
+    log = chain(ALL, held_out=6)
+    estimator = FittedQ(log, discount, 0, **SMALL, sync_every=50)
+    for (first, second), value in values.items():
+        found = estimator.estimate(rule(log, int(first), int(second)))
+        assert found.value == pytest.approx(value, abs=0.1)
+        assert found.low == pytest.approx(found.high, abs=1e-5)  # all begin in one state
+
+
+def test_fitted_q_leaves_out_steps_whose_action_is_missing():
+    log = chain(ALL, held_out=6)
+    half = chain(ALL, held_out=6, recorded=log.rewards != 3)
+    kept = FittedQ(half, 1.0, 0, **SMALL | {"steps": 1}).rows
+    assert len(kept) == 5 * 38 - 38 and not (log.rewards[kept] == 3).any()
+
+
+def test_a_limit_of_time_is_no_end_where_it_is_bootstrapped():
+    log = chain(ALL, held_out=6, terminated=np.zeros(len(ALL), bool))
+    with pytest.raises(ValueError, match="time_limits=bootstrap: expected discount below 1"):
+        FittedQ(log, 1.0, 0, time_limits="bootstrap")
+    estimator = FittedQ(log, 0.9, 0, **SMALL | {"steps": 1}, time_limits="bootstrap")
+    assert set(estimator.rows) == set(np.flatnonzero(log.rewards + log.observations[:, 0] == 0)) - {
+        row for row in range(len(log.rewards)) if log.held_out[log.episode[row]]
+    }
+
+
+def test_a_learned_model_returns_what_the_world_returns():
+    log = chain(ALL, held_out=6)
+    estimator = LearnedModel(log, 1.0, 0, **SMALL)
+    for (first, second), value in {"11": 3, "10": 0, "01": 1}.items():
+        found = estimator.estimate(rule(log, int(first), int(second)))
+        assert found.value == pytest.approx(value, abs=0.15)
+
+
+def test_a_rollout_keeps_the_chance_that_a_mean_loses():
+    """The second state is -1 or 1, whatever is done: their mean never comes."""
+    states = np.array([0, -1, 0, 1] * 60)
+    log = chain(["right, right"] * 120, 20, observations=states[:, None].astype(np.float32))
+    found = {}
+    for neighbours in (0, 10):
+        model = LearnedModel(log, 1.0, 0, **SMALL, neighbours=neighbours)
+        first = np.zeros((200, 1), np.float32)
+        rng = np.random.default_rng(0)
+        found[neighbours], _, _ = model.advance(first, 0, [""] * 200, first + 1, rng)
+    assert np.abs(found[0]).max() < 0.3 and np.ptp(found[0]) == 0
+    assert np.abs(np.abs(found[10]) - 1).max() < 0.01 and abs(found[10].mean()) < 0.5
+
+
+def test_weights_of_two_episodes_on_paper():
+    # the log chose each action with 1/2; the policy takes those of the first episode with
+    # probabilities 1 and 3/4, that of the second with 1/4: weights 2, 3 and 1/2, 1/2
+    log = chain(["left", "right, right", "left"], 2, log_prob=np.log(np.full(4, 0.5)))
+    estimator = Importance(log, 1.0, 0)
+    policy = Candidate("", log.actions, lambda tasks: None, np.log([1.0, 1.0, 0.75, 0.25]))
+    found = estimator.estimate(policy)
+    # step 0: (2 x 0 + 1/2 x 1) / 2.5 = 0.2; step 1: (3 x 3 + 1/2 x 0) / 3.5 = 18/7
+    assert found.value == pytest.approx(0.2 + 18 / 7)
+    # one episode twice has its own return, 1 or 3
+    assert (found.low, found.high) == pytest.approx((1, 3))
+    # (3 + 1/2)^2 / (9 + 1/4) = 1.32
+    assert found.note == "weights worth 1.3 of 2 episodes"
+    halved = Importance(log, 0.5, 0).estimate(policy)
+    assert halved.value == pytest.approx(0.2 + 9 / 7)
+
+
+def test_a_policy_like_the_log_has_the_mean_return_of_the_log():
+    log_prob = np.log(np.full(5 * 40, 0.5))
+    log = chain(ALL, held_out=30, log_prob=log_prob)
+    found = Importance(log, 1.0, 0).estimate(Candidate("", log.actions, None, log_prob))
+    assert found.value == pytest.approx((1 + 0 + 3) / 3)
+    assert found.low < 4 / 3 < found.high and not found.note
+    assert effective_episodes(np.ones(30)) == 30
+
+
+def test_weights_need_propensities_and_a_distribution():
+    with pytest.raises(ValueError, match="estimators=importance: expected a log with propensities"):
+        Importance(chain(ALL, 6), 1.0, 0)
+    log = chain(ALL, 6, log_prob=np.zeros(200))
+    with pytest.raises(ValueError, match="01 draws its actions from no distribution"):
+        Importance(log, 1.0, 0).estimate(rule(log, 0, 1))
+
+
+def test_an_action_that_nobody_took_nearby_is_far():
+    log = chain(["left"] * 60 + ["right, right"] * 60, held_out=30)
+    support = Support(log, 0)
+    assert support.far(log.actions) == 0
+    # in the second state nobody went left: half of the held-out steps
+    assert support.far(rule(log, 0, 0).actions) == 0.5
+
+
+def test_a_twentieth_of_the_logged_actions_themselves_is_far():
+    rng = np.random.default_rng(0)
+    n = 400
+    spec = Spec(observation_dim=1, action_dim=1, horizon=1, low=(-9.0,), high=(9.0,))
+    fields = {
+        "spec": spec,
+        "observations": rng.normal(size=(n, 1)).astype(np.float32),
+        "actions": rng.normal(size=(n, 1)).astype(np.float32),
+        "rewards": rng.normal(size=n),
+        "offsets": np.arange(n + 1),
+        "terminated": np.ones(n, bool),
+        "held_out": np.arange(n) >= 200,
+        "tasks": [""] * n,
+        "recorded": np.ones(n, bool),
+    }
+    log = Logged(**fields)
+    support = Support(log, 0)
+    assert support.far(log.actions) == pytest.approx(0.05, abs=0.005)
+    assert support.far(log.actions + 8) == 1
+
+
+def test_discounted_returns_stay_within_their_episode():
+    found = discounted_returns(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]), 0.5)
+    assert found.tolist() == [3, 4, 4, 8]
+
+
+def test_members_are_networks_of_their_own():
+    import torch
+
+    net = Members(2, 3, 1, width=4, seed=0)
+    x = torch.ones(5, 3)
+    both = net(x)
+    net.weights[0].data[0] = 0
+    changed = net(x)
+    assert both.shape == (2, 5, 1) and not torch.equal(both[0], both[1])
+    assert not torch.equal(changed[0], both[0]) and torch.equal(changed[1], both[1])

@@ -1,0 +1,163 @@
+"""The command `compare`: runs are ranked from held-out episodes of a log, and what cannot be
+compared is refused in one line.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from decisionllm.compare import Judged, compare, ranks, table, warnings
+from decisionllm.datasets.arrays import from_episodes
+from decisionllm.protocols import Estimate, Logged
+from decisionllm.schema import Episode, Spec
+from tests.conftest import LOOP, NANO, command
+
+QUICK = (
+    "+options.fqe.steps=20",
+    "+options.fqe.width=8",
+    "+options.model.steps=20",
+    "+options.model.width=8",
+    "picture=false",
+)
+
+
+def estimate(value):
+    return Estimate(value, value - 1, value + 1)
+
+
+def test_the_best_estimate_has_rank_one_and_equal_ones_share_it():
+    judged = [Judged(str(v), 0.0, {"fqe": estimate(v)}) for v in (2.0, 5.0, 5.0, 1.0)]
+    assert ranks(judged, "fqe") == [3, 1, 1, 4]
+
+
+def test_a_policy_that_leaves_the_log_is_warned_about():
+    judged = [Judged("near", 0.2, {"fqe": estimate(1.0)}), Judged("away", 0.31, {})]
+    (line,) = warnings(judged, 0.2)
+    assert line.startswith("warning: away leaves the log, 31 % of its actions")
+
+
+def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
+    log = Logged(
+        spec=Spec(1, 1, 2, num_actions=2),
+        observations=np.zeros((3, 1)),
+        actions=np.zeros((3, 1)),
+        rewards=np.array([5.0, 1.0, 2.0]),
+        offsets=np.array([0, 1, 3]),
+        terminated=np.zeros(2, bool),
+        held_out=np.array([False, True]),
+        tasks=["", ""],
+        recorded=np.ones(3, bool),
+    )
+    made = table([Judged("a", 0.5, {"fqe": estimate(2.0), "model": estimate(4.0)})], log, "d", 1.0)
+    assert [column.header for column in made.columns] == [
+        "policy",
+        "fqe",
+        "model",
+        "far",
+    ]
+    assert [next(column.cells) for column in made.columns] == [
+        "a",
+        "1. 2\n1..3",
+        "1. 4\n3..5",
+        "50 %",
+    ]
+    assert "the log itself: 3 (3..3)" in made.title
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two short runs on synthetic data, one on discrete actions: folder -> each by its name."""
+    path = tmp_path_factory.mktemp("trained")
+    shared = (*LOOP, *NANO, f"cache_dir={path}/data", "data.held_out=0.3")
+    words = {"one": (), "two": ("seed=8",), "discrete": ("dataset=synthetic-discrete",)}
+    for name, more in words.items():
+        if name == "discrete":
+            more = (*more, "head=discrete")
+        assert command("train", *shared, *more, f"name={name}", f"run={path}/{name}") == 0
+    return path
+
+
+@pytest.mark.slow
+def test_runs_are_compared_on_their_held_out_episodes(runs, tmp_path, capsys):
+    words = (f"run=[{runs}/one,{runs}/two]", f"out={tmp_path}", "least_episodes=12", *QUICK)
+    assert command("compare", *words, "picture=true") == 0
+    said = capsys.readouterr().out
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert (found["episodes"], found["fit_episodes"], found["dataset"]) == (12, 28, "synthetic")
+    assert sorted(row["policy"] for row in found["rows"]) == ["one", "two"]
+    for name in ("fqe", "model"):
+        each = [row["estimates"][name] for row in found["rows"]]
+        assert sorted(one["rank"] for one in each) == [1, 2]
+        assert all(one["low"] < one["value"] < one["high"] for one in each)
+    assert "28" in said and "note:" not in said
+    assert (tmp_path / "compare.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_another_log_is_halved_and_a_run_on_judged_episodes_is_named(runs, tmp_path, capsys):
+    words = (f"run={runs}/one", f"out={tmp_path}", *QUICK, "estimators=[fqe]")
+    assert command("compare", *words[:-3], "picture=false", "+dataset.episodes=60") == 0
+    assert json.loads((tmp_path / "compare.json").read_text())["episodes"] == 30
+    words = (f"run={runs}/one", f"out={tmp_path}", *QUICK[:2], "estimators=[fqe]", "held_out=0.5")
+    assert command("compare", *words, "picture=false") == 0
+    assert "was trained on" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
+    unpaid = Episode(np.zeros((2, 2)), np.eye(2), np.zeros(2))
+    data = from_episodes(
+        [replace(unpaid, group=i) for i in range(9)], tmp_path / "log", name="unpaid"
+    )
+    cases = {
+        f"run={runs}/none": "expected a run directory (with run.json), found none",
+        f"run=[{runs}/one,{runs}/discrete]": "discrete: expected a run of action_dim=2",
+        "": "expected 20 held-out episodes or more (least_episodes), got 12 of 40 in synthetic",
+        "estimators=[fqee]": "no estimator 'fqee'; did you mean fqe?",
+        "estimators=[]": "expected one or more of fqe, importance, model",
+        "+options.fqe.stepps=3": "unexpected keyword argument 'stepps'",
+        "+options.importance.x=3": "options.importance: expected options of fqe, model",
+        "estimators=[importance]": "expected a log with propensities",
+        f"dataset=store dataset.path={data['path']}": "unpaid: expected rewards that tell policies",
+        "discount=1.5": "discount: expected above 0 and at most 1, got 1.5",
+        "held_out=1.0": "held_out: expected a share within 0 .. 1, got 1.0",
+    }
+    for words, message in cases.items():
+        given = words.split() if words.startswith("run") else [f"run={runs}/one", *words.split()]
+        if words != "":
+            given.append("least_episodes=2")
+        assert command("compare", *given, f"out={tmp_path}", "picture=false") == 1, words
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") == 1, (words, said)
+
+
+@pytest.mark.slow
+def test_propensities_of_a_log_are_read(runs, tmp_path):
+    rng = np.random.default_rng(0)
+    episodes = []
+    for group in range(30):
+        actions = rng.uniform(-1, 1, (5, 2)).astype(np.float32)
+        episode = Episode(
+            rng.normal(size=(5, 2)).astype(np.float32),
+            actions,
+            actions.sum(1),
+            group=group,
+            action_log_prob=np.full(5, np.log(0.25), np.float32),
+        )
+        episodes.append(episode)
+    data = from_episodes(episodes, tmp_path / "log", name="drawn")
+    config = {
+        "run": f"{runs}/one",
+        "dataset": data,
+        "estimators": ["importance"],
+        "least_episodes": 15,
+        "out": str(tmp_path),
+    }
+    with pytest.raises(ValueError, match="give act.decode=sample"):
+        compare(config)
+    found = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text())
+    (row,) = found["rows"]
+    (name,) = row["estimates"]
+    assert name == "importance" and -10 <= row["estimates"][name]["value"] <= 10
