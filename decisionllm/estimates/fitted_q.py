@@ -181,9 +181,9 @@ def discounted_returns(rewards: np.ndarray, offsets: np.ndarray, discount: float
     Rewards [1, 2, 4] with discount 0.5 give [3, 4, 4].
     """
     found = np.array(rewards, np.float64)
-    last = np.zeros(len(found), bool)
-    last[offsets[1:] - 1] = True
-    for row in range(len(found) - 2, -1, -1):
-        if not last[row]:
-            found[row] += discount * found[row + 1]
+    ends = offsets[1:]
+    lengths = np.diff(offsets)
+    for before_end in range(2, int(lengths.max()) + 1):
+        rows = ends[lengths >= before_end] - before_end
+        found[rows] += discount * found[rows + 1]
     return found
