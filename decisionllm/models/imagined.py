@@ -47,12 +47,10 @@ def candidate_actions(spec: Spec) -> Tensor:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
     if spec.action_dim > 2:
         wanted = "at most two action dimensions, or discrete actions"
-        raise ValueError(
-            f"planner=value: expected {wanted}, got {spec.action_dim}; take planner=none"
-        )
-    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(
-        -1, spec.action_dim
-    )
+        got = f"{spec.action_dim}; take planner=none"
+        raise ValueError(f"planner=value: expected {wanted}, got {got}")
+    each = torch.tensor([-1.0, 0.0, 1.0])
+    return torch.cartesian_prod(*[each] * spec.action_dim).view(-1, spec.action_dim)
 
 
 @lru_cache(TEXTS)
@@ -81,7 +79,8 @@ class FourierMLP(nn.Module):
         super().__init__()
         self.gate = nn.Linear(code, inner) if code else None
         self.frequencies = nn.Buffer(torch.ones(count, S))
-        self.first, self.last = nn.Linear(inputs + 2 * count * S, inner), nn.Linear(inner, outputs)
+        self.first = nn.Linear(inputs + 2 * count * S, inner)
+        self.last = nn.Linear(inner, outputs)
         self.middle = nn.Linear(inner, inner)
 
     def set_frequencies(self, change: Tensor) -> None:
@@ -89,22 +88,20 @@ class FourierMLP(nn.Module):
         change, in the model's units.
         """
         count = len(self.frequencies)
-        share = (
-            torch.arange(count, device=change.device)[:, None] + torch.rand_like(self.frequencies)
-        ) / count
+        number = torch.arange(count, device=change.device)[:, None]
+        share = (number + torch.rand_like(self.frequencies)) / count
         self.frequencies.copy_((1 / change).clamp(min=2.0) ** share)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs); under autocast only the middle has less precision."""
-        waves = x[..., None, : self.frequencies.shape[1]] * self.frequencies
+        S = self.frequencies.shape[1]
+        waves = x[..., None, :S] * self.frequencies
         with torch.autocast(x.device.type, enabled=False):
-            hidden = F.silu(
-                self.first(torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1))
-            )
+            read = torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1)
+            hidden = F.silu(self.first(read))
         hidden = F.silu(self.middle(hidden))
         with torch.autocast(x.device.type, enabled=False):
             if self.gate is not None:
-                S = self.frequencies.shape[1]
                 hidden = hidden * (1 + self.gate(x[..., S : S + self.gate.in_features]))
             out: Tensor = self.last(hidden.float())
         return out
@@ -165,31 +162,34 @@ class ImaginedValue(nn.Module):
         if not 0 < discount < 1:
             raise ValueError(f"planner.discount: expected within 0 .. 1, got {discount}")
         if horizon < 1 or steps < 1:
-            raise ValueError(
-                f"planner.horizon, planner.steps: expected 1 or more, got {horizon} and {steps}"
-            )
+            got = f"{horizon} and {steps}"
+            raise ValueError(f"planner.horizon, planner.steps: expected 1 or more, got {got}")
         self.horizon = horizon
         self.least_value = least_value
         self.reads_text = reads_text
         self.steps = steps
+        self.spec = spec
+        self.discount = discount
+        self.code = code = CODE if reads_text else 0
         S, A = spec.observation_dim, spec.num_actions or spec.action_dim
-        self.spec, self.discount, self.code = spec, discount, CODE if reads_text else 0
-        inputs, code = S + self.code, self.code
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(MEMBERS))
         # reward, and whether the episode ends
-        self.rewards = nn.ModuleList(
-            FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3)
-        )
-        self.values = nn.ModuleList(FourierMLP(S, inputs, 1, code=code) for _ in range(2))
+        rewards = (FourierMLP(S, S + code + A, 2, inner=128, code=code) for _ in range(3))
+        self.rewards = nn.ModuleList(rewards)
+        self.values = nn.ModuleList(FourierMLP(S, S + code, 1, code=code) for _ in range(2))
         if reads_text:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
-        self.pairs = nn.Buffer(
-            torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long)
-        )
-        self.together = nn.Buffer(torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
-        self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
-        self.low, self.bin_width = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
-        self.reward_low, self.reward_span = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
+        pairs = torch.zeros(1, 2, dtype=torch.long)  # of numbers of an observation
+        if S > 1:
+            pairs = torch.combinations(torch.arange(S))
+        self.pairs = nn.Buffer(pairs)
+        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
+        self.change_mean = nn.Buffer(torch.zeros(S))
+        self.change_scale = nn.Buffer(torch.ones(S))
+        self.low = nn.Buffer(torch.zeros(S))
+        self.bin_width = nn.Buffer(torch.ones(S))
+        self.reward_low = nn.Buffer(torch.zeros(()))
+        self.reward_span = nn.Buffer(torch.ones(()))
         self.candidates = nn.Buffer(candidate_actions(spec))
         self.requires_grad_(False)
 
@@ -203,11 +203,9 @@ class ImaginedValue(nn.Module):
             return observations
         for text in dict.fromkeys(texts):
             if not (code_of(text).to(self.known) == self.known).all(-1).any():
-                raise ValueError(
-                    "planner.reads_text: expected a task text that the value was fitted to, got "
-                    f"{text!r}; "
-                    "act.planning_horizon=0 acts without the value"
-                )
+                wanted = "a task text that the value was fitted to"
+                remedy = "act.planning_horizon=0 acts without the value"
+                raise ValueError(f"planner.reads_text: expected {wanted}, got {text!r}; {remedy}")
         return torch.cat([observations, codes(texts).to(observations)], -1)
 
     def encode(self, states: Tensor, actions: Tensor) -> Tensor:
@@ -224,9 +222,9 @@ class ImaginedValue(nn.Module):
         in every number and their mean is like the data: (...) bool."""
         ends = ends[..., : self.spec.observation_dim]
         mean = ends.mean(0)
-        return ((ends - mean).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(
-            -1
-        ) & self.supported(mean)
+        apart = (ends - mean).abs().amax(0)
+        alike = (apart < TOLERANCE * steps * self.change_scale).all(-1)
+        return alike & self.supported(mean)
 
     def bins(self, observations: Tensor) -> Tensor:
         """The bin of each number, (..., S) int; below 0 or from BINS on beyond the data's range."""
@@ -243,9 +241,8 @@ class ImaginedValue(nn.Module):
         # a bin more at the ends, where an observation may rest
         inside = ((bins >= -1) & (bins <= BINS)).all(-1)
         first, second = bins.clamp(0, BINS - 1)[..., self.pairs].unbind(-1)  # (..., pairs)
-        known: Tensor = self.together[
-            torch.arange(len(self.pairs), device=bins.device), first, second
-        ]
+        pair = torch.arange(len(self.pairs), device=bins.device)
+        known: Tensor = self.together[pair, first, second]
         return inside & known.all(-1)
 
     def value(self, states: Tensor) -> Tensor:
@@ -275,13 +272,9 @@ class ImaginedValue(nn.Module):
         whether the task ended the episode, and whether the members agree, (N,) bool."""
         ends = torch.stack([self.step(member, states, actions) for member in self.members])
         paid, over = self.pay(states, actions)
+        observations = ends.mean(0)[:, : self.spec.observation_dim]
         reward = self.reward_low + paid * self.reward_span
-        return (
-            ends.mean(0)[:, : self.spec.observation_dim],
-            reward,
-            over > 0.5,
-            self.agreed(ends, 1),
-        )
+        return observations, reward, over > 0.5, self.agreed(ends, 1)
 
     @torch.no_grad()
     def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -296,20 +289,25 @@ class ImaginedValue(nn.Module):
             C), the probability that the episode goes on (N, C), and whether the members agree about
             the end (N, C).
         """
-        N, C = len(states), len(self.candidates)
-        actions, ends = self.candidates.repeat(N, 1), []
-        gains, alive = torch.zeros_like(actions[:, 0]), torch.ones_like(actions[:, 0])
+        N, C, M = len(states), len(self.candidates), len(self.members)
+        actions = self.candidates.repeat(N, 1)
+        gains = torch.zeros_like(actions[:, 0])  # sum over the members
+        alive = torch.ones_like(actions[:, 0])  # product over the members
+        ends = []
         for member in self.members:
-            x, going = states.repeat_interleave(C, 0), torch.ones_like(alive)
+            x = states.repeat_interleave(C, 0)
+            going = torch.ones_like(alive)
             for i in range(steps):
                 paid, over = self.pay(x, actions)
                 gains = gains + self.discount**i * (going * paid + (1 - going) * self.zero)
-                x, going = self.step(member, x, actions), going * (1 - over)
+                x = self.step(member, x, actions)
+                going = going * (1 - over)
             ends.append(x)
             alive = alive * going
-        every = torch.stack(ends).view(len(ends), N, C, -1)
-        shares = (1 - self.discount) / len(ends) * gains, alive ** (1 / len(ends))
-        return every.mean(0), shares[0].view(N, C), shares[1].view(N, C), self.agreed(every, steps)
+        every = torch.stack(ends).view(M, N, C, -1)
+        gains = (1 - self.discount) / M * gains
+        alive = alive ** (1 / M)
+        return every.mean(0), gains.view(N, C), alive.view(N, C), self.agreed(every, steps)
 
     def ahead(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
         """Value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not used, see
@@ -362,9 +360,8 @@ class ImaginedValue(nn.Module):
         bins = self.bins(x).clamp(0, BINS - 1)
         for known, (i, j) in zip(self.together, self.pairs.tolist(), strict=True):
             known[bins[:, i], bins[:, j]] = True
-        self.together.copy_(
-            F.max_pool2d(self.together[:, None].float(), 3, stride=1, padding=1)[:, 0] > 0
-        )
+        around = F.max_pool2d(self.together[:, None].float(), 3, stride=1, padding=1)
+        self.together.copy_(around[:, 0] > 0)
 
     def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
         """Fit a member to transitions, more to those that it predicts badly."""
@@ -372,9 +369,8 @@ class ImaginedValue(nn.Module):
 
         def errors(rows: Tensor) -> Tensor:
             change = (x[rows + 1] - x[rows] - self.change_mean) / self.change_scale
-            return F.mse_loss(member(self.encode(x[rows], a[rows])), change, reduction="none").mean(
-                -1
-            )
+            predicted = member(self.encode(x[rows], a[rows]))
+            return F.mse_loss(predicted, change, reduction="none").mean(-1)
 
         hard = pairs
 
@@ -385,10 +381,9 @@ class ImaginedValue(nn.Module):
                 with torch.no_grad():
                     found = torch.cat([errors(rows) for rows in some.split(BATCH)])
                 hard = some[found.topk(int(HARD * len(some))).indices]
-            rows = torch.cat(
-                [each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)]
-            )
-            return errors(rows).mean()
+            any_rows = pairs[torch.randint(len(pairs), (BATCH // 2,))]
+            hard_rows = hard[torch.randint(len(hard), (BATCH // 2,))]
+            return errors(torch.cat([any_rows, hard_rows])).mean()
 
         fitted(member, loss, steps, "value: dynamics")
 
@@ -415,10 +410,12 @@ class ImaginedValue(nn.Module):
         `longest` steps away from it.
         """
         x = data.states(torch.randint(len(data.observations), (count,)))
-        found, x = [x[: count // 2]], x[count // 2 :]
+        found = [x[: count // 2]]
+        x = x[count // 2 :]
         for _ in range(2):
             actions = self.candidates[torch.randint(len(self.candidates), (len(x),))]
-            length, ends = torch.randint(1, longest + 1, (len(x), 1)), []
+            length = torch.randint(1, longest + 1, (len(x), 1))
+            ends = []
             for member in self.members:
                 y = x
                 for t in range(longest):
@@ -426,7 +423,9 @@ class ImaginedValue(nn.Module):
                 ends.append(y)
             every = torch.stack(ends)
             x = every.mean(0)[self.agreed(every, length)]
-            found, x = [*found, x[: len(x) // 2]], x[len(x) // 2 :]
+            half = len(x) // 2
+            found.append(x[:half])
+            x = x[half:]
         return torch.cat([*found, x])
 
     def _fit_values(self, states: Tensor, steps: int, *, rounds: int, each: int) -> None:
@@ -441,15 +440,18 @@ class ImaginedValue(nn.Module):
         self.values.requires_grad_(True)
         optimizer = torch.optim.Adam(self.values.parameters(), 1e-3)
         for i in track(range(rounds), "value: iterations"):
+            if i >= 0.9 * rounds:
+                rate = 1e-4
+            elif i >= 0.7 * rounds:
+                rate = 3e-4
+            else:
+                rate = 1e-3
             for group in optimizer.param_groups:
-                group["lr"] = 1e-3 * (1.0 if i < 0.7 * rounds else 0.3 if i < 0.9 * rounds else 0.1)
+                group["lr"] = rate
             with torch.no_grad():
                 best = torch.cat([self.ahead(part, steps).amax(-1) for part in parts])
-            targets = (
-                best.clamp(0, 1 - self.discount ** (steps * (i + 1)))
-                .clamp(LEAST, 1 - LEAST)
-                .logit()
-            )
+            most = 1 - self.discount ** (steps * (i + 1))  # of so many steps of the largest reward
+            targets = best.clamp(0, most).clamp(LEAST, 1 - LEAST).logit()
             for _ in range(each):
                 optimizer.zero_grad()
                 for value in self.values:
