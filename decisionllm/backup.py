@@ -10,8 +10,8 @@ from decisionllm.domains.auction.journal import Journal
 from decisionllm.files import explained
 from decisionllm.registry import Node
 
-# files that SQLite keeps beside a journal, and those of a server that must not be ahead of it
-BESIDE = ("", "-wal", "-shm", ".shadow", ".shadow-wal", ".shadow-shm", ".snapshot")
+# a journal and the files beside it that must not be ahead of it, each with what SQLite keeps of it
+BESIDE = [name + part for name in ("", ".shadow", ".snapshot") for part in ("", "-wal", "-shm")]
 REPLACED = "replaced"  # suffix of what a restore puts aside
 
 

@@ -100,10 +100,12 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
     assert "is in use" in capsys.readouterr().err
     assert journal.write([ticked("a", 4, "{}", "{}", "a@1")]) == [True], "the server goes on"
     journal.close()
-    (tmp_path / "j.snapshot").write_text("ahead of the copy")
+    for name in ("j.snapshot", "j.snapshot-wal"):
+        (tmp_path / name).write_text("ahead of the copy")
     assert command(*restore) == 0
     assert "j.replaced" in capsys.readouterr().out
     assert not (tmp_path / "j.snapshot").exists()
+    assert not (tmp_path / "j.snapshot-wal").exists()
     with closing(Journal(tmp_path / "j")) as again:
         assert again.steps("a") == 3 and again.check_rows().faults == []
     assert Journal(tmp_path / "j.replaced").steps("a") == 5
