@@ -348,15 +348,19 @@ class CampaignManager:
         """
         for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
             with suppress(journals.DamagedRowError):  # the journal logged it; the others are served
-                campaign = self.replayed(id, begin=begin)
-                if not campaign.ended:
-                    self.remember(campaign)
+                self.replay(id, begin=begin)
 
     def replay(
-        self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None
+        self,
+        id: str,
+        changed: Mapping[str, Any] = {},
+        *,
+        until: int | None = None,
+        begin: Begin | None = None,
     ) -> Campaign:
         """`replayed`, kept in memory while it is open."""
-        campaign = self.replayed(id, self.campaigns.get(id), changed, until=until)
+        known = self.campaigns.get(id)
+        campaign = self.replayed(id, known, changed, until=until, begin=begin)
         if not campaign.ended:
             self.remember(campaign)
         return campaign

@@ -152,12 +152,12 @@ def respond(
         return None, refused
     multiplier = campaign["multiplier"]
     first_price = request["at"] == FIRST_PRICE
+    most = min(multiplier, campaign["target_cpa"]) if first_price else multiplier
     left = campaign["remaining"]
     reason = "floor"
     bids: list[dict[str, Any]] = []
     for imp in request["imp"]:
         value = imp["ext"]["value"]
-        most = min(multiplier, campaign["target_cpa"]) if first_price else multiplier
         bid = min(most * value, campaign["max_bid"])
         if first_price and shade is not None:
             bid = min(bid, shade(multiplier * value, bid, lowest_bid(imp)))
