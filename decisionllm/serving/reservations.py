@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from decisionllm.domains.auction.journal import transaction
+from decisionllm.domains.auction.journal import open_beside, transaction
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 100  # most expired bids that one call books
@@ -49,14 +49,7 @@ class Reservations:
         self.expiry = expiry
         self.last_step = last_step
         self.lock = threading.Lock()
-        self.file = sqlite3.connect(
-            path, timeout=WAIT, isolation_level=None, check_same_thread=False
-        )
-        self.file.execute("PRAGMA journal_mode=WAL")
-        # A killed process loses nothing with NORMAL. A power failure may lose the last bids, but
-        # damages no row.
-        self.file.execute("PRAGMA synchronous=NORMAL")
-        self.file.executescript(SCHEMA)
+        self.file = open_beside(path, SCHEMA, wait=WAIT)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
         if str(path) != ":memory:":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.domains.auction.journal import transaction
+from decisionllm.domains.auction.journal import open_beside, transaction
 from decisionllm.domains.auction.win_curve import WinCounts, WinCurve, buckets, fit
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
@@ -73,13 +73,7 @@ class BidShading:
         self.fitted: dict[str, Fitted] = {}
         self.fault = ""  # the last that was logged
         try:
-            self.file = sqlite3.connect(
-                path, timeout=WAIT, isolation_level=None, check_same_thread=False
-            )
-            self.file.execute("PRAGMA journal_mode=WAL")
-            # a power failure may lose the last results, but damages no row
-            self.file.execute("PRAGMA synchronous=NORMAL")
-            self.file.executescript(SCHEMA)
+            self.file = open_beside(path, SCHEMA, wait=WAIT)
         except sqlite3.Error as error:
             remedy = "remove the file, and it is learned again, or take shading=false"
             raise ValueError(

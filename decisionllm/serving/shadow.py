@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal, open_beside
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
@@ -28,6 +28,7 @@ TABLE = (
     "TEXT NOT NULL, answer TEXT NOT NULL,"
     " PRIMARY KEY (campaign, step, model)) WITHOUT ROWID"
 )
+WAIT = 10.0  # seconds for the lock that other processes hold
 PAUSE = 0.005  # seconds that an answer has to leave, and between two looks whether others wait
 
 
@@ -81,11 +82,7 @@ class Shadow:
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
             sqlite3.Error,
         ):
-            self.file = sqlite3.connect(
-                path, timeout=10, isolation_level=None, check_same_thread=False
-            )
-            for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
-                self.file.execute(statement)
+            self.file = open_beside(path, TABLE, wait=WAIT)
 
     def offer(self, id: str, request: dict[str, Any], answer: str) -> None:
         """A tick was answered: decide on it when there is time for it."""

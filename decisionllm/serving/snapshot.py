@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
-from decisionllm.domains.auction.journal import Journal, transaction
+from decisionllm.domains.auction.journal import Journal, open_beside, transaction
 from decisionllm.domains.auction.observation import ObservationSpec
 
 logger = logging.getLogger("decisionllm.serving")
 ROWS_AT_ONCE = 500  # of one transaction
+WAIT = 10.0  # seconds for the lock that other processes hold
 TABLE = (
     "CREATE TABLE IF NOT EXISTS campaigns (id TEXT PRIMARY KEY, step INTEGER NOT NULL,"
     # spec: what the numbers mean; tick: checksum of the last tick; sum: of this row
@@ -151,19 +152,12 @@ class Snapshot:
 def _opened(path: str) -> sqlite3.Connection:
     """A connection to the file, which is made anew if it is damaged."""
     try:
-        return _connected(path)
+        return open_beside(path, TABLE, wait=WAIT)
     except sqlite3.DatabaseError as error:
         logger.error("snapshot %s is made anew: %s", path, error)
         for suffix in ("", "-wal", "-shm"):
             Path(path + suffix).unlink(missing_ok=True)
-        return _connected(path)
-
-
-def _connected(path: str) -> sqlite3.Connection:
-    file = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-    for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
-        file.execute(statement)
-    return file
+        return open_beside(path, TABLE, wait=WAIT)
 
 
 def named(spec: ObservationSpec) -> str:
