@@ -10,7 +10,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.models.imagined import TEXTS, codes
+from decisionllm.models.imagined import CODE, TEXTS, codes
 from decisionllm.protocols import Logged
 
 SMALLEST = 1e-6  # deviation below which a column counts as constant
@@ -86,7 +86,7 @@ class Units:
     @property
     def state_size(self) -> int:
         """Numbers of `states`."""
-        text = codes([""]).shape[1] if self.reads_text else 0
+        text = CODE if self.reads_text else 0
         return len(self.observation_mean) + 1 + text
 
     @property
