@@ -21,6 +21,7 @@ import numpy as np
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.domains.auction.journal import Journal, open_beside, transaction
 from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.serving.repeated import repeated
 
 logger = logging.getLogger("decisionllm.serving")
 ROWS_AT_ONCE = 500  # of one transaction
@@ -84,20 +85,15 @@ class Snapshot:
     async def run(self) -> AsyncIterator[None]:
         """Write every so many seconds until the end of the block, and at its end."""
         await asyncio.to_thread(self.clean)
-        task = asyncio.create_task(self._write_again_and_again())
         try:
-            yield
+            async with repeated(self.every, self._write_in_thread):
+                yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await asyncio.to_thread(self.write, self.in_memory())
+            await self._write_in_thread()
             self.file.close()
 
-    async def _write_again_and_again(self) -> None:
-        while True:
-            await asyncio.sleep(self.every)
-            await asyncio.to_thread(self.write, self.in_memory())
+    async def _write_in_thread(self) -> None:
+        await asyncio.to_thread(self.write, self.in_memory())
 
     def write(self, campaigns: list[Campaign]) -> None:
         """Write the campaigns that went on since they were written, and forget those that ended."""

@@ -5,8 +5,11 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+
+from decisionllm.serving.repeated import repeated
 
 logger = logging.getLogger("decisionllm.serving")
 EVERY = 1.0  # seconds between two looks
@@ -65,18 +68,8 @@ class WatchedFile:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Look every second until the end of the block."""
-        task = asyncio.create_task(self._look_again_and_again())
-        try:
+        async with repeated(EVERY, partial(asyncio.to_thread, self.look)):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def _look_again_and_again(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY)
-            await asyncio.to_thread(self.look)
 
 
 def _identity(found: os.stat_result) -> Identity:
