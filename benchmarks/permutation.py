@@ -5,7 +5,7 @@ Acting alone, agents win N! / N^N of the games at best (0.222 for three); in tur
 on those before it, all of them:
 `decisionllm train dataset._target_=benchmarks.permutation.load
 env._target_=benchmarks.permutation.PermutationGame head=discrete model.condition_on=none
-model.timesteps=none window=1 team.execution=both`. More agents: `+dataset.agents=2-5
+tokenizer.timesteps=none window=1 team.execution=both`. More agents: `+dataset.agents=2-5
 +env.agents=2-5`.
 """
 

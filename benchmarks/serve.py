@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from decisionllm.config import ModelOptions
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.models.sequence import SequenceModel
@@ -49,7 +48,7 @@ def policy_of(backbone, dtype):
         SPEC,
         build(choices["backbone"][backbone], 0),
         choices["head"]["gaussian"],
-        ModelOptions(timesteps="none"),
+        choices["tokenizer"]["trajectory"] | {"timesteps": "none"},
     )
     model.normalizer.fit(
         [

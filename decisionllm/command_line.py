@@ -29,7 +29,8 @@ KINDS = {
 PLACES = ("run", "out", "init_from")  # options of commands that are paths
 
 
-OPTIONAL = ("text_encoder", "transform", "planner")  # groups of choices that are none by default
+# groups of choices that are none by default
+OPTIONAL = ("text_encoder", "transform", "planner", "fill_actions", "augment")
 
 
 class UsageError(Exception):

@@ -20,36 +20,17 @@ class DataOptions:
     step_discount: float = 1.0
     # windows of a batch that share a text: where texts differ, fewer of them are read
     rows_per_text: int = 1
-    # turn and mirror each window at random; the log says which of its numbers are vectors in a
-    # plane
-    symmetries: bool = False
-    # how often parts of a mixture are drawn; []: all alike
-    part_weights: list[float] = field(default_factory=list)
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups, and of what a transform changes
-    # or inverse_dynamics: fill in missing actions by the observations before and after
-    fill_actions: str = "none"
 
 
 @dataclass
 class ModelOptions:
-    """What the model reads and learns."""
+    """What the model conditions on."""
 
     # a return-to-go token before each observation; none: behaviour cloning
     condition_on: str = "return_to_go"
     return_horizon: int = 0  # a return counts this many next steps; 0: to the end of the episode
-    embedding: str = "linear"  # or mlp
-    timesteps: str = "learned"  # or none
-    # root mean square of a token of the trajectory at the beginning of training
-    token_scale: float = 1.0
-    # attention layers between the entities of an observation, where the data has an entity schema
-    entity_layers: int = 0
-    # the model never reads these numbers of an observation
-    hide_observations: list[int] = field(default_factory=list)
-    # a past action is hidden from its agent with this probability in training; 1: also when it acts
-    hide_actions: float = 0.0
-    # the backward pass computes each block again: less memory, a third more time
-    gradient_checkpointing: bool = False
 
 
 @dataclass
@@ -71,6 +52,8 @@ class OptimOptions:
     weight_decay: float = 1e-2
     warmup: int = 100  # steps
     clip: float = 1.0  # of the gradient's norm; 0: none
+    # the backward pass computes each block again: less memory, a third more time
+    gradient_checkpointing: bool = False
     precision: str = "auto"  # no, bf16, auto: bf16 where the processor supports it natively
 
 
@@ -110,6 +93,8 @@ class TrainConfig:
     dataset: Node
     backbone: Node
     head: Node
+    # steps of a trajectory -> tokens of the language model
+    tokenizer: Node = field(default_factory=lambda: registry.choice("tokenizer", "trajectory"))
     # where `evaluate` rolls the run out
     env: Node = field(default_factory=lambda: {"_target_": "none"})
     name: str = "policy"  # of the policy, in results
@@ -121,6 +106,10 @@ class TrainConfig:
     init_from: str = ""
     # change the log before it is read: unlabelled, corrupted
     transform: Node = field(default_factory=lambda: {"_target_": "none"})
+    # fill in the actions that the log lacks
+    fill_actions: Node = field(default_factory=lambda: {"_target_": "none"})
+    # vary the training windows as the world allows
+    augment: Node = field(default_factory=lambda: {"_target_": "none"})
     # what is minimised
     objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))
     # value: plan to a value learned in a learned model
@@ -209,11 +198,6 @@ RULES = (
     more_than_zero("log.save_every"),
     more_than_zero("log.rollout_episodes"),
     Rule(("log.rollout_every",), "0 or more", lambda config: config.log.rollout_every >= 0),
-    Rule(
-        ("data.fill_actions",),
-        "none or inverse_dynamics",
-        lambda config: config.data.fill_actions in ("none", "inverse_dynamics"),
-    ),
     Rule(
         ("data.step_discount",),
         "above 0 and at most 1",

@@ -26,7 +26,7 @@ CONFIG = (
 REFUSED = {  # what accelerate can set and a training here does not do: the remedy
     "ACCELERATE_USE_DEEPSPEED": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "ACCELERATE_USE_MEGATRON_LM": "shard by FSDP2, configs/accelerate/fsdp.yaml",
-    "FSDP_ACTIVATION_CHECKPOINTING": "take model.gradient_checkpointing=true",
+    "FSDP_ACTIVATION_CHECKPOINTING": "take optim.gradient_checkpointing=true",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": (
         "every process loads the weights; set fsdp_cpu_ram_efficient_loading: false"
     ),

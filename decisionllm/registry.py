@@ -27,9 +27,11 @@ SEARCHED = (
     "backbones/*.py",
     "models/heads.py",
     "models/imagined.py",
+    "models/inverse_dynamics.py",
     "models/landmarks.py",
     "models/objectives/*.py",
     "policy/imagined.py",
+    "tokenizers/trajectory.py",
 )
 # Groups of functions that the package looks up by name, see `function`; they are no options.
 #   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`

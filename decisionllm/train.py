@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from decisionllm.datasets.faults import reported
 from decisionllm.datasets.store import Store
 from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
-from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.start import new_model, restore_or_describe
@@ -276,14 +274,9 @@ def open_stores(
     if console is not None and not begun:
         for note in check_environments(config, stores):
             console.print(f"note: {note}")
-    shares = mixture.part_shares(stores, config.data.part_weights)
-    fill = (
-        None
-        if config.data.fill_actions == "none"
-        else partial(inverse_dynamics.fill, seed=config.seed)
-    )
+    shares = mixture.part_shares(config.dataset, stores)
     data = {
-        name: open_data(mixture.of_embodiment(config, name), store, shares[name], fill)
+        name: open_data(mixture.of_embodiment(config, name), store, shares[name])
         for name, store in stores.items()
     }
     return stores, shares, data

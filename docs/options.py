@@ -48,11 +48,6 @@ MEANINGS = {  # where the comment in the source is short
     "env": "where `evaluate` rolls the run out: see the choices below; `none`: nowhere",
     "steps": "optimiser steps",
     "seed": "of the weights and of the order of windows",
-    "model.embedding": "map of numbers to tokens: `linear`, or `mlp` with one hidden layer",
-    "model.timesteps": (
-        "`learned`: one vector per step of the episode; `none`: episodes may be "
-        "longer than in training"
-    ),
     "optim.lr": "peak learning rate; linear warm-up, then a cosine down to 5 % of it",
     "optim.lr_backbone": "peak learning rate of the backbone, or of its LoRA adapters",
     "optim.weight_decay": "of AdamW",
@@ -93,7 +88,8 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
         if "Options" in ast.unparse(node.annotation):
             continue
         if "lambda" in default:
-            default = "none"
+            chosen = re.search(r"choice\('\w+', '(\w+)'\)", default)
+            default = chosen[1] if chosen else "none"
         default = default.replace("field(default_factory=list)", "[]")
         default = {"True": "true", "False": "false"}.get(default, default)
         on_its_line = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]

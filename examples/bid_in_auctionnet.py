@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm import TrainConfig, choice
-from decisionllm.config import DataOptions, LogOptions, ModelOptions
+from decisionllm.config import DataOptions, LogOptions
 from decisionllm.domains.auction.campaign import STEPS, score
 from decisionllm.domains.auction.market import (
     Bidder,
@@ -102,7 +102,7 @@ def main() -> None:
             env=choice("env", "auction"),
             backbone=choice("backbone", "nano"),
             head=choice("head", "gaussian"),
-            model=ModelOptions(timesteps="none", embedding="mlp"),
+            tokenizer=choice("tokenizer", "trajectory", timesteps="none", embedding="mlp"),
             objective=choice("objective", "max_return"),
             data=DataOptions(held_out=0.0),
             log=LogOptions(tracker="none"),

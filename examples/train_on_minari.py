@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from decisionllm import TrainConfig, choice
-from decisionllm.config import LogOptions, ModelOptions
+from decisionllm.config import LogOptions
 from decisionllm.evaluate import evaluate
 from decisionllm.train import train
 
@@ -86,7 +86,7 @@ def main() -> None:
             env=choice("env", "minari"),
             backbone=choice("backbone", "nano"),
             head=choice("head", "discrete"),
-            model=ModelOptions(timesteps="none"),
+            tokenizer=choice("tokenizer", "trajectory", timesteps="none"),
             objective=choice("objective", "max_return"),
             log=LogOptions(tracker="none"),
             window=4,

@@ -167,7 +167,8 @@ def make_model(
     objective=None,
     planner=None,
     execution="per_agent",
-    **options,
+    condition_on="return_to_go",
+    **tokenizer,
 ):
     """A small model with random weights, its biases and its adapters too, so that a wrong one would
     show.
@@ -180,7 +181,9 @@ def make_model(
     torch.manual_seed(seed)
     kind = SequenceModel if execution == "per_agent" else TeamSequenceModel
     head_node = node("head", head, **head_options or {})
-    model = kind(spec, language_model, head_node, ModelOptions(**options), objective, planner)
+    tokenizer_node = node("tokenizer", "trajectory", **tokenizer)
+    options = ModelOptions(condition_on=condition_on)
+    model = kind(spec, language_model, head_node, tokenizer_node, options, objective, planner)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim < 2 or not weight.any():

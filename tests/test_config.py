@@ -114,9 +114,6 @@ BROKEN = {
     "log.save_every: expected more than 0, got -1": {"log": {"save_every": -1}},
     "log.rollout_episodes: expected more than 0, got 0": {"log": {"rollout_episodes": 0}},
     "log.rollout_every: expected 0 or more, got -1": {"log": {"rollout_every": -1}},
-    "data.fill_actions: expected none or inverse_dynamics, got guess": {
-        "data": {"fill_actions": "guess"}
-    },
     "data.step_discount: expected above 0 and at most 1, got 1.5": {"data": {"step_discount": 1.5}},
     "team.execution: expected per_agent, joint or both, got alone": {
         "team": {"execution": "alone"}

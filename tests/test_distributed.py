@@ -33,7 +33,7 @@ WEIGHTED = ("model.condition_on=none", "objective=advantage", "objective.tempera
 LORA = (
     "backbone.tune=lora",
     "text=goal",
-    "model.gradient_checkpointing=true",
+    "optim.gradient_checkpointing=true",
     "log.keep_best=loss",
     "data.held_out=0.1",
 )
@@ -250,7 +250,7 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         (SHARDED | {"RANK": "0", "FSDP_VERSION": "1"}, "expected fsdp_version: 2, got 1"),
         (
             SHARDED | {"RANK": "0", "FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            "take model.gradient_checkpointing=true",
+            "take optim.gradient_checkpointing=true",
         ),
         (
             SHARDED | {"RANK": "0", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},

@@ -12,16 +12,8 @@ from decisionllm.datasets import sampling, team_windows, windows
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
+from decisionllm.registry import build
 from decisionllm.schema import Batch, Window
-
-SYMMETRIES = np.array(
-    [[[x, 0], [0, y]] for x in (1, -1) for y in (1, -1)]
-    + [[[0, x], [y, 0]] for x in (1, -1) for y in (1, -1)],
-    np.float32,
-)
-
-
-Fill = Callable[[Store, windows.Steps, np.ndarray], windows.Steps]  # of these episodes
 
 
 @dataclass(frozen=True)
@@ -38,16 +30,13 @@ class Data:
     tasks: Sequence[str]  # the texts of windows, by index
 
 
-def open_data(
-    config: TrainConfig, store: Store, shares: Sequence[float], fill: Fill | None = None
-) -> Data:
+def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
     """The samplers of training windows, in which each part has its share, and of held-out windows.
 
     Args:
         config: the options.
         store: of the log.
         shares: of its parts.
-        fill: fills in missing actions; None: episodes that lack all of them are left out.
 
     Raises:
         ValueError: the options do not fit the log.
@@ -60,18 +49,21 @@ def open_data(
     if store.action_weight is not None:
         recorded = some_recorded(store)
         held_out = held_out[recorded[held_out]]
-        if fill is None:
+        if config.fill_actions["_target_"] == "none":
             episodes = episodes[recorded[episodes]]
             check_unread(config, store, episodes)
         else:
-            steps = fill(store, steps, episodes)
+            steps = build(config.fill_actions, store, steps, episodes, config.seed)
             measured = replace(
                 steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight
             )
     check_targets(config, store, steps, episodes)
     make = sampler_maker(config, store)
     weights = sampling.part_weights(store, steps, episodes, shares)
-    discount = of_part(store, "step_discount", config.data.step_discount)
+    discount = np.empty(len(store.lengths))
+    of_parts = by_part(store, "step_discount", config.data.step_discount)
+    for label, part in store.parts.items():
+        discount[part] = of_parts[label]
     sampler = make(steps, episodes=episodes, seed=config.seed, weights=weights, discount=discount)
     validators = {}
     for label, part in store.parts.items():
@@ -87,7 +79,7 @@ def open_data(
         data = Data(store, steps, episodes, held_out, sampler, validators, list(store.tasks))
     else:
         data = Data(store, steps, episodes, held_out, sampler, validators, sampler.tasks)
-    return reworded(config, turned(config, data), sampler.texts)
+    return reworded(config, augmented(config, data), sampler.texts)
 
 
 def choose_episodes(config: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
@@ -115,11 +107,13 @@ def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> Non
     assert store.action_weight is not None
     whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
     reads_actions = (
-        config.window > 1 and config.model.hide_actions < 1 and config.team.execution == "per_agent"
+        config.window > 1
+        and config.tokenizer.get("hide_actions", 0) < 1
+        and config.team.execution == "per_agent"
     )
     if reads_actions and not whole.all():
         lacking = f"{(~whole).sum()} of {len(episodes)} episodes lack at some steps"
-        remedy = "take data.fill_actions=inverse_dynamics, window=1 or model.hide_actions=1"
+        remedy = "take fill_actions=inverse_dynamics, window=1 or tokenizer.hide_actions=1"
         raise ValueError(f"window={config.window} reads past actions, which {lacking}; {remedy}")
 
 
@@ -139,17 +133,17 @@ def check_targets(
         )
 
 
-def turned(config: TrainConfig, data: Data) -> Data:
-    """The data, whose training windows are turned and mirrored at random where `data.symmetries`
-    says so.
-    """
-    # (E,)
-    each = np.broadcast_to(
-        of_part(data.store, "symmetries", config.data.symmetries), len(data.store.lengths)
-    )
-    if not each.any():
-        return data
-    return replace(data, sampler=symmetric(data.sampler, data.store, config.seed, each))
+def augmented(config: TrainConfig, data: Data) -> Data:
+    """The data, whose training windows are varied by `augment`, of the run or of a part."""
+    store, sampler = data.store, data.sampler
+    chosen = by_part(store, "augment", config.augment)
+    distinct = {str(node): node for node in chosen.values() if node["_target_"] != "none"}
+    for node in distinct.values():
+        among = np.zeros(len(store.lengths), bool)
+        for label, part in store.parts.items():
+            among[part] = chosen[label] == node
+        sampler = build(node, sampler, store, config.seed, among)
+    return replace(data, sampler=sampler)
 
 
 def reworded(config: TrainConfig, data: Data, texts: int) -> Data:
@@ -181,17 +175,10 @@ def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., Any]:
     return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
 
 
-def of_part(store: Store, option: str, value: Any) -> Any:
-    """An option of draws: `value`, or (E,) of each episode where a part of the mixture has
-    its own.
-    """
+def by_part(store: Store, option: str, value: Any) -> dict[str, Any]:
+    """An option of draws by part of the data: the part's own, or `value`."""
     known = store.info.get("parts", {})
-    if not any(option in part for part in known.values()):
-        return value
-    each = np.full(len(store.lengths), value)
-    for label, episodes in store.parts.items():
-        each[episodes] = known[label].get(option, value)
-    return each
+    return {label: known.get(label, {}).get(option, value) for label in store.parts}
 
 
 def worded(store: Store) -> np.ndarray:
@@ -202,80 +189,6 @@ def worded(store: Store) -> np.ndarray:
     for label, part in store.info.get("parts", {}).items():
         each[store.parts[label]] = "wordings" in part["dataset"]
     return each
-
-
-def symmetric(
-    sampler: Callable[[int], Window], store: Store, seed: int, turned: np.ndarray
-) -> Callable[[int], Window]:
-    """The windows of a sampler, turned by quarter turns and mirrored at random, a team as one: a
-    pure function of (seed, step).
-
-    A world that looks the same in these eight ways has shown the turned trajectory as well.
-
-    Args:
-        sampler: step -> Window.
-        store: of the episodes.
-        seed: of the draws.
-        turned: (E,) bool, the episodes whose windows are turned.
-
-    Raises:
-        ValueError: the log does not say which numbers are vectors, or its actions are none.
-    """
-    spec = store.spec
-    vectors = vectors_of(store, turned)
-    if len({*spec.high, *(-x for x in spec.low)}) != 1 or spec.action_dim != 2:
-        got = (
-            f"{spec.num_actions} discrete ones"
-            if spec.num_actions
-            else f"{spec.low} .. {spec.high}"
-        )
-        raise ValueError(
-            "data.symmetries: expected actions that are vectors in a plane, of the same limits in "
-            f"all directions, got {got}"
-        )
-
-    def drawn(step: int) -> Window:
-        window, rng = sampler(step), np.random.default_rng((seed, step, 2))
-        number = rng.integers(len(SYMMETRIES), size=len(window.mask))
-        by = SYMMETRIES[number if window.team is None else number[window.team]][:, None]
-        for first, among in vectors:
-            rows = np.flatnonzero(among[window.episodes])
-            for column, pairs in (
-                (window.observations, first[:, None] + np.arange(2)),
-                (window.actions, np.array([[0, 1]])),
-            ):
-                part = column[rows]
-                part[..., pairs] = part[..., pairs] @ by[rows]
-                column[rows] = part
-        return window
-
-    return drawn
-
-
-def vectors_of(store: Store, turned: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The first columns of the vectors in an observation, and (E,) bool, the episodes that have
-    them so: of each part that is turned.
-
-    Raises:
-        ValueError: the log does not say which numbers are vectors.
-    """
-    found = []
-    for label, episodes in store.parts.items():
-        among = np.zeros(len(turned), bool)
-        among[episodes] = turned[episodes]
-        if not among.any():
-            continue
-        info = store.info["parts"][label]["dataset"] if "parts" in store.info else store.info
-        first = np.array(info.get("vectors", ()), int)
-        if not len(first):
-            raise ValueError(
-                "data.symmetries: expected a log that says which numbers of an observation are "
-                "vectors in a plane (`plane` in "
-                "a team log's meta, `vectors` in a store's info), got none for "
-                f"{info.get('name', store.path)}"
-            )
-        found.append((first, among))
-    return found
 
 
 def wordings(store: Store, frames: int = 0) -> Wordings | None:

@@ -4,9 +4,9 @@ language model.
 A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze,
 noise: 0.2}`. A `text` of the part is also that of its env. Further keys of the dict: `env`, options
 of the env that `evaluate` takes for the part, which is the dataset's or the one it names: `{env:
-pettingzoo, ...}`; `head`, a registered head in place of the run's, and `window`, steps in place of
-the run's, both for an embodiment; `symmetries` and `step_discount`, in place of `data.symmetries`
-and `data.step_discount`. Several parts are a list, or {label: part}; the label is the name of a
+pettingzoo, ...}`; `head`, a registered head in place of the run's, `tokenizer`, options in place of
+those of the run's, and `window`, steps in place of the run's, all for an embodiment; `augment`, the name of a choice, and `step_discount`, in place
+of those of the run; `weight`, how often the part is drawn, 1 unless given. Several parts are a list, or {label: part}; the label is the name of a
 part on the command line.
 """
 
@@ -30,9 +30,10 @@ VERSION = 1  # of what `load` says of its parts
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 # options of a part that change how it is drawn, not its data
 SAMPLING = (
-    "symmetries",
+    "augment",
     "step_discount",
     "window",
+    "weight",
 )
 
 
@@ -40,7 +41,7 @@ SAMPLING = (
 def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
     """Several datasets of one observation and action space, distinguished by their texts.
 
-    `data.part_weights` says how often each is drawn.
+    Each is drawn as often as its `weight` says, whatever its size.
 
     Args:
         parts: names, or dicts, see above.
@@ -204,8 +205,8 @@ def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
 def described(
     parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
-    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" and those of
-    SAMPLING that a part has of its own.
+    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head", "tokenizer"
+    and those of SAMPLING that a part has of its own.
 
     Raises:
         ValueError: no part, two of one label, or a name or option that does not exist.
@@ -244,8 +245,11 @@ def described_part(
     own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
     name = own.pop("dataset", label)
     head = own.pop("head", "")
+    tokenizer = own.pop("tokenizer", {})
     sampling = {key: own.pop(key) for key in SAMPLING if key in own}
     check_sampling(f"dataset.parts: {label}", sampling)
+    if "augment" in sampling:
+        sampling["augment"] = chosen("augment", sampling["augment"])
     given = dict(own.pop("env", {}))
     env = discover()["env"].get(name, {"_target_": "none"})
     if "env" in given:
@@ -256,24 +260,35 @@ def described_part(
     # The env may refer to the texts, which are resolved here
     around = own_texts(node, text, text_wordings) | {"dataset": node, "env": {**env, **given}}
     if head:
-        around["head"] = choice("head", head) if isinstance(head, str) else head
+        around["head"] = chosen("head", head)
+    if tokenizer:
+        around["tokenizer"] = tokenizer
     resolved = plain(around)
     del resolved["text"], resolved["text_wordings"]
     return {**resolved, **sampling}
 
 
+def chosen(group: str, given: str | Node) -> Node:
+    """The config node of a choice that is given by its name, or of a node itself."""
+    if not isinstance(given, str):
+        return given
+    if given == "none":
+        return {"_target_": "none"}
+    return choice(group, given)
+
+
 def check_sampling(name: str, own: Mapping[str, Any]) -> None:
     """Raise a ValueError for an option of a part's draws that cannot be. name: of the part."""
     window = own.get("window", 1)
-    turned = own.get("symmetries", False)
     discount = own.get("step_discount", 1.0)
+    weight = own.get("weight", 1.0)
     if not isinstance(window, int) or window < 1:
         raise ValueError(f"{name}: expected a window of 1 or more steps, got {window!r}")
-    if not isinstance(turned, bool):
-        raise ValueError(f"{name}: expected symmetries true or false, got {turned!r}")
     if not isinstance(discount, int | float) or not 0 < discount <= 1:
         wanted = "step_discount above 0 and at most 1"
         raise ValueError(f"{name}: expected {wanted}, got {discount!r}")
+    if not isinstance(weight, int | float) or weight < 0:
+        raise ValueError(f"{name}: expected a weight of 0 or more, got {weight!r}")
 
 
 def own_texts(node: Node, text: str, text_wordings: int) -> Node:
@@ -357,8 +372,10 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     if window < config.act.stride:
         wanted = f"a window of act.stride={config.act.stride} steps or more"
         raise ValueError(f"dataset.parts: {name}: expected {wanted}, got {window}")
-    drawn: dict[str, Any] = {key: own[key] for key in ("symmetries", "step_discount") if key in own}
-    return replace(config, window=window, data=replace(config.data, **drawn))
+    discount = own.get("step_discount", config.data.step_discount)
+    augment = own.get("augment", config.augment)
+    data = replace(config.data, step_discount=discount)
+    return replace(config, window=window, augment=augment, data=data)
 
 
 def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
@@ -391,20 +408,26 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
     return made
 
 
-def part_shares(stores: Mapping[str, Store], weights: Sequence[float]) -> dict[str, list[float]]:
-    """{embodiment: how often each of its parts is drawn}; a ValueError for weights that cannot
-    be."""
-    count = sum(len(store.parts) for store in stores.values())
-    shares = weights or [1.0] * count
-    if len(shares) != count or min(shares) < 0 or not sum(shares):
-        wanted = f"{count} numbers, 0 or more, one for each part"
-        raise ValueError(f"data.part_weights: expected {wanted}, got {shares}")
+def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[float]]:
+    """How often each part is drawn.
+
+    Args:
+        dataset: config node.
+        stores: of its embodiments.
+
+    Returns:
+        {embodiment: the weights of its parts}, each times the weight of the embodiment.
+
+    Raises:
+        ValueError: all weights are 0.
+    """
     found = {}
-    first = 0
-    for name, store in stores.items():
-        last = first + len(store.parts)
-        found[name] = [float(share) for share in shares[first:last]]
-        first = last
+    for name, part in of_embodiments(dataset).items():
+        own = part.get("weight", 1.0)
+        among = stores[name].info.get("parts", {"": {}})
+        found[name] = [float(own * each.get("weight", 1.0)) for each in among.values()]
+    if not any(map(sum, found.values())):
+        raise ValueError("dataset.parts: expected a weight above 0 of some part, got none")
     return found
 
 

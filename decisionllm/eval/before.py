@@ -92,7 +92,7 @@ def parts(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]
 
 def longest_episode(config: TrainConfig, spec: Spec) -> int | None:
     """The most steps of an episode that the model of a run can act in; None: any number."""
-    return spec.horizon if config.model.timesteps == "learned" else None
+    return spec.horizon if config.tokenizer.get("timesteps") == "learned" else None
 
 
 def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
@@ -138,8 +138,10 @@ def check_horizon(env: Env, longest: int | None, name: str) -> None:
     """Raise a ValueError if an episode of the environment may be longer than the model can read."""
     if longest is not None and env.horizon > longest:
         wanted = f"episodes of at most {longest:,} steps, the longest in the data"
-        remedies = f"env.horizon={longest}, dataset.horizon={env.horizon} or model.timesteps=none"
-        reason = "since model.timesteps=learned"
+        remedies = (
+            f"env.horizon={longest}, dataset.horizon={env.horizon} or tokenizer.timesteps=none"
+        )
+        reason = "since tokenizer.timesteps=learned"
         got = f"{env.horizon:,}"
         raise ValueError(f"{name}: expected {wanted}, {reason}, got {got}; give {remedies}")
 

@@ -20,8 +20,10 @@ from decisionllm.schema import Json
 Row = dict[str, Any]
 Options = Mapping[str, Any]
 
-GROUPS = ("dataset", "env", "backbone", "head", "objective", *OPTIONAL)
-DEFAULT_CHOICES = {"objective": "likelihood"} | dict.fromkeys(OPTIONAL, "none")
+GROUPS = ("dataset", "env", "backbone", "head", "tokenizer", "objective", *OPTIONAL)
+DEFAULT_CHOICES = {"tokenizer": "trajectory", "objective": "likelihood"} | dict.fromkeys(
+    OPTIONAL, "none"
+)
 # `decode` and `part` are columns of a row, `name` is the policy
 NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table

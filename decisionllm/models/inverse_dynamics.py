@@ -22,6 +22,7 @@ from decisionllm.models.heads import BinsHead, DiscreteHead
 from decisionllm.models.imagined import fitted
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution
+from decisionllm.registry import register
 from decisionllm.schema import Spec
 
 BATCH = 512  # steps of a log in a training step
@@ -118,13 +119,9 @@ class InverseDynamics(nn.Module):
         return self.units.raw_actions(found.mean[0]), self.trust * certainty
 
 
+@register("fill_actions", "inverse_dynamics")
 def fill(
-    store: Store,
-    steps: Steps,
-    episodes: np.ndarray,
-    *,
-    seed: int,
-    updates: int = 1000,
+    store: Store, steps: Steps, episodes: np.ndarray, seed: int, *, updates: int = 1000
 ) -> Steps:
     """The steps of a log with its missing actions filled in, each with a weight.
 
@@ -150,7 +147,7 @@ def fill(
     rows = rows[steps.loss_mask[rows] & ~last[rows]]
     if not len(rows):
         wanted = "recorded actions with a next observation to learn from"
-        raise ValueError(f"data.fill_actions: expected {wanted}, got none")
+        raise ValueError(f"fill_actions: expected {wanted}, got none")
 
     def inputs(rows: np.ndarray) -> Inputs:
         seen = store.observations[rows]

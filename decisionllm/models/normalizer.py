@@ -23,17 +23,11 @@ class Normalizer(nn.Module):
     Args:
         spec: of the data.
         hidden: numbers of an observation that are 0 in the model's units, whatever they are.
-
-    Raises:
-        ValueError: an observation has no such numbers.
     """
 
     def __init__(self, spec: Spec, hidden: Sequence[int] = ()) -> None:
         super().__init__()
         S, A = spec.observation_dim, spec.action_dim
-        if not set(hidden) <= set(range(S)):
-            wanted = f"numbers within 0 .. {S - 1}"
-            raise ValueError(f"model.hide_observations: expected {wanted}, got {list(hidden)}")
         self.hidden = list(hidden)
         self.discrete = bool(spec.num_actions)
         self.blocks = blocks(spec.entity_schema)

@@ -26,6 +26,7 @@ class SequenceModel(nn.Module):
         spec: of the data.
         backbone: the language model.
         head: config node of a head, see `protocols.Head`.
+        tokenizer: config node of a `TrajectoryTokenizer`. Default: that with its defaults.
         options: `config.ModelOptions`.
         objective: config node of what is minimised, see `protocols.Objective`. Default: the
             likelihood of the actions.
@@ -42,6 +43,7 @@ class SequenceModel(nn.Module):
         spec: Spec,
         backbone: Backbone,
         head: Node,
+        tokenizer: Node | None = None,
         options: ModelOptions | None = None,
         objective: Node | None = None,
         planner: Node | None = None,
@@ -51,7 +53,6 @@ class SequenceModel(nn.Module):
         one_of("model.condition_on", options.condition_on, ("return_to_go", "none"))
         self.spec = spec
         self.backbone = backbone
-        backbone.checkpoint_gradients(options.gradient_checkpointing)
         made: Objective = build(
             objective or choice("objective", "likelihood"), backbone.width, spec
         )
@@ -60,18 +61,15 @@ class SequenceModel(nn.Module):
                 f"{type(made).__name__}: expected model.condition_on={made.condition_on}, got "
                 f"{options.condition_on}"
             )
-        self.normalizer = Normalizer(spec, options.hide_observations)
-        self.tokenizer = TrajectoryTokenizer(
+        self.tokenizer: TrajectoryTokenizer = build(
+            tokenizer or choice("tokenizer", "trajectory"),
             spec,
             backbone.width,
-            embedding=options.embedding,
-            timesteps=options.timesteps,
-            return_conditioned=options.condition_on == "return_to_go",
-            null_return=made.predicts_return,
-            entity_layers=options.entity_layers,
-            hide_actions=options.hide_actions,
-            scale=options.token_scale,
+            options.condition_on == "return_to_go",
+            made.predicts_return,
         )
+        # Nothing that reads the model's units sees them, a planner neither.
+        self.normalizer = Normalizer(spec, self.tokenizer.hidden_observations)
         self.head: Head = build(head, backbone.width, spec)
         if not isinstance(self.head, Head):
             raise ValueError(
@@ -82,9 +80,9 @@ class SequenceModel(nn.Module):
         if planner and planner["_target_"] != "none":
             self.planner = build(planner, spec)
         self.objective = made
-        self.team = self._team_tokenizer(options)
+        self.team = self._team_tokenizer()
 
-    def _team_tokenizer(self, options: ModelOptions) -> TeamTokenizer | None:
+    def _team_tokenizer(self) -> TeamTokenizer | None:
         """What lays the members of a team out as one list; None: each row is read alone."""
         return None
 

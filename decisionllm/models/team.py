@@ -5,7 +5,6 @@ of those before it.
 import torch
 from torch import Tensor
 
-from decisionllm.config import ModelOptions
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.schema import Batch
 from decisionllm.tokenizers.team import TeamTokenizer
@@ -20,13 +19,14 @@ class TeamSequenceModel(SequenceModel):
 
     team: TeamTokenizer
 
-    def _team_tokenizer(self, options: ModelOptions) -> TeamTokenizer:
+    def _team_tokenizer(self) -> TeamTokenizer:
         if self.objective.predicts_return:
             raise ValueError(
                 f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or "
                 "both"
             )
-        return TeamTokenizer(self.spec, self.backbone.width, hide_actions=options.hide_actions)
+        hide_actions = self.tokenizer.hide_actions
+        return TeamTokenizer(self.spec, self.backbone.width, hide_actions=hide_actions)
 
     def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
         """Hidden states where each row's action is predicted in its team's list (B, T, D), see

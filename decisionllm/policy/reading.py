@@ -131,6 +131,6 @@ class WindowReader:
         """Raise a ValueError if the model cannot read episodes of this many steps."""
         longest = self.model.spec.horizon
         if self.model.tokenizer.timesteps is not None and horizon > longest:
-            remedy = "train with model.timesteps=none to go beyond"
+            remedy = "train with tokenizer.timesteps=none to go beyond"
             wanted = f"at most {longest} steps, the longest in training"
             raise ValueError(f"horizon: expected {wanted}, got {horizon}; {remedy}")

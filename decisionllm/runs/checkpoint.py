@@ -202,9 +202,7 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     )
     why = _differences(given, own)
     if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
-        wanted = (
-            "a run of the same backbone, head, embedding and, with model.timesteps=learned, horizon"
-        )
+        wanted = "a run of the same backbone, head, embedding and, with tokenizer.timesteps=learned, horizon"
         why = f"the {what} differs: {why or 'frozen weights; '}take the options of its config.yaml"
         raise ValueError(f"init_from={path}: expected {wanted}; {why}")
     model.load_state_dict(given, strict=False)

@@ -43,7 +43,7 @@ MAY_DIFFER = (
     "device",
     "cache_dir",
     "fresh",
-    "model.gradient_checkpointing",
+    "optim.gradient_checkpointing",
     "log.tracker",
     "log.every",
     "log.save_every",

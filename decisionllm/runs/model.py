@@ -24,17 +24,19 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
     backbone = build(config.backbone, config.seed)
     kind = SequenceModel if config.team.execution == "per_agent" else TeamSequenceModel
 
-    def reading(spec: Spec, head: Node) -> SequenceModel:
-        return kind(spec, backbone, head, config.model, config.objective, config.planner)
+    def reading(spec: Spec, part: Node) -> SequenceModel:
+        head = part.get("head", config.head)
+        tokenizer = config.tokenizer | part.get("tokenizer", {})
+        objective, planner = config.objective, config.planner
+        return kind(spec, backbone, head, tokenizer, config.model, objective, planner)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model: Model
         if isinstance(spec, Spec):
-            model = reading(spec, config.head)
+            model = reading(spec, {})
         else:
             parts = of_embodiments(config.dataset)
-            heads = {name: part.get("head", config.head) for name, part in parts.items()}
-            model = Generalist({name: reading(one, heads[name]) for name, one in spec.items()})
+            model = Generalist({name: reading(one, parts[name]) for name, one in spec.items()})
         attach(backbone, config.text_encoder, config.seed)
     return model

@@ -2,7 +2,7 @@
 that it starts from.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
-MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
@@ -32,9 +31,8 @@ def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> 
     A new run with init_from begins with the weights of that run.
     """
     specs = {name: each.store.spec for name, each in data.items()}
-    if config.model.timesteps == "learned":
-        check_horizons([each.store for each in data.values()])
     model = make_model(config, specs.get("", specs))
+    model.backbone.checkpoint_gradients(config.optim.gradient_checkpointing)
     started: set[str] = set()  # embodiments that begin with weights of another run
     if config.init_from and not begun:
         started = checkpoint.start_from(config.init_from, model, config)
@@ -50,19 +48,6 @@ def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> 
             texts += some_texts(each)
         model.backbone.features.fit(*model.backbone.encode(texts))
     return model
-
-
-def check_horizons(stores: Iterable[Store]) -> None:
-    """Raise a ValueError if a learned table of time steps, one vector for each step of the horizon,
-    would be larger than any use.
-    """
-    for store in stores:
-        horizon = store.spec.horizon
-        if horizon > MOST_TIMESTEPS:
-            expected = f"expected a horizon of at most {MOST_TIMESTEPS:,} steps, got {horizon:,}"
-            longest = f"the longest episode has {int(store.lengths.max()):,}"
-            remedy = "take model.timesteps=none or a smaller horizon"
-            raise ValueError(f"model.timesteps=learned: {expected}; {longest}; {remedy}")
 
 
 def restore_or_describe(

@@ -8,51 +8,63 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.checks import one_of
+from decisionllm.checks import one_of, ranges
+from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
 
+MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 
+
+@register("tokenizer", "trajectory")
 class TrajectoryTokenizer(nn.Module):
     """Returns-to-go, observations and actions in the model's units -> tokens (B, k T, D).
 
     Args:
         spec: of the data.
         width: D, width of the backbone.
-        embedding: `linear`, one map a stream as in Decision Transformer, or `mlp`, two layers.
-        timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or
-            `none`.
         return_conditioned: k = 3 tokens a step; False leaves the return token out (k = 2):
             behaviour cloning.
         null_return: adds a learned token in place of a return that is not given.
-        entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
-        hide_actions: an action is replaced by a learned token with this probability in training; 1:
-            always.
+        embedding: `linear`, one map a stream as in Decision Transformer, or `mlp`, two layers.
+        timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or
+            `none`: episodes may be longer than in training.
         scale: root mean square of a token at the beginning of training.
+        entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
+        hide_observations: numbers of an observation that the model never reads, such as "0-2,5".
+        hide_actions: an action is replaced by a learned token with this probability in training; 1:
+            always, also when it acts.
 
     Raises:
-        ValueError: an unknown embedding or kind of timesteps, or hide_actions is not within 0 .. 1.
+        ValueError: an unknown embedding or kind of timesteps, hide_actions is not within 0 .. 1, an
+            observation lacks a number to hide, or more than MOST_TIMESTEPS learned timesteps.
     """
 
     def __init__(
         self,
         spec: Spec,
         width: int,
+        return_conditioned: bool = True,
+        null_return: bool = False,
         *,
         embedding: str = "linear",
         timesteps: str = "learned",
-        return_conditioned: bool = True,
-        null_return: bool = False,
-        entity_layers: int = 0,
-        hide_actions: float = 0.0,
         scale: float = 1.0,
+        entity_layers: int = 0,
+        hide_observations: str = "",
+        hide_actions: float = 0.0,
     ) -> None:
         super().__init__()
-        one_of("embedding", embedding, ("linear", "mlp"))
-        one_of("timesteps", timesteps, ("learned", "none"))
+        one_of("tokenizer.embedding", embedding, ("linear", "mlp"))
+        one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
         if not 0 <= hide_actions <= 1:
             wanted = "a share within 0 .. 1"
-            raise ValueError(f"model.hide_actions: expected {wanted}, got {hide_actions}")
+            raise ValueError(f"tokenizer.hide_actions: expected {wanted}, got {hide_actions}")
+        if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
+            wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
+            remedy = "take tokenizer.timesteps=none or a smaller horizon"
+            got = f"{spec.horizon:,}"
+            raise ValueError(f"tokenizer.timesteps=learned: expected {wanted}, got {got}; {remedy}")
 
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
@@ -74,6 +86,12 @@ class TrajectoryTokenizer(nn.Module):
         else:
             self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)
+        self.hidden_observations = ranges(
+            "tokenizer.hide_observations",
+            hide_observations,
+            nothing="none",
+            within=range(spec.observation_dim),
+        )
         self.hide_actions = hide_actions
         self.hidden_action = nn.Parameter(torch.zeros(width)) if hide_actions else None
         self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None

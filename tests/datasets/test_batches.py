@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from decisionllm.config import train_config
-from decisionllm.datasets.batches import SYMMETRIES, open_data
+from decisionllm.datasets.augment import TURNS
+from decisionllm.datasets.batches import open_data
 from decisionllm.datasets.store import prepare, write
 from decisionllm.domains.spread import dataset as spread
 from decisionllm.domains.spread.world import HORIZON, Spread
@@ -22,14 +23,15 @@ VECTORS = [
 
 
 def opened(store, symmetries=True, **options):
-    data = {"held_out": 0.0, "symmetries": symmetries}
+    augment = node("augment", "symmetries") if symmetries else {"_target_": "none"}
     c = train_config(
         {
             "dataset": {},
             "backbone": {},
             "head": {},
             "optim": {"batch_size": 400},
-            "data": data,
+            "data": {"held_out": 0.0},
+            "augment": augment,
             **options,
         }
     )
@@ -54,14 +56,14 @@ def parts(window):
 
 def of_rows(plain, turned):
     """Which symmetry each row was turned by (B,)."""
-    made = plain[None] @ SYMMETRIES[:, None, None]
+    made = plain[None] @ TURNS[:, None, None]
     equal = np.isclose(made, turned, atol=1e-6).all((2, 3, 4))
     assert (equal.sum(0) == 1).all(), "each row by exactly one"
     return equal.argmax(0)
 
 
 def test_the_eight_symmetries_of_a_square_by_hand():
-    turned = (np.array([3, 1], np.float32) @ SYMMETRIES).tolist()
+    turned = (np.array([3, 1], np.float32) @ TURNS).tolist()
     assert sorted(turned) == [
         [-3, -1],
         [-3, 1],
@@ -101,26 +103,27 @@ def test_a_turned_world_turns_what_happens():
     pushes = np.random.default_rng(0).uniform(-1, 1, (HORIZON, 8, 4, 2))
     world, turned = (Spread(np.full(8, 7), 4) for _ in range(2))
     turned.positions, turned.landmarks = (
-        turned.positions @ SYMMETRIES,
-        turned.landmarks @ SYMMETRIES,
+        turned.positions @ TURNS,
+        turned.landmarks @ TURNS,
     )
     for push in pushes:
         push[:] = push[0]
-        rewards = world.step(push), turned.step(push @ SYMMETRIES)
-        np.testing.assert_allclose(turned.positions, world.positions @ SYMMETRIES, atol=1e-5)
-        np.testing.assert_allclose(turned.velocities, world.velocities @ SYMMETRIES, atol=1e-5)
+        rewards = world.step(push), turned.step(push @ TURNS)
+        np.testing.assert_allclose(turned.positions, world.positions @ TURNS, atol=1e-5)
+        np.testing.assert_allclose(turned.velocities, world.velocities @ TURNS, atol=1e-5)
         np.testing.assert_allclose(*rewards, atol=1e-4)
 
 
 def test_a_log_without_vectors_and_discrete_actions_are_refused(tmp_path):
     with pytest.raises(
-        ValueError, match="data.symmetries: expected a log that says which numbers .* got none"
+        ValueError,
+        match="augment=symmetries: expected a log that says which numbers .* got none",
     ):
         opened(make_store(tmp_path / "a", [episode([1, 2])]))
     discrete = write(tmp_path / "b", spread.load(groups=5))
     with pytest.raises(
         ValueError,
-        match="data.symmetries: expected actions that are vectors .* got 5 discrete ones",
+        match="augment=symmetries: expected actions that are vectors .* got 5 discrete ones",
     ):
         opened(discrete)
 
@@ -159,7 +162,10 @@ def test_a_part_has_its_own_discount_of_steps(tmp_path):
 
 
 def test_a_part_alone_is_turned(tmp_path):
-    plain, turned = of_parts(tmp_path).sampler(0), of_parts(tmp_path, symmetries=True).sampler(0)
+    plain, turned = (
+        of_parts(tmp_path).sampler(0),
+        of_parts(tmp_path, augment="symmetries").sampler(0),
+    )
     second = plain.episodes >= 40
     same = (plain.observations == turned.observations).all((1, 2))
     assert np.array_equal(plain.episodes, turned.episodes) and same[~second].all()

@@ -15,7 +15,14 @@ from decisionllm.data import card
 from decisionllm.datasets import sampling, store, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
-from decisionllm.datasets.mixture import described, evaluated, load, of_embodiment, of_embodiments
+from decisionllm.datasets.mixture import (
+    described,
+    evaluated,
+    load,
+    of_embodiment,
+    of_embodiments,
+    part_shares,
+)
 from decisionllm.datasets.mixture import stores as of_stores
 from decisionllm.policy import loading
 from decisionllm.runs import directory
@@ -246,13 +253,20 @@ def test_a_part_without_texts_is_evaluated_without(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("weights", ["[1]", "[1,-1]", "[0,0]"])
-def test_weights_that_cannot_be_are_refused(weights, tmp_path, capsys):
-    assert command("train", *MIXTURE, f"run={tmp_path}/run", f"data.part_weights={weights}") == 1
-    assert (
-        "data.part_weights: expected 2 numbers, 0 or more, one for each part"
-        in capsys.readouterr().err
-    )
+def test_the_weights_of_parts_say_how_often_each_is_drawn(tmp_path):
+    weighted = {"few": LABELS["few"] | {"weight": 3}, "many": LABELS["many"]}
+    mixture = node("dataset", "mixture", parts=weighted, text_wordings=0)
+    assert part_shares(mixture, of_stores(mixture, tmp_path)) == {"": [3.0, 1.0]}
+    nested = {"alone": LABELS["few"], "both": mixture | {"dataset": "mixture", "weight": 2}}
+    both = node("dataset", "embodiments", parts=nested, text_wordings=0)
+    assert part_shares(both, of_stores(both, tmp_path)) == {"alone": [1.0], "both": [6.0, 2.0]}
+
+
+def test_parts_that_are_never_drawn_are_refused(tmp_path):
+    never = {label: part | {"weight": 0} for label, part in LABELS.items()}
+    dataset = node("dataset", "embodiments", parts=never, text_wordings=0)
+    with pytest.raises(ValueError, match="dataset.parts: expected a weight above 0"):
+        part_shares(dataset, of_stores(dataset, tmp_path))
 
 
 def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
@@ -374,7 +388,8 @@ def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
             {"step_discount": 0},
             "dataset.parts: few: expected step_discount above 0 and at most 1, got 0",
         ),
-        ({"symmetries": 2}, "dataset.parts: few: expected symmetries true or false, got 2"),
+        ({"augment": "mirrors"}, "no augment 'mirrors'; there are symmetries"),
+        ({"weight": -1}, "dataset.parts: few: expected a weight of 0 or more, got -1"),
     ],
 )
 def test_options_that_a_part_cannot_have_are_refused(own, message, tmp_path):

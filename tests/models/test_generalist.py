@@ -38,7 +38,12 @@ def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("generalist") / "run"
     assert (
         command(
-            "train", *GENERALIST, f"run={path}", "steps=6", "log.every=3", "model.timesteps=none"
+            "train",
+            *GENERALIST,
+            f"run={path}",
+            "steps=6",
+            "log.every=3",
+            "tokenizer.timesteps=none",
         )
         == 0
     )
@@ -171,7 +176,7 @@ def test_embodiments_are_no_dataset_of_one_space(tmp_path, capsys):
 FROZEN = (
     "optim.lr=1e-30",
     "optim.weight_decay=0",
-    "model.timesteps=none",
+    "tokenizer.timesteps=none",
     "steps=1",
 )
 
@@ -236,8 +241,8 @@ def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_
         ),
         (("backbone.tune=lora",), "the backbone differs: "),
         (("head=bins",), "the model differs: .*head"),
-        (("model.embedding=mlp",), "the model differs: .*tokenizer"),
-        (("model.timesteps=learned",), "the model differs: .*timesteps"),
+        (("tokenizer.embedding=mlp",), "the model differs: .*tokenizer"),
+        (("tokenizer.timesteps=learned",), "the model differs: .*timesteps"),
         (
             ("dataset=maze2d-umaze", "dataset.steps=600", "dataset.source=regenerate"),
             "expected a run of the data's space, got the data: 4 numbers seen, 2 actions .* the "
@@ -256,7 +261,7 @@ def test_a_run_that_does_not_fit_is_no_start(run, options, message, tmp_path, ca
         command(
             "train",
             *data,
-            "model.timesteps=none",
+            "tokenizer.timesteps=none",
             f"init_from={run}",
             f"run={tmp_path}/new",
             *options,
@@ -271,7 +276,7 @@ def test_a_continued_run_needs_its_start_no_more(run, tmp_path, monkeypatch):
     words = (
         "train",
         *SINGLE,
-        "model.timesteps=none",
+        "tokenizer.timesteps=none",
         f"init_from={tmp_path}/start",
         f"run={tmp_path}/new",
     )

@@ -14,7 +14,7 @@ from decisionllm.datasets.store import open_store, write
 from decisionllm.models.inverse_dynamics import fill
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
-from tests.conftest import LOOP, NANO, command
+from tests.conftest import LOOP, NANO, command, node
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
 def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete):
     store, true = log(tmp_path / "s", discrete=discrete, labelled=20)
     steps = windows.of_store(store)
-    filled = fill(store, steps, np.arange(40), seed=0, updates=300)
+    filled = fill(store, steps, np.arange(40), 0, updates=300)
     recorded, moving = store.action_weight > 0, store.observations[:, 0] < 0
     assert (
         np.array_equal(filled.actions[recorded], true[recorded].astype(np.float32))
@@ -68,7 +68,7 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
         np.abs(filled.actions - true)[new].mean() < 0.2 and filled.action_weight[new].mean() > 0.5
     )
     assert filled.action_weight[~recorded & ~moving].mean() < 0.35 and filled.loss_mask.all()
-    again = fill(store, steps, np.arange(40), seed=0, updates=300)
+    again = fill(store, steps, np.arange(40), 0, updates=300)
     assert np.array_equal(again.actions, filled.actions) and np.array_equal(
         again.action_weight, filled.action_weight
     )
@@ -76,7 +76,7 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
 
 def test_a_step_without_a_next_observation_stays_missing(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, final=False)
-    filled = fill(store, windows.of_store(store), np.arange(40), seed=0, updates=2)
+    filled = fill(store, windows.of_store(store), np.arange(40), 0, updates=2)
     missing = filled.action_weight == 0
     assert (
         np.flatnonzero(missing).tolist() == (store.offsets[5:] - 1).tolist()
@@ -87,21 +87,24 @@ def test_a_step_without_a_next_observation_stays_missing(tmp_path):
 def test_nothing_to_learn_from_is_an_error(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True)
     with pytest.raises(
-        ValueError, match="data.fill_actions: expected recorded actions with a next observation"
+        ValueError, match="fill_actions: expected recorded actions with a next observation"
     ):
-        fill(store, windows.of_store(store), np.arange(10, 40), seed=0)
+        fill(store, windows.of_store(store), np.arange(10, 40), 0)
 
 
-def opened(store, fill=None, **options):
+FILLED = {"fill_actions": node("fill_actions", "inverse_dynamics", updates=2)}
+
+
+def opened(store, **options):
     c = train_config({"dataset": {}, "backbone": {}, "head": {}, "window": 1, **options})
-    return open_data(c, store, [1.0], fill)
+    return open_data(c, store, [1.0])
 
 
 def test_without_filling_only_episodes_with_a_recorded_action_are_trained_on(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, labelled=20)
     data = opened(store, data={"held_out": 0.5})
     assert len(data.episodes) and {*data.episodes, *data.held_out} == {*range(20)}
-    everything = opened(store, lambda store, steps, episodes: steps, data={"held_out": 0.5})
+    everything = opened(store, data={"held_out": 0.5}, **FILLED)
     assert len(everything.episodes) == 20 and len({*everything.held_out} & {*range(20)}) == len(
         everything.held_out
     )
@@ -109,12 +112,7 @@ def test_without_filling_only_episodes_with_a_recorded_action_are_trained_on(tmp
 
 def test_held_out_windows_are_measured_on_recorded_actions(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, labelled=20)
-    steps = windows.of_store(store)
-    data = opened(
-        store,
-        lambda *_: fill(store, steps, np.arange(40), seed=0, updates=2),
-        data={"held_out": 0.5},
-    )
+    data = opened(store, data={"held_out": 0.5}, **FILLED)
     trained, measured = (sampler(0) for sampler in (data.sampler, data.validators[""]))
     assert ((trained.action_weight > 0) & (trained.action_weight < 1)).any() and (
         measured.action_weight[measured.mask] == 1
@@ -133,7 +131,7 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
         ValueError,
         match=(
             "window=2 reads past actions, which 3 of 3 episodes lack at some steps; take "
-            "data.fill_actions"
+            "fill_actions"
         ),
     ):
         opened(store, window=2)
@@ -147,20 +145,13 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
 def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, monkeypatch, words):
     monkeypatch.setattr("decisionllm.models.inverse_dynamics.BATCH", 16)  # of 1,000 updates
     few = ("transform=unlabelled", "transform.actions_kept=0.2")
-    filled = ("data.fill_actions=inverse_dynamics", f"run={tmp_path}/run")
+    filled = ("fill_actions=inverse_dynamics", f"run={tmp_path}/run")
     assert command("train", *LOOP, *NANO, *words, *few, *filled) == 0
     said = capsys.readouterr().out
     assert "recorded, " in said and "filled in, weight " in said
     assert json.loads((tmp_path / "run/run.json").read_text())["dataset"]["actions_kept"] == 0.2
     assert command("train", *LOOP, *NANO, *words, *few, f"run={tmp_path}/recorded") == 0
     assert "filled in" not in capsys.readouterr().out
-
-
-def test_an_unknown_way_to_fill_is_refused(tmp_path, capsys):
-    assert command("train", *LOOP, *NANO, "data.fill_actions=guess", f"run={tmp_path}/run") != 0
-    assert (
-        "data.fill_actions: expected none or inverse_dynamics, got guess" in capsys.readouterr().err
-    )
 
 
 def test_nan_actions_of_a_log_are_missing(tmp_path):

@@ -377,7 +377,7 @@ def test_the_loss_counts_allowed_actions_alone():
 
 @torch.no_grad()
 def test_hidden_numbers_of_an_observation_have_no_effect():
-    model, batch = make_model(CONTINUOUS, hide_observations=[0, 2]), make_batch(CONTINUOUS, [6], 6)
+    model, batch = make_model(CONTINUOUS, hide_observations="0,2"), make_batch(CONTINUOUS, [6], 6)
     near(model.normalizer.observations(torch.ones(3)), [0, 1, 0])
     for column, changes in ((0, False), (1, True), (2, False)):
         other = batch.observations.clone()
@@ -407,10 +407,10 @@ def test_past_actions_can_be_hidden():
     ("options", "expected"),
     [
         (
-            {"hide_observations": [3]},
-            r"model.hide_observations: expected numbers within 0 .. 2, got \[3\]",
+            {"hide_observations": "3"},
+            "tokenizer.hide_observations: expected 0 .. 2, got 3",
         ),
-        ({"hide_actions": 2.0}, "model.hide_actions: expected a share within 0 .. 1, got 2.0"),
+        ({"hide_actions": 2.0}, "tokenizer.hide_actions: expected a share within 0 .. 1, got 2.0"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused(options, expected):
@@ -422,4 +422,4 @@ def test_an_unknown_conditioning_is_refused():
     with pytest.raises(
         ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"
     ):
-        SequenceModel(CONTINUOUS, None, None, ModelOptions(condition_on="sometimes"))
+        SequenceModel(CONTINUOUS, None, None, options=ModelOptions(condition_on="sometimes"))

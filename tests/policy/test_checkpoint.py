@@ -217,7 +217,7 @@ WRONG = {  # fmt: off
     ),
     "another embedding": (
         "config.yaml",
-        lambda c: c["model"].update(embedding="mlp"),
+        lambda c: c["tokenizer"].update(embedding="mlp"),
         "not this model's weights",
     ),
     "without returns": (

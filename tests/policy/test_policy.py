@@ -392,7 +392,7 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
         policy.act([world.history(0, 15)])
     with pytest.raises(
         ValueError,
-        match="horizon: expected at most 15 steps.*got 16; train with model.timesteps=none",
+        match="horizon: expected at most 15 steps.*got 16; train with tokenizer.timesteps=none",
     ):
         policy.begin([""], 16)
     session = policy.begin(["", ""], 1)

@@ -481,7 +481,7 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
     with pytest.raises(ValueError, match="MaxReturn: expected team.execution=per_agent"):
         joint(objective=MAX_RETURN)
     with pytest.raises(
-        ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"
+        ValueError, match="tokenizer.hide_actions: expected a share within 0 .. 1, got 2"
     ):
         joint(hide_actions=2)
     session = policy_of(joint()).begin(["", ""], 1, None, [0, 0])
@@ -499,7 +499,7 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
 GAME = (
     "head=discrete",
     "model.condition_on=none",
-    "model.timesteps=none",
+    "tokenizer.timesteps=none",
     "window=1",
     "optim.batch_size=64",
     "optim.warmup=50",

@@ -7,7 +7,7 @@ tables because a team has rewards after an agent has left.
 
 meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns,
 see `team.source`; shared_reward, whether the reward of each agent is its team's; plane, whether an
-observation is pairs of numbers throughout, each a vector in a plane (for `data.symmetries`); teams
+observation is pairs of numbers throughout, each a vector in a plane (for `augment=symmetries`); teams
 {type: team}; further facts that a result must report; types: {name: {role, num_actions or low and
 high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow
 each other: `own` is the agent itself, "" is left out, any other kind is `count` entities of `width`
