@@ -7,6 +7,7 @@ from typing import Any
 
 from decisionllm import registry
 from decisionllm.registry import Node
+from decisionllm.schema import Json
 
 
 @dataclass
@@ -151,7 +152,7 @@ def train_config(options: Node) -> TrainConfig:
     Raises:
         ValueError: options that cannot be, see `RULES`.
     """
-    groups: dict[str, Any] = {
+    groups: Json = {
         f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)
     }
     made = {name: group(**options.get(name, {})) for name, group in groups.items()}
@@ -254,7 +255,7 @@ def check(config: TrainConfig) -> None:
 
 def flat(config: Mapping[str, Any], at: str = "") -> Node:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
-    found: dict[str, Any] = {}
+    found: Json = {}
     for key, value in config.items():
         found |= (
             flat(value, f"{at}{key}.")

@@ -49,7 +49,7 @@ class Contender(NamedTuple):
     scripted: bool
     begin: Begin
     about: Json
-    columns: dict[str, Any]
+    columns: Json
 
 
 def evaluate(config: Node) -> Path:
@@ -375,7 +375,7 @@ def result_rows(
     seconds: float,
     env: Env,
     loaded: Loaded,
-    where: dict[str, Any],
+    where: Json,
 ) -> Iterator[tuple[Report, list[Episode]]]:
     """A result row for each condition of the environment, with the episodes that it is about."""
     conditions = env.conditions(loaded.policy.execution, contender.scripted)

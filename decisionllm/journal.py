@@ -4,17 +4,17 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
 from decisionllm.backup import restore
 from decisionllm.checks import one_of
 from decisionllm.domains.auction.journal import Journal
+from decisionllm.schema import Json
 
 SHOWN = 20  # most faults that are printed
 DAY = 86_400.0  # seconds
 
 
-def journal(config: dict[str, Any]) -> None:
+def journal(config: Json) -> None:
     """Do one thing with a journal (see configs/journal.yaml).
 
     Raises:
@@ -24,7 +24,7 @@ def journal(config: dict[str, Any]) -> None:
     ACTIONS[config["action"]](config)
 
 
-def report(config: dict[str, Any]) -> None:
+def report(config: Json) -> None:
     """Print what each model achieved, and whether they differ by more than noise."""
     from decisionllm.serving import ab_report
 
@@ -33,7 +33,7 @@ def report(config: dict[str, Any]) -> None:
     print(json.dumps(found.as_dict()) if config["json"] else ab_report.text(found))
 
 
-def verify(config: dict[str, Any]) -> None:
+def verify(config: Json) -> None:
     """Compare every row with its checksum."""
     with closing(Journal(config["journal"], read_only=True)) as file:
         found = file.check_rows()
@@ -45,7 +45,7 @@ def verify(config: dict[str, Any]) -> None:
     print(f"{config['journal']}: {known}{without}: as they were written")
 
 
-def prune(config: dict[str, Any]) -> None:
+def prune(config: Json) -> None:
     """Remove campaigns that ended long ago."""
     if config["days"] <= 0:
         raise ValueError(f"days: expected a number above 0, got {config['days']}")
@@ -56,7 +56,7 @@ def prune(config: dict[str, Any]) -> None:
     )
 
 
-def restored(config: dict[str, Any]) -> None:
+def restored(config: Json) -> None:
     """Put a backup in the place of the journal."""
     if config["from"] is None:
         raise ValueError("from: expected a file that `decisionllm backup` wrote, got none")
@@ -65,7 +65,7 @@ def restored(config: dict[str, Any]) -> None:
     print(f"{config['journal']}: restored from {config['from']}{kept}")
 
 
-ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
+ACTIONS: dict[str, Callable[[Json], None]] = {
     "report": report,
     "verify": verify,
     "prune": prune,

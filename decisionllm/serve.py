@@ -16,6 +16,7 @@ from decisionllm.files import explained
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.runs import checkpoint, directory
+from decisionllm.schema import Json
 from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ POSITIVE = (
 )
 
 
-def serve(config: dict[str, Any]) -> None:
+def serve(config: Json) -> None:
     """Serve until interrupted (see configs/serve.yaml).
 
     Raises:
@@ -86,7 +87,7 @@ def serve(config: dict[str, Any]) -> None:
         protocol.server(app).run(sockets=[listener])
 
 
-def check(config: dict[str, Any]) -> None:
+def check(config: Json) -> None:
     """Raise a ValueError for an option that cannot be."""
     from decisionllm.serving.middleware import loopback
 
@@ -118,7 +119,7 @@ def check(config: dict[str, Any]) -> None:
         )
 
 
-def replica(config: dict[str, Any], number: int, beat: replicas.Beat) -> None:
+def replica(config: Json, number: int, beat: replicas.Beat) -> None:
     """Serve until interrupted, as one of several processes."""
     import torch
 
@@ -136,7 +137,7 @@ def listen(host: str, port: int, **options: Any) -> socket.socket:
     )
 
 
-def application(config: dict[str, Any], replica: int | None = None) -> Any:
+def application(config: Json, replica: int | None = None) -> Any:
     """The FastAPI app of this config; a token is read from the environment of its process.
 
     Args:
@@ -194,7 +195,7 @@ def application(config: dict[str, Any], replica: int | None = None) -> Any:
     )
 
 
-def folder_of(config: dict[str, Any], journal: Journal, campaigns: dict[str, Any]) -> "ModelFolder":
+def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
     """The folder of runs that may take over while the server runs."""
     from decisionllm.serving.campaigns import CampaignManager
     from decisionllm.serving.model_folder import ModelFolder
@@ -220,7 +221,7 @@ def folder_of(config: dict[str, Any], journal: Journal, campaigns: dict[str, Any
     )
 
 
-def traces_of(config: dict[str, Any]) -> "Traces | None":
+def traces_of(config: Json) -> "Traces | None":
     """Where the spans of ticks go; None: there are none."""
     if not config["tracing"]:
         return None
@@ -233,7 +234,7 @@ def traces_of(config: dict[str, Any]) -> "Traces | None":
     return otel.otlp(config["tracing"])
 
 
-def access_of(config: dict[str, Any]) -> "Access":
+def access_of(config: Json) -> "Access":
     """Who may send a request: holders of the token of the environment and of those of the file."""
     from decisionllm.serving.access import LocalAccess, TokenAccess
 
@@ -244,11 +245,11 @@ def access_of(config: dict[str, Any]) -> "Access":
 
 
 def shadow_of(
-    config: dict[str, Any],
+    config: Json,
     journal: Journal,
     observation: ObservationSpec,
-    campaigns: dict[str, Any],
-) -> tuple["Shadow", dict[str, Any]]:
+    campaigns: Json,
+) -> tuple["Shadow", Json]:
     """The policy that decides without answering, and its description, see `model_info`."""
     from decisionllm.serving.shadow import Shadow
 
@@ -267,13 +268,11 @@ def shadow_of(
     return made, about
 
 
-def journal_path(config: dict[str, Any]) -> Path:
+def journal_path(config: Json) -> Path:
     return Path(config["journal"] or Path(config["run"]) / "journal.sqlite")
 
 
-def model_info(
-    run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]
-) -> dict[str, Any]:
+def model_info(run: str | Path, policy: Policy, run_config: Json, run_info: Json) -> Json:
     """The answer of /v1/model. `model` names the run and what decides its answers: a digest of its
     weights and of how the policy acts.
     """

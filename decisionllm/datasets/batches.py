@@ -13,7 +13,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.registry import build
-from decisionllm.schema import Batch, Window
+from decisionllm.schema import Batch, Json, Window
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Data:
     held_out: np.ndarray
     sampler: Any  # step -> Window
     # the same of held-out episodes, of each part of a mixture; {} without any
-    validators: dict[str, Any]
+    validators: Json
     tasks: Sequence[str]  # the texts of windows, by index
 
 
@@ -168,14 +168,14 @@ def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., Any]:
     """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes,
     or of teams.
     """
-    shape: dict[str, Any] = {"T": config.window, "batch_size": config.optim.batch_size}
+    shape: Json = {"T": config.window, "batch_size": config.optim.batch_size}
     if config.team.execution == "per_agent":
         return partial(sampling.sampler(config.data.rows_per_text, store.task), **shape)
     alone = 0.5 if config.team.execution == "both" else 0.0
     return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
 
 
-def by_part(store: Store, option: str, value: Any) -> dict[str, Any]:
+def by_part(store: Store, option: str, value: Any) -> Json:
     """An option of draws by part of the data: the part's own, or `value`."""
     known = store.info.get("parts", {})
     return {label: known.get(label, {}).get(option, value) for label in store.parts}

@@ -333,7 +333,7 @@ def save(
 
     # By default Minari writes images as JPEG, which changes their numbers; 0.5.3 has no such option
     known = signature(minari.create_dataset_from_buffers).parameters
-    lossless: dict[str, Any] = {"jpeg_encoding": False} if "jpeg_encoding" in known else {}
+    lossless: Json = {"jpeg_encoding": False} if "jpeg_encoding" in known else {}
     description = f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}"
     try:
         with warnings.catch_warnings():

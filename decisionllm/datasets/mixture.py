@@ -367,7 +367,7 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     Raises:
         ValueError: its window is below act.stride.
     """
-    own: dict[str, Any] = {**of_embodiments(config.dataset)[name]}
+    own: Json = {**of_embodiments(config.dataset)[name]}
     window = own.get("window", config.window)
     if window < config.act.stride:
         wanted = f"a window of act.stride={config.act.stride} steps or more"

@@ -59,7 +59,7 @@ def unflatten(rows: np.ndarray, space: "Space[Any]") -> Any:
         return _of_box(rows, space)
     if isinstance(space, spaces.Discrete):
         return rows.argmax(axis=1) + space.start
-    values: dict[str, Any] = {}
+    values: Json = {}
     first = 0
     for key, part in _sorted(space):
         size = sum(numbers for _, numbers in observation_parts(part))

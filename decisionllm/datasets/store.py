@@ -95,10 +95,10 @@ class Store(StepColumns[np.ndarray]):
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
-        steps: dict[str, Any] = {
+        steps: Json = {
             name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS
         }
-        values: dict[str, Any] = {
+        values: Json = {
             name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS
         }
         values = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
@@ -296,7 +296,7 @@ def open_store(path: str | Path) -> Store:
         raise ValueError(
             f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}"
         )
-    arrays: dict[str, Any] = {}
+    arrays: Json = {}
     for name, (dtype, shape) in card["arrays"].items():
         with explained(
             f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY
@@ -354,7 +354,7 @@ def columns_of(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def _fingerprint(spec: Json, tasks: list[str], arrays: dict[str, Any]) -> str:
+def _fingerprint(spec: Json, tasks: list[str], arrays: Json) -> str:
     """Hash of the spec, the texts and every byte of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
     deque(_hashed(digest, spec, tasks, arrays, [(slice(0), slice(None))]), 0)
@@ -365,7 +365,7 @@ def _hashed(
     digest: Any,
     spec: Json,
     tasks: list[str],
-    arrays: dict[str, Any],
+    arrays: Json,
     parts: Iterable[Any],
 ) -> Iterator[Any]:
     """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are

@@ -190,7 +190,7 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
         "actions": steps.actions,
         "returns_to_go": steps.returns_to_go,
     }
-    windows: dict[str, Any] = {}
+    windows: Json = {}
     for name, column in (columns | _optional(steps)).items():
         windows[name] = copy_windows(column, first + starts, T)
         # padding is zero; every action is allowed there

@@ -260,7 +260,7 @@ def learning_curves(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, s
 
 def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> Json:
     """The tables of shares in the rows by their titles; one that is in all rows of a run, once."""
-    tables: dict[str, Any] = {}
+    tables: Json = {}
     for row, policy in zip(rows, policies, strict=True):
         for name, value in row.items():
             is_table = isinstance(value, dict) and "shares" in value

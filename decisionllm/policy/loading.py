@@ -89,7 +89,7 @@ def policies_of(
     config: Node,
     info: Json,
     parts: Sequence[str],
-    acting: dict[str, Any],
+    acting: Json,
 ) -> list[tuple[Policy, Json, Json]]:
     """The policy of a model in each of these parts of its data, or as a whole; see `load_parts`."""
     each = members(model)
@@ -106,7 +106,7 @@ def policies_of(
     return found
 
 
-def policy_of(model: SequenceModel, config: Node, info: Json, acting: dict[str, Any]) -> Policy:
+def policy_of(model: SequenceModel, config: Node, info: Json, acting: Json) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of
     its own.
     """

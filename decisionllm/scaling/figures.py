@@ -150,7 +150,7 @@ def with_volumes(grid: pd.DataFrame) -> pd.DataFrame:
 def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:
     """Loss against x for each value of `by`: points, and the law with its band, or the means."""
     palette = colours(grid[by])
-    shared: dict[str, Any] = {"x": x, "y": "excess", "hue": by, "palette": palette, "ax": axes}
+    shared: Json = {"x": x, "y": "excess", "hue": by, "palette": palette, "ax": axes}
     sns.scatterplot(grid, legend=law is None, **shared, **POINTS)
     if law is None:
         sns.lineplot(grid, legend=False, errorbar=None, **shared)

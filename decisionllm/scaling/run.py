@@ -270,7 +270,7 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
     tasks: Sequence[str] = store.tasks
     if words := wordings(store, config.get("text_wordings", 0)):
         tasks, draw = words, words.sampler(draw, task=store.task, seed=0, texts=draw.texts)
-    reading: dict[str, Any] = {"store": store, "tasks": tasks, "encode": model.backbone.encode}
+    reading: Json = {"store": store, "tasks": tasks, "encode": model.backbone.encode}
     discrete = bool(store.spec.num_actions)
     sums = np.zeros(3)  # loss, error, actions
     for i in range(math.ceil(count / BATCH)):

@@ -15,6 +15,7 @@ from scipy import stats
 
 from decisionllm.domains.auction.campaign import score
 from decisionllm.domains.auction.journal import DamagedRowError, Journal
+from decisionllm.schema import Json
 
 RESAMPLES = 10_000
 FEWEST = 10  # campaigns of a model, below which no difference is stated
@@ -80,7 +81,7 @@ class Report:
     moved: int  # that more than one model answered
     damaged: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         known = asdict(self)
         for each, row in zip(self.differences, known["differences"], strict=True):
             row["more_than_noise"] = each.more_than_noise
@@ -123,7 +124,7 @@ def read(journal: Journal) -> tuple[list[Outcome], dict[str, int]]:
     return found, left_out
 
 
-def outcome_of(campaign: dict[str, Any], last: dict[str, Any]) -> Outcome:
+def outcome_of(campaign: Json, last: Json) -> Outcome:
     """The outcome of a campaign by the answer to its last tick."""
     budget, target_cpa = campaign["budget"], campaign["target_cpa"]
     conversions, spend = last["conversions"], last["spend"]

@@ -27,7 +27,7 @@ from decisionllm.domains.auction.campaign import HISTORIES, offered, summary
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
-from decisionllm.schema import History
+from decisionllm.schema import History, Json
 from decisionllm.serving import logs, model_routes, openrtb, schemas
 from decisionllm.serving.access import LocalAccess, TokenAccess
 from decisionllm.serving.campaigns import CampaignManager, RequestError
@@ -84,7 +84,7 @@ class Part(Protocol):
 
 def errors(
     *codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)
-) -> dict[int | str, dict[str, Any]]:
+) -> dict[int | str, Json]:
     """The error answers of a route for the OpenAPI document: these codes and the usual ones."""
     return {
         code: {"model": schemas.Error, "description": MEANING[code]} for code in (*usual, *codes)
@@ -93,15 +93,15 @@ def errors(
 
 def create_app(
     policy: Policy,
-    model_info: dict[str, Any],
+    model_info: Json,
     observation: ObservationSpec | None = None,
     journal: Journal | None = None,
     *,
     token: str | None = None,
     access: Access | None = None,
     max_body_bytes: int = 8_000_000,
-    campaigns: dict[str, Any] | None = None,
-    exchange: dict[str, Any] | None = None,
+    campaigns: Json | None = None,
+    exchange: Json | None = None,
     move_campaigns: bool = False,
     replica: int | None = None,
     folder: ModelFolder | None = None,
@@ -309,7 +309,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
             return {"status": "degraded", "damaged": "; ".join(damaged[:20])}
         return {"status": "ready"}
 
-    prometheus: dict[int | str, dict[str, Any]] = {
+    prometheus: dict[int | str, Json] = {
         200: {"content": {"text/plain": {}}},
         401: errors(401, usual=())[401],
     }
@@ -343,7 +343,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
 def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     routes = APIRouter(tags=["campaigns"])
 
-    def with_ticks(id: str) -> dict[str, Any]:
+    def with_ticks(id: str) -> Json:
         logs.note_campaign(id)
         known = journal.campaign(id)
         if known is None:
@@ -370,25 +370,25 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.get(
         "/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=())
     )
-    async def campaigns(search: Search = "", before: Before = None) -> dict[str, Any]:
+    async def campaigns(search: Search = "", before: Before = None) -> Json:
         """The campaigns opened last, newest first."""
         rows, older = await asyncio.to_thread(journal.latest, LISTED, search=search, before=before)
         still_open = await asyncio.to_thread(journal.still_open)
         listed = [with_status(*row) for row in rows]
         return {"campaigns": listed, "more": older is not None, "older": older, "open": still_open}
 
-    whole: dict[str, Any] = {
+    whole: Json = {
         "response_model": schemas.CampaignWithTicks,
         "response_model_exclude_unset": True,
     }
 
     @routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)
-    async def campaign(id: str) -> dict[str, Any]:
+    async def campaign(id: str) -> Json:
         """A campaign and its ticks."""
         return await asyncio.to_thread(with_ticks, id)
 
     @routes.delete("/v1/campaigns/{id}", responses=errors(404), **whole)
-    async def close(id: str) -> dict[str, Any]:
+    async def close(id: str) -> Json:
         """End a campaign. It stays in the journal."""
         await service.close(id)
         return await asyncio.to_thread(with_ticks, id)
@@ -443,7 +443,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     return routes
 
 
-def with_status(known: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
+def with_status(known: Json, last: Json | None) -> Json:
     """What the journal has of a campaign, and its status after the answer to its last tick."""
     last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
     status = {"status": "ended" if known["ended"] else "open", "step": last["index"] + 1}
@@ -454,7 +454,7 @@ def json_text(text: str | bytes) -> Response:
     return Response(text, media_type="application/json")
 
 
-def parse_bidding(request: dict[str, Any]) -> dict[str, Any]:
+def parse_bidding(request: Json) -> Json:
     """AuctionNet's arguments -> the request of a tick."""
     result, step = None, request["timeStepIndex"]
     if step:
@@ -494,7 +494,7 @@ def checked_result(result: dict[str, float]) -> dict[str, float]:
     return result
 
 
-def parse_history(policy: Policy, request: dict[str, Any]) -> History:
+def parse_history(policy: Policy, request: Json) -> History:
     """observations, actions, rewards, target_return, text and action_masks of a request ->
     History.
     """
@@ -514,7 +514,7 @@ def parse_history(policy: Policy, request: dict[str, Any]) -> History:
         raise RequestError(
             422, "action_masks", "expected none: this policy's actions are continuous"
         )
-    arrays: dict[str, Any] = {}
+    arrays: Json = {}
     for name, (dtype, shape) in (
         (name, field) for name, field in fields.items() if request[name] is not None
     ):

@@ -13,6 +13,7 @@ from decisionllm.domains.auction.campaign import HISTORIES, STEPS, offered, summ
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.exported import ExportedPolicy
+from decisionllm.schema import Json
 
 Arrays = list[np.ndarray]
 
@@ -68,7 +69,7 @@ class BiddingStrategy:
     ) -> np.ndarray:
         raise NotImplementedError
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> Json:
         return {
             "budget": float(self.budget),
             "target_cpa": float(self.cpa),
@@ -168,7 +169,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         self.campaign = self.campaign.record_action(np.ravel(multiplier)[0])
 
 
-def load(run: str | Path | tuple[Any, Any, Any]) -> tuple[Any, dict[str, Any]]:
+def load(run: str | Path | tuple[Any, Any, Any]) -> tuple[Any, Json]:
     """The policy of a run or of an exported folder, and what is known of its dataset."""
     if not isinstance(run, tuple):
         if (Path(run) / "policy.onnx").is_file():
@@ -236,7 +237,7 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         }
         return np.array(self._post("/v1/bid", step | last)["bids"])
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: Json) -> Json:
         answer = self.client.post(path, json=body)
         if answer.is_error:
             raise ValueError(f"{self.client.base_url}{path}: {answer.status_code} {answer.text}")

@@ -22,12 +22,13 @@ from decisionllm.domains.auction import journal as journals
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
+from decisionllm.schema import Json
 from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decide
 
 logger = logging.getLogger("decisionllm.serving")
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
-Begin = Callable[[dict[str, Any], ObservationSpec], Campaign | None]
+Begin = Callable[[Json, ObservationSpec], Campaign | None]
 Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
 
 
@@ -56,7 +57,7 @@ class PendingTick:
     """A valid tick that is not answered yet."""
 
     campaign: Campaign  # advanced by the request
-    request: dict[str, Any]
+    request: Json
     text: str  # of the request, as the journal keeps it
     answer: str | None = None  # JSON; set from the start if the same request was answered before
 
@@ -156,8 +157,8 @@ class CampaignManager:
     # -- requests, which wait for decisions and writes --
 
     async def open_async(
-        self, settings: dict[str, Any], key: str | None, write: Write, *, id: str | None = None
-    ) -> dict[str, Any]:
+        self, settings: Json, key: str | None, write: Write, *, id: str | None = None
+    ) -> Json:
         """Open a campaign, or find the one with this key. Returns what the journal has of it.
 
         Args:
@@ -177,9 +178,7 @@ class CampaignManager:
                 raise RequestError(409, "key", message)
         return known
 
-    async def tick_async(
-        self, id: str, request: dict[str, Any], decide: Decide, write: Write
-    ) -> str:
+    async def tick_async(self, id: str, request: Json, decide: Decide, write: Write) -> str:
         """Answer a tick. Returns JSON."""
         while True:
             pending = self.admit(id, request)
@@ -204,7 +203,7 @@ class CampaignManager:
 
     # -- the steps of a tick --
 
-    def check(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def check(self, settings: Json) -> Json:
         """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
         settings = dict.fromkeys(SETTINGS) | settings
         horizon, text = settings["horizon"], settings["text"]
@@ -222,7 +221,7 @@ class CampaignManager:
             raise RequestError(422, "target_return", f"expected {wanted}")
         return settings
 
-    def admit(self, id: str, request: dict[str, Any]) -> PendingTick:
+    def admit(self, id: str, request: Json) -> PendingTick:
         """Check a request: it is the next tick of its campaign, or one that was answered and is
         repeated.
         """
@@ -239,7 +238,7 @@ class CampaignManager:
         advanced = campaign.advance(request["result"], request["coming"])
         return PendingTick(advanced, request, text)
 
-    def _check_next(self, campaign: Campaign, request: dict[str, Any]) -> None:
+    def _check_next(self, campaign: Campaign, request: Json) -> None:
         """Check that a request is the next tick of an open campaign of this model."""
         index, horizon = request["index"], campaign.settings["horizon"]
         if campaign.ended:

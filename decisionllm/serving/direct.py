@@ -16,6 +16,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from decisionllm.schema import Json
+
 
 class DirectRoutes:
     """ASGI middleware that answers these routes; others are the app's.
@@ -63,9 +65,9 @@ class DirectRoutes:
         await response(scope, receive, send)
 
 
-def readers(route: APIRoute) -> dict[str, Any]:
+def readers(route: APIRoute) -> Json:
     """(request, body) -> value of each parameter of an endpoint that is not in its path."""
-    found: dict[str, Any] = {}
+    found: Json = {}
     for name, annotation in get_type_hints(route.endpoint, include_extras=True).items():
         if annotation is Request:
             found[name] = lambda request, body: request

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from decisionllm.checks import one_of
+from decisionllm.schema import Json
 
 KINDS = ("json", "text", "none")
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
@@ -27,7 +28,7 @@ WAITING = 10_000  # most lines that wait to be written; further ones are dropped
 SLOW = 0.1  # seconds; a slower request is logged whatever the share is
 EVERY = 0.05  # seconds between two writes
 STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
-current: ContextVar[dict[str, Any]] = ContextVar("request")  # what is known of the request at work
+current: ContextVar[Json] = ContextVar("request")  # what is known of the request at work
 
 
 def begin(given: bytes | None) -> str:
@@ -107,12 +108,12 @@ class Writer(logging.Handler):
         self.stopped = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
-        known: dict[str, Any] = {"logger": record.name}
+        known: Json = {"logger": record.name}
         if record.exc_info:
             known["exception"] = logging.Formatter().formatException(record.exc_info)
         self.add(record.created, record.levelname.lower(), record.getMessage(), known)
 
-    def add(self, when: float, level: str, message: str, known: dict[str, Any]) -> None:
+    def add(self, when: float, level: str, message: str, known: Json) -> None:
         """Let a line be written; without any work here, since the event loop calls it."""
         if len(self.waiting) < WAITING:
             self.waiting.append((when, level, message, known, current.get(None)))
@@ -144,8 +145,8 @@ class Writer(logging.Handler):
         when: float,
         level: str,
         message: str,
-        known: dict[str, Any],
-        request: dict[str, Any] | None,
+        known: Json,
+        request: Json | None,
     ) -> str:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
         line = {"time": stamp, "level": level, "message": message, **known}

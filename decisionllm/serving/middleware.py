@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from decisionllm.schema import Json
 from decisionllm.serving import logs
 
 # in metrics and logs: the client left before its request was complete, as nginx counts it
@@ -51,7 +52,7 @@ def error_response(
     """The answer to a refused request: the place of the fault and what was expected. expected: the
     tick index in order.
     """
-    body: dict[str, Any] = {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
+    body: Json = {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
     usual = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status, {})
     return JSONResponse(
         body if expected is None else body | {"expected": expected}, status, usual | (headers or {})

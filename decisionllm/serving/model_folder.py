@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from decisionllm.files import atomic, explained
+from decisionllm.schema import Json
 from decisionllm.serving.models import Choice, Model, Models, described
 
 logger = logging.getLogger("decisionllm.serving")
@@ -30,7 +30,7 @@ class Chosen:
         choice, before: see `Models`.
     """
 
-    command: dict[str, Any]
+    command: Json
     runs: dict[str, str]
     choice: Choice
     before: Choice | None
@@ -61,7 +61,7 @@ class ModelFolder:
         self.run = str(Path(run).resolve())
         self.kept = None if kept == ":memory:" else Path(kept)
         self.shares = list(shares)
-        self.command: dict[str, Any] = {}
+        self.command: Json = {}
 
     def load(self, name: str) -> Model:
         """The model of a run.

@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from decisionllm.domains.auction.journal import DamagedRowError, Journal
+from decisionllm.schema import Json
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.reservations import Reservations
@@ -32,7 +33,7 @@ from decisionllm.serving.shading import BidShading
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
 RETURN = 0.01  # seconds of `tmax` reserved for sending the answer
-EXAMPLE: dict[str, Any] = {
+EXAMPLE: Json = {
     "id": "80ce30c5",
     "at": 2,
     "tmax": 100,
@@ -124,13 +125,13 @@ def per_mille(currency: float) -> float:
 
 
 def respond(
-    request: dict[str, Any],
-    campaign: dict[str, Any],
+    request: Json,
+    campaign: Json,
     *,
     currency: str = "USD",
     seat: str = "decisionllm",
     shade: Shade | None = None,
-) -> tuple[dict[str, Any] | None, str | None]:
+) -> tuple[Json | None, str | None]:
     """Bid for the impressions of a request.
 
     A first price is paid in full, so that such a bid is at most target_cpa x value. All bids of an
@@ -155,7 +156,7 @@ def respond(
     most = min(multiplier, campaign["target_cpa"]) if first_price else multiplier
     left = campaign["remaining"]
     reason = "floor"
-    bids: list[dict[str, Any]] = []
+    bids: list[Json] = []
     for imp in request["imp"]:
         value = imp["ext"]["value"]
         bid = min(most * value, campaign["max_bid"])
@@ -172,9 +173,7 @@ def respond(
     return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
-def refusal(
-    request: dict[str, Any], campaign: dict[str, Any], currency: str, seat: str
-) -> str | None:
+def refusal(request: Json, campaign: Json, currency: str, seat: str) -> str | None:
     """Why a campaign has no bid for a whole request; None: it may have some. See `respond`."""
     if campaign["ended"]:
         return "ended"
@@ -194,7 +193,7 @@ def refusal(
     return None
 
 
-def no_bid_for(imp: dict[str, Any], bid: float, left: float, currency: str) -> str | None:
+def no_bid_for(imp: Json, bid: float, left: float, currency: str) -> str | None:
     """Why there is no bid for an impression, beside its floor; None: there may be one.
 
     Args:
@@ -212,7 +211,7 @@ def no_bid_for(imp: dict[str, Any], bid: float, left: float, currency: str) -> s
     return None
 
 
-def lowest_bid(imp: dict[str, Any]) -> float:
+def lowest_bid(imp: Json) -> float:
     """The lowest bid, currency, that is not below the floor of an impression once it is per mille."""
     floor = imp["bidfloor"] or 0.0
     bid = floor / 1000
@@ -289,7 +288,7 @@ def router(
             return no_bid
         logs.note_campaign(request.ext.campaign)
         due = arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf
-        response: dict[str, Any] | None = None
+        response: Json | None = None
         reason: str | None = "deadline"
         # nothing waits from here on: under load the first requests are in time, not all are late
         if time.monotonic() < due:
@@ -362,7 +361,7 @@ def decided(
     seat: str,
     max_tick_age: float,
     shade: Shade | None = None,
-) -> tuple[dict[str, Any] | None, str | None]:
+) -> tuple[Json | None, str | None]:
     """The answer to a bid request, whose cost is reserved; or None and the reason for no bid. See
     `router` for the arguments.
     """

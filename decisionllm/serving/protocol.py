@@ -17,6 +17,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from decisionllm.schema import Json
+
 try:
     import resource
 except ImportError:  # Windows has no limit on descriptors to raise
@@ -207,11 +209,11 @@ def server(
         beat: see BoundedServer.
         options: of uvicorn.Config.
     """
-    limits: dict[str, Any] = {}
+    limits: Json = {}
     if resource is not None:
         limits["max_connections"] = min(protocol.max_connections, _descriptors() // 2)
     bounded = type(protocol.__name__, (protocol,), limits)
-    defaults: dict[str, Any] = {
+    defaults: Json = {
         "log_level": "warning",
         "access_log": False,
         "server_header": False,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from decisionllm.domains.auction.observation import MIN_REMAINING
+from decisionllm.schema import Json
 
 LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history
@@ -33,7 +34,7 @@ def number(description: str, low: float = -LARGE, high: float = LARGE, **more: A
     return Field(description=description, ge=low, le=high, **more)
 
 
-def examples(*bodies: dict[str, Any]) -> ConfigDict:
+def examples(*bodies: Json) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(bodies)})
 
 

@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from decisionllm.domains.auction.journal import DamagedRowError, Entry, JournalBusyError
 from decisionllm.policy.policy import Policy
-from decisionllm.schema import History
+from decisionllm.schema import History, Json
 from decisionllm.serving import logs
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import (
@@ -48,7 +48,7 @@ class WriteRequest:
 
 @dataclass
 class InFlightTick:
-    request: dict[str, Any]
+    request: Json
     task: asyncio.Task[str]
 
 
@@ -160,7 +160,7 @@ class Service:
             raise decision
         return decision
 
-    async def open(self, settings: dict[str, Any], key: str | None = None) -> dict[str, Any]:
+    async def open(self, settings: Json, key: str | None = None) -> Json:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         written = partial(self._written, self.due())
         id = new_id()
@@ -170,7 +170,7 @@ class Service:
         logs.note_model(known["model"])
         return known
 
-    async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
+    async def tick(self, id: str, request: Json, due: float | None = None) -> str:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and
         written even if the caller disconnects."""
         logs.note_campaign(id)
@@ -185,13 +185,11 @@ class Service:
         logs.note_model(json.loads(answer)["model"])
         return answer
 
-    async def _ticked(self, id: str, request: dict[str, Any], due: float) -> str:
+    async def _ticked(self, id: str, request: Json, due: float) -> str:
         with self.traces.tick(id, request["index"]) as trace:
             return await self._traced_tick(id, request, due, trace)
 
-    async def _traced_tick(
-        self, id: str, request: dict[str, Any], due: float, trace: TickTrace
-    ) -> str:
+    async def _traced_tick(self, id: str, request: Json, due: float, trace: TickTrace) -> str:
         write = partial(self._written, due, trace=trace)
         while True:
             model = await self._model_of(id)
@@ -230,7 +228,7 @@ class Service:
             if not replayed.ended:
                 manager.remember(replayed)
 
-    def _answered(self, id: str, request: dict[str, Any], task: asyncio.Task[str]) -> None:
+    def _answered(self, id: str, request: Json, task: asyncio.Task[str]) -> None:
         del self.in_flight[id]
         if not (task.cancelled() or task.exception()) and self.shadow is not None:
             self.shadow.offer(id, request, task.result())

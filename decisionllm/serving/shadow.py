@@ -19,6 +19,7 @@ from decisionllm.domains.auction.journal import Journal, open_beside
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
+from decisionllm.schema import Json
 from decisionllm.serving.campaigns import CampaignManager, PendingTick
 from decisionllm.serving.kv_cache import DecisionRequest
 
@@ -70,7 +71,7 @@ class Shadow:
         # of a multiplier, as a share of the larger one
         self.on_difference: Callable[[float], object] = lambda share: None
         # id, request, multiplier of the answer
-        self.waiting: deque[tuple[str, dict[str, Any], float]] = deque()
+        self.waiting: deque[tuple[str, Json, float]] = deque()
         self.busy: Callable[[], bool] = lambda: False
         self.arrived, self.stopped, self.lock = (
             threading.Event(),
@@ -84,7 +85,7 @@ class Shadow:
         ):
             self.file = open_beside(path, TABLE, wait=WAIT)
 
-    def offer(self, id: str, request: dict[str, Any], answer: str) -> None:
+    def offer(self, id: str, request: Json, answer: str) -> None:
         """A tick was answered: decide on it when there is time for it."""
         if request["coming"] is None:
             return
@@ -110,7 +111,7 @@ class Shadow:
             with self.lock:
                 self.file.close()
 
-    def decisions(self, id: str) -> dict[int, dict[str, Any]]:
+    def decisions(self, id: str) -> dict[int, Json]:
         """What this model would have answered to the ticks of a campaign, by step."""
         query = "SELECT step, answer FROM decisions WHERE campaign = ? AND model = ?"
         try:
@@ -139,7 +140,7 @@ class Shadow:
             if self.waiting:
                 self.arrived.set()
 
-    def _decide(self, id: str, request: dict[str, Any], multiplier: float) -> None:
+    def _decide(self, id: str, request: Json, multiplier: float) -> None:
         campaign, index = self.manager.campaigns.get(id), request["index"]
         if campaign is not None and campaign.step > index:  # the tick was repeated
             return

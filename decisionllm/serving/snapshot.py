@@ -14,13 +14,13 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.domains.auction.journal import Journal, open_beside, transaction
 from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.schema import Json
 from decisionllm.serving.repeated import repeated
 
 logger = logging.getLogger("decisionllm.serving")
@@ -53,7 +53,7 @@ class Snapshot:
         self.lock = threading.Lock()
         self.file = _opened(journal.snapshot_path)
 
-    def begin(self, known: dict[str, Any], spec: ObservationSpec) -> Campaign | None:
+    def begin(self, known: Json, spec: ObservationSpec) -> Campaign | None:
         """The campaign as the file has it; None without one, or if the journal lacks its last tick.
 
         Args:

@@ -242,7 +242,7 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
             )
 
 
-def check_columns(file: Path, columns: dict[str, Any]) -> None:
+def check_columns(file: Path, columns: Json) -> None:
     """Raise a ValueError if a PyMARL file lacks a column, or if their sizes differ."""
     lacking = ", ".join(name for name in PYMARL if name not in columns)
     if lacking:
@@ -315,7 +315,7 @@ def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
         taken = worlds.actions.reshape(s, N)[alive]
         agents["action"] = taken
         count = int(taken.max()) + 1 if available is None else available.shape[2]
-        limits: dict[str, Any] = {"num_actions": count}
+        limits: Json = {"num_actions": count}
     else:
         taken = worlds.actions.reshape(s, N, -1)[alive]
         agents["action_values"] = taken

@@ -362,7 +362,7 @@ def split_observation(
     return flat(view["observation"]), mask
 
 
-Act = Callable[[dict[str, Any], Json], Mapping[str, Any]]
+Act = Callable[[Json, Json], Mapping[str, Any]]
 Rows = list[Json]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from decisionllm.domains.auction.market import (
     with_prices,
 )
 from decisionllm.files import atomic, explained
+from decisionllm.schema import Json
 
 FORMAT = "decisionllm-replay-1"
 GRID = np.geomspace(8, 420, 160)  # bid multipliers, currency per conversion, 2.5 % apart
@@ -200,7 +200,7 @@ def read(file: str | Path) -> Day:
         explained(unreadable, OSError, ValueError, EOFError, remedy=again),
         np.load(file) as arrays,
     ):
-        kept: dict[str, Any] = dict(arrays)
+        kept: Json = dict(arrays)
     got = str(kept.pop("format", "another"))
     if got != FORMAT or kept.keys() != {field.name for field in fields(Day)}:
         raise ValueError(f"{file}: expected format {FORMAT}, got {got}; {again}")

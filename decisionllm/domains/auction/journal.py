@@ -69,7 +69,7 @@ LAST_TICK = "campaign, step, request, answer, at, tick_sum"
 NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
 HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
 logger = logging.getLogger(__name__)
-Row = tuple[Json, dict[str, Any] | None]  # a campaign, and the answer to its last tick
+Row = tuple[Json, Json | None]  # a campaign, and the answer to its last tick
 
 
 class JournalBusyError(sqlite3.OperationalError):

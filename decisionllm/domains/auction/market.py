@@ -581,7 +581,7 @@ class Market:
         """A whole period of the roster, with T in front of every field."""
         self.reset(period)
         steps = [self.step() for _ in range(STEPS)]
-        columns: dict[str, Any] = {}
+        columns: Json = {}
         for field in fields(MarketStep):
             columns[field.name] = [vars(step)[field.name] for step in steps]
             if field.name != "market_prices":

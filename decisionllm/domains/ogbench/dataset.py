@@ -27,7 +27,7 @@ from decisionllm.domains.ogbench.world import (
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec, refuse
+from decisionllm.schema import Episode, Json, Spec, refuse
 
 VERSION = 1  # of how a log is cut into episodes
 FOLDER = "~/.ogbench/data"  # where OGBench's own package keeps its files
@@ -111,7 +111,7 @@ def load(
         raise ValueError(f"dataset.noise: expected {wanted}, got {noise}")
     maze = Maze.named(maze_name)
     file = find_file(published, path=path, source=source)
-    info: dict[str, Any] = {
+    info: Json = {
         "env": "ogbench",
         "maze": maze_name,
         "text": text,
@@ -325,7 +325,7 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     return Log(positions, actions, ends)
 
 
-def describe_file(file: Path, log: Log, published: str) -> dict[str, Any]:
+def describe_file(file: Path, log: Log, published: str) -> Json:
     """The name of a log that was read, and the digest of its file (blake2b, 16 bytes).
 
     It has the published name if it has as many episodes and rows as the published one.

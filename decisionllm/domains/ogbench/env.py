@@ -2,7 +2,7 @@
 the share of episodes that reach their goal, in percent."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
-from decisionllm.schema import Episode
+from decisionllm.schema import Episode, Json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,7 +119,7 @@ class PointMaze(Env):
         """(M,) 100 where the goal was reached, else 0."""
         return 100.0 * np.array([e.terminated for e in episodes])
 
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def metrics(self, episodes: Sequence[Episode]) -> Json:
         """The score of each task, and the mean steps of the episodes that reached their goal."""
         numbers = np.array([e.outcome["task"] for e in episodes])
         scores = self.score(episodes)
