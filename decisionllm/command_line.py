@@ -4,7 +4,7 @@ its default, and no key is one that nothing reads.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
@@ -15,6 +15,7 @@ from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
 from decisionllm.config import TrainConfig, flat, merged, plain
 from decisionllm.registry import Node
+from decisionllm.schema import Json
 
 KINDS = {
     bool: "true or false",
@@ -43,7 +44,7 @@ def configs() -> Path:
     return next(folder for folder in (here / "configs", here.parent / "configs") if folder.is_dir())
 
 
-def with_defaults(command: str, given: Mapping[str, Any]) -> Node:
+def with_defaults(command: str, given: Json) -> Node:
     """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
     an unknown one.
     """
@@ -103,9 +104,7 @@ def policy_name(choice: str, *, _root_: Any) -> str:
     return safe or choice
 
 
-def checked_options(
-    config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]
-) -> Node:
+def checked_options(config: Any, command: str, chosen: Json, words: Iterable[str]) -> Node:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
     nothing reads.
 

@@ -1,6 +1,6 @@
 """Options: the typed configuration of training, and the table of what cannot be."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from typing import Any
@@ -253,7 +253,7 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"{rule.names[0]}: expected {rule.expected}, got {got}")
 
 
-def flat(config: Mapping[str, Any], at: str = "") -> Node:
+def flat(config: Json, at: str = "") -> Node:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
     found: Json = {}
     for key, value in config.items():
@@ -265,7 +265,7 @@ def flat(config: Mapping[str, Any], at: str = "") -> Node:
     return found
 
 
-def merged(config: Node, changes: Mapping[str, Any]) -> Node:
+def merged(config: Node, changes: Json) -> Node:
     """A config with these changes, nested dicts merged."""
     nested = {
         k: merged(config[k], v)

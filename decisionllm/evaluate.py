@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from glob import glob, has_magic
 from pathlib import Path
@@ -240,7 +240,7 @@ def changed_acting(run_config: Node, config: Node) -> list[str]:
     return changed
 
 
-def published_scores(env: Env, dataset: Mapping[str, Any]) -> dict[str, float]:
+def published_scores(env: Env, dataset: Json) -> dict[str, float]:
     """The published scores that the report shows beside those of a dataset: {name: score}.
 
     Args:

@@ -165,7 +165,7 @@ class Env(Protocol):
         values. A value with the keys rows, columns and shares is drawn as a heat map."""
         return {}
 
-    def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
+    def target_returns(self, info: Json, quantile: float) -> np.ndarray | None:
         """(N,) target returns of this quantile of similar training episodes; None: one target for
         all, from the run.
 

@@ -3,16 +3,16 @@ constants, jumps, leaked futures.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from decisionllm.datasets.moments import Moments, covariance
 from decisionllm.datasets.store import Store, read
 from decisionllm.datasets.windows import BLOCK, returns_to_go
+from decisionllm.schema import Json
 
 JUMP = 30  # a change is a jump beyond so many medians of the changes of its number that are not 0
 # an observation holds the future if a number of it correlates so much with what comes
@@ -102,7 +102,7 @@ def survey(store: Store) -> Survey:
     return Survey(mean[:S], deviation[:S], actions, counts, at_bound, found)
 
 
-def reported(info: Mapping[str, Any]) -> list[str]:
+def reported(info: Json) -> list[str]:
     """The faults that the reader of a dataset found, those of a mixture by part. info: of its
     store, with a list `faults`.
     """

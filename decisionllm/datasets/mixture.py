@@ -65,7 +65,7 @@ def load_from_stores(cache_dir: str | Path, *, text: str = "none", **options: An
 
 
 def joined(
-    nodes: Mapping[str, Mapping[str, Any]],
+    nodes: Mapping[str, Json],
     sources: Mapping[str, Source | Store],
     text: str,
 ) -> Source:
@@ -115,7 +115,7 @@ def episodes_of(source: Source | Store) -> Iterable[Episode]:
     return map(source.episode, range(len(source.lengths)))
 
 
-def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> Json:
+def one_layout(infos: Mapping[str, Json]) -> Json:
     """The names of the parts of observations and actions that all datasets of a mixture have.
 
     Args:
@@ -182,7 +182,7 @@ def is_mixture(node: Node) -> bool:
 
 
 def mixed(
-    parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
+    parts: Any, options: Json | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
     """The parts of one mixture, see `described`; a ValueError if one has a window of its own."""
     nodes = described(parts, options, text, text_wordings)
@@ -203,7 +203,7 @@ def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
 
 
 def described(
-    parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
+    parts: Any, options: Json | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
     """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head", "tokenizer"
     and those of SAMPLING that a part has of its own.
@@ -237,7 +237,7 @@ def labelled(parts: Any) -> list[tuple[str, Any]]:
 def described_part(
     label: str,
     part: Any,
-    options: Mapping[str, Any],
+    options: Json,
     text: str,
     text_wordings: int,
 ) -> dict[str, Node]:
@@ -277,7 +277,7 @@ def chosen(group: str, given: str | Node) -> Node:
     return choice(group, given)
 
 
-def check_sampling(name: str, own: Mapping[str, Any]) -> None:
+def check_sampling(name: str, own: Json) -> None:
     """Raise a ValueError for an option of a part's draws that cannot be. name: of the part."""
     window = own.get("window", 1)
     discount = own.get("step_discount", 1.0)

@@ -383,9 +383,7 @@ def _hashed(
             yield part
 
 
-def prepare(
-    dataset: Node, cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM
-) -> Store:
+def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> Store:
     """The store of a dataset as a transform changes it, with the texts of the dataset's option
     `text`.
 
@@ -481,7 +479,7 @@ def retold(store: Store, dataset: Node) -> Store:
 
 
 def with_texts(
-    store: Store, text: str, texts: Sequence[str], wordings: Mapping[str, Any] | None = None
+    store: Store, text: str, texts: Sequence[str], wordings: Json | None = None
 ) -> Store:
     """A store with these texts of its episodes (E,); with text=paraphrased their facts are
     `info["wordings"]`.

@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from decisionllm.eval.layout import check_actions, check_layout
 from decisionllm.files import explained
 from decisionllm.protocols import Env
 from decisionllm.registry import Node, build
-from decisionllm.schema import Spec
+from decisionllm.schema import Json, Spec
 
 # texts that are made anew for each episode, so that those of the data need not come back
 DRAWN = ("paraphrased", "template")
@@ -29,7 +28,7 @@ class Trained:
     label: str  # of a part of a mixture; empty: the whole dataset
     env: Node
     spec: Spec
-    info: Mapping[str, Any]  # of the dataset
+    info: Json  # of the dataset
     tasks: Collection[str]  # its distinct texts
 
 

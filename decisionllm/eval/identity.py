@@ -35,7 +35,7 @@ EVALUATED = {"decode": "act.decode=", "env_seed": "env seed ", "part": "part "}
 LONGEST = 32  # characters of a value in a label
 
 
-def options_of(run_config: Mapping[str, Any]) -> Json:
+def options_of(run_config: Json) -> Json:
     """The options of a run that identify its configuration: {"dataset": "synthetic", ...}.
 
     They are the choice of each group, the options that differ from their defaults, and all seeds
@@ -86,14 +86,14 @@ def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
 
 
 @cache
-def base_defaults(*, baseline: bool) -> Mapping[str, Any]:
+def base_defaults(*, baseline: bool) -> Json:
     """The defaults of the options outside of the groups, flat, of `train` or of `baseline`."""
     if baseline:
         return flat(with_defaults("baseline", {}))
     return flat(asdict(TrainConfig({}, {}, {})))
 
 
-def resolved(value: Any, run_config: Mapping[str, Any]) -> Any:
+def resolved(value: Any, run_config: Json) -> Any:
     """A default; one that refers to another option, such as ${optim.lr}, has its value in the run.
 
     None if the run lacks that option.

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -146,7 +146,7 @@ def draw_policies(
     axis.invert_yaxis()
 
 
-def draw_tables(tables: Mapping[str, Mapping[str, Any]]) -> "Figure":
+def draw_tables(tables: Mapping[str, Json]) -> "Figure":
     """A heat map of each table of shares within 0 .. 1: {title: {rows, columns, shares}}."""
     widest = max(len(table["columns"]) for table in tables.values())
     counts = [len(table["rows"]) for table in tables.values()]

@@ -1,7 +1,6 @@
 """The dataset of episodes that a trained run imagines: its planner acts in its own learned model,
 so that a plain model can be trained on what it does and act without planning."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,7 @@ def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
     return with_texts(store, text or store.info["text"], [store.tasks[i] for i in store.task])
 
 
-def check_text(run: str, text: str, config: Mapping[str, Any]) -> str:
+def check_text(run: str, text: str, config: Json) -> str:
     """The text that a run reads.
 
     Args:

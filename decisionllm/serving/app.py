@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -321,7 +321,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
-    async def model() -> Mapping[str, Any]:
+    async def model() -> Json:
         """The served model: its run, its data, its observations and its actions."""
         return service.models.current.info
 

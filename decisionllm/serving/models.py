@@ -7,17 +7,17 @@ own over the shared journal.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.journal import DamagedRowError, moved_campaign
 from decisionllm.policy.policy import Policy
+from decisionllm.schema import Json
 from decisionllm.serving.campaigns import CampaignManager, Write
 from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
 
@@ -43,7 +43,7 @@ class Model:
     run: str
     policy: Policy
     manager: CampaignManager | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Json = field(default_factory=dict)
 
     @property
     def decide(self) -> DecideAll:

@@ -10,7 +10,7 @@ instead of the first.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -228,7 +228,7 @@ class Auction(Env):
         """A replayed day."""
         return found_day(period, self.path, self.opportunities, roster)
 
-    def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray:
+    def target_returns(self, info: Json, quantile: float) -> np.ndarray:
         return nearest_returns(info["campaigns"], self.budgets, self.target_cpa, quantile)
 
     def reset(self, seed: int) -> np.ndarray:

@@ -6,9 +6,7 @@ AuctionNet's simulator.
 """
 
 from bisect import bisect
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 import numpy as np
 
@@ -66,7 +64,7 @@ class ObservationSpec:
         one_of("text", self.text, TEXTS)
 
     @classmethod
-    def of(cls, info: Mapping[str, Any]) -> "ObservationSpec":
+    def of(cls, info: Json) -> "ObservationSpec":
         """The specification saved in a dataset's info (run.json, `dataset`).
 
         Raises:
