@@ -19,91 +19,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.progress import track
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from decisionllm.domains.spread.dataset import TASK, describe
 from decisionllm.domains.spread.env import OMAR
 from decisionllm.domains.spread.world import HORIZON, Spread
+from decisionllm.models.team_teacher import BATCH, NOISE, TeamTD3
 
 AGENTS, SIZE = 3, 18  # numbers of an observation
 MEDIUM = 273.4  # mean return of the published medium log
-DISCOUNT, DELAY, RATE, BATCH, NOISE = 0.95, 0.01, 1e-3, 512, 0.1
 # seeds of worlds; those of an evaluation are below a million
 TRAIN_STARTS, LOG_STARTS = 50_000_000, 80_000_000
-
-
-def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs)
-    )
-
-
-def own_first(x: Tensor) -> Tensor:
-    """(B, N, K) of the agents -> (B, N, N K): of each agent, its own part first, then those of the
-    others in turn.
-    """
-    turns = (torch.arange(AGENTS)[:, None] + torch.arange(AGENTS)) % AGENTS
-    return x[:, turns].flatten(2)
-
-
-class MATD3:
-    """TD3 of agents that share an actor, with twin critics that read all observations and
-    actions.
-    """
-
-    def __init__(self) -> None:
-        self.actor, self.target_actor = mlp(SIZE, 2), mlp(SIZE, 2)
-        self.critics, self.target_critics = (
-            nn.ModuleList(mlp(AGENTS * (SIZE + 2), 1) for _ in range(2)) for _ in range(2)
-        )
-        self.target_actor.load_state_dict(self.actor.state_dict())
-        self.target_critics.load_state_dict(self.critics.state_dict())
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
-        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), RATE)
-
-    def values(self, critics: nn.ModuleList, observations: Tensor, actions: Tensor) -> Tensor:
-        """(2, B, N)"""
-        x = torch.cat([own_first(observations), own_first(actions)], -1)
-        return torch.stack([critic(x)[..., 0] for critic in critics])
-
-    def update(
-        self,
-        observations: Tensor,
-        actions: Tensor,
-        rewards: Tensor,
-        following: Tensor,
-        *,
-        actor: bool,
-    ) -> None:
-        """observations (B, N, S), actions (B, N, 2), rewards (B, N).
-
-        An episode ends by its time limit alone: the value goes on.
-        """
-        with torch.no_grad():
-            noise = (0.2 * torch.randn_like(actions)).clamp(-0.5, 0.5)
-            then = (self.target_actor(following).tanh() + noise).clamp(-1, 1)
-            target = rewards + DISCOUNT * self.values(self.target_critics, following, then).amin(0)
-        loss = F.mse_loss(
-            self.values(self.critics, observations, actions), target.expand(2, -1, -1)
-        )
-        self.critic_optimizer.zero_grad()
-        loss.backward()
-        self.critic_optimizer.step()
-        if not actor:
-            return
-        raw = self.actor(observations)
-        loss = (
-            -self.values(self.critics, observations, raw.tanh())[0].mean()
-            + 1e-3 * raw.square().mean()
-        )
-        self.actor_optimizer.zero_grad()
-        loss.backward()
-        self.actor_optimizer.step()
-        with torch.no_grad():
-            for net, slow in ((self.actor, self.target_actor), (self.critics, self.target_critics)):
-                for now, before in zip(net.parameters(), slow.parameters(), strict=True):
-                    before.lerp_(now, DELAY)
 
 
 def play(
@@ -178,7 +104,7 @@ def main() -> None:
     (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
 
     torch.manual_seed(given.seed)
-    rng, learner, medium = np.random.default_rng(given.seed), MATD3(), False
+    rng, learner, medium = np.random.default_rng(given.seed), TeamTD3(AGENTS, SIZE, 2), False
     first = LOG_STARTS + 1_000_000 * given.seed
     starts = np.arange(first, first + given.episodes)
     save(given.folder / "random", play(None, starts, rng, 0))

@@ -28,6 +28,7 @@ SEARCHED = (
     "models/heads.py",
     "models/imagined.py",
     "models/inverse_dynamics.py",
+    "models/team_imagined.py",
     "models/landmarks.py",
     "models/objectives/*.py",
     "policy/imagined.py",

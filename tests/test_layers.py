@@ -59,13 +59,18 @@ HTTP = {
     f"decisionllm.serving.{name}"
     for name in (
         "access",
+        "answers",
         "app",
+        "bidding",
+        "campaign_routes",
         "direct",
+        "exchange",
         "metrics",
         "middleware",
         "model_routes",
         "openrtb",
         "otel",
+        "policy_routes",
         "protocol",
         "schemas",
     )

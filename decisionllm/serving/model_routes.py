@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from decisionllm.serving import schemas
+from decisionllm.serving.answers import errors
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.model_folder import Chosen, ModelFolder, parse
 from decisionllm.serving.models import Choice, Model, check_new, with_share
@@ -130,8 +131,8 @@ class ModelChanges:
             self.models.choose(chosen.choice, chosen.before)
 
 
-def router(changes: ModelChanges, errors: Any) -> APIRouter:
-    """The routes of changes. errors: see `app.errors`."""
+def router(changes: ModelChanges) -> APIRouter:
+    """The routes of changes."""
     routes = APIRouter(tags=["models"])
 
     @routes.get(

@@ -3,36 +3,23 @@ time.
 
 The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`,
 its predicted conversion probability); the bid is multiplier x value, sent per mille like OpenRTB's
-prices and floors. A bid reserves its price, see `reservations`; what was paid is reported by the
-campaign's next tick. In a first-price auction the bid may be shaded, see `shading`. An answer holds
-prices only, no creative.
+prices and floors. Here is what a bid is; `exchange` has its routes. In a first-price auction the
+bid may be shaded, see `shading`. An answer holds prices only, no creative.
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2
     (BidResponse), 4.4 (macros).
 """
 
 import math
-import sqlite3
-import time
 from collections.abc import Callable
-from functools import cache
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
-from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import to_json
 
-from decisionllm.domains.auction.journal import DamagedRowError, Journal
 from decisionllm.schema import Json
-from decisionllm.serving import logs
-from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.schemas import Whole
-from decisionllm.serving.shading import BidShading
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
-RETURN = 0.01  # seconds of `tmax` reserved for sending the answer
 EXAMPLE: Json = {
     "id": "80ce30c5",
     "at": 2,
@@ -218,207 +205,3 @@ def lowest_bid(imp: Json) -> float:
     while per_mille(bid) < floor:
         bid = math.nextafter(bid, math.inf)
     return float(bid)
-
-
-def reservations(journal: Journal, expiry: float) -> Reservations:
-    """What bids may still cost, beside a journal. expiry: seconds until a bid without a notice
-    counts as won.
-    """
-    return Reservations(
-        journal.bids_path, expiry=expiry, last_step=lambda id: journal.steps(id) - 1
-    )
-
-
-def router(
-    journal: Journal,
-    open_bids: Reservations,
-    registry: CollectorRegistry,
-    *,
-    currency: str = "USD",
-    seat: str = "decisionllm",
-    notice_url: str | None = None,
-    bid_wait: float = math.inf,
-    max_tick_age: float = math.inf,
-    shading: BidShading | None = None,
-) -> APIRouter:
-    """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
-
-    Args:
-        bid_wait: seconds; a request that waited longer to be read has no bid.
-        max_tick_age: seconds; without a tick for so long, a campaign has no bids.
-        notice_url: address of this server for the exchange's notices, such as
-            https://bidder.example; None: bids have no notices.
-        shading: of first-price bids; None: there is none.
-    """
-    headers = {"x-openrtb-version": VERSION}
-    what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
-    outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
-    outcome = cache(outcomes.labels)
-    notices = Counter(
-        "decisionllm_openrtb_notices",
-        "Notices of bids that were open.",
-        ["kind"],
-        registry=registry,
-    )
-    still = Gauge(
-        "decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry
-    )
-    still.set_function(open_bids.count)
-    first_price = Counter(
-        "decisionllm_openrtb_first_price",
-        "Currency of first-price bids, as sent and as they were without shading.",
-        ["kind"],
-        registry=registry,
-    )
-    no_bid = Response(status_code=204, headers=headers)
-
-    routes = APIRouter(tags=["openrtb"])
-
-    @routes.post(
-        f"/openrtb/{VERSION}/bid",
-        response_model=BidResponse,
-        responses={204: {"description": "no bid"}},
-    )
-    async def bid(request: BidRequest, http: Request) -> Response:
-        """Bid for the impressions of a BidRequest, or answer 204."""
-        arrived = http.state.arrived
-        # before anything else, so that others are in time
-        if time.monotonic() - arrived > bid_wait:
-            outcome("busy", 0).inc()
-            return no_bid
-        logs.note_campaign(request.ext.campaign)
-        due = arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf
-        response: Json | None = None
-        reason: str | None = "deadline"
-        # nothing waits from here on: under load the first requests are in time, not all are late
-        if time.monotonic() < due:
-            try:
-                response, reason = decided(
-                    request,
-                    journal,
-                    open_bids,
-                    currency=currency,
-                    seat=seat,
-                    max_tick_age=max_tick_age,
-                    shade=shade_of(request.ext.campaign),
-                )
-            except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
-                reason = "busy"
-            except DamagedRowError:
-                reason = "damaged"
-        outcome(reason or "bid", request.test or 0).inc()
-        if response is None:
-            return no_bid
-        bids = response["seatbid"][0]["bid"]
-        learned = shading is not None and request.at == FIRST_PRICE
-        if shading is not None and learned and not request.test:
-            prices = [each["price"] / 1000 for each in bids]
-            shading.sent(request.ext.campaign, [each["id"] for each in bids], prices)
-        for each in bids:
-            each["exp"] = int(open_bids.expiry)
-            if notice_url:
-                each |= notice_addresses(notice_url, each["id"], with_least=learned)
-        return Response(to_json(response), headers=headers, media_type="application/json")
-
-    def shade_of(campaign: str) -> Shade | None:
-        """How the first-price bids of a campaign are shaded, and counted; None: they are not."""
-        if shading is None:
-            return None
-
-        def shade(worth: float, most: float, floor: float) -> float:
-            bid = shading.bid(campaign, worth, most=most, floor=floor)
-            first_price.labels("unshaded").inc(most)
-            first_price.labels("sent").inc(bid)
-            return bid
-
-        return shade
-
-    @routes.get("/notices/{id}/{kind}", status_code=204)
-    async def notice(
-        id: str, kind: Literal["win", "loss"], price: str = "", least: str = ""
-    ) -> None:
-        """The result of a bid, at the address that the bid named.
-
-        price: that was paid, per mille; least: the least bid that would have won, per mille.
-        Unknown and settled bids are ignored.
-        """
-        won = kind == "win"
-        paid = paid_for(price) if won else 0.0
-        if open_bids.settle(id, paid):
-            notices.labels(kind).inc()
-        if shading is not None:
-            shading.settle(id, won=won, least=least_price(least, "" if won else price))
-
-    return routes
-
-
-def decided(
-    request: BidRequest,
-    journal: Journal,
-    open_bids: Reservations,
-    *,
-    currency: str,
-    seat: str,
-    max_tick_age: float,
-    shade: Shade | None = None,
-) -> tuple[Json | None, str | None]:
-    """The answer to a bid request, whose cost is reserved; or None and the reason for no bid. See
-    `router` for the arguments.
-    """
-    id = request.ext.campaign
-    found = journal.last(id)
-    if found is None:
-        raise RequestError(404, "ext.campaign", "no such campaign")
-    known, last = found
-    if last and not known["ended"] and time.time() - known["ticked"] > max_tick_age:
-        return None, "old tick"
-    if last is None:
-        last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-    logs.note_model(last.get("model") or known["model"])
-    step, left = last["index"], last["remaining"]
-    state = known | last | {"remaining": left - open_bids.committed(id, step)}
-    response, reason = respond(
-        request.model_dump(), state, currency=currency, seat=seat, shade=shade
-    )
-    if response is None:
-        return None, reason
-    bids = response["seatbid"][0]["bid"]
-    if not request.test:
-        ids = open_bids.reserve(id, step, left, [each["price"] / 1000 for each in bids])
-        if ids is None:
-            return None, "budget"
-        for each, reserved in zip(bids, ids, strict=True):
-            each["id"] = reserved
-    return response, None
-
-
-def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> dict[str, str]:
-    """Where the exchange tells that a bid won or lost. with_least: and which price would have won."""
-    at = f"{notice_url.rstrip('/')}/notices/{id}"
-    price = "price=${AUCTION_PRICE}"
-    if not with_least:
-        return {"nurl": f"{at}/win?{price}", "lurl": f"{at}/loss"}
-    prices = f"{price}&least=${{AUCTION_MIN_TO_WIN}}"
-    return {"nurl": f"{at}/win?{prices}", "lurl": f"{at}/loss?{prices}"}
-
-
-def least_price(*told: str) -> float | None:
-    """The first of these prices per mille that is a number above 0, in currency; None: there is
-    none.
-    """
-    for price in told:
-        paid = paid_for(price)
-        if 0 < paid < math.inf:
-            return paid
-    return None
-
-
-def paid_for(price: str) -> float:
-    """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price,
-    where it cannot be read.
-    """
-    try:
-        paid = float(price) / 1000
-    except ValueError:  # encrypted, or the macro was not replaced
-        return math.inf
-    return math.inf if math.isnan(paid) else max(paid, 0.0)

@@ -1,0 +1,125 @@
+"""A log of a team whose agents are all present at every step, as arrays of joint steps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.team_layout import Blocks
+from decisionllm.schema import Json
+
+
+@dataclass(frozen=True)
+class JointSteps:
+    """W worlds of N agents in T steps, raw units.
+
+    Attributes:
+        observations: (W, T, N, O).
+        actions: (W, T, N, A).
+        rewards: (W, T, N) of each agent, or its team's where the log has no other.
+        blocks: of an observation, see `team_log`.
+        low, high: (A,) bounds of actions.
+        plane: whether an observation is pairs of numbers throughout, each a vector in a plane.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    blocks: Blocks
+    low: np.ndarray
+    high: np.ndarray
+    plane: bool
+
+    @classmethod
+    def of(cls, log: Log) -> "JointSteps":
+        """The joint steps of a log.
+
+        Raises:
+            ValueError: several types of agents, discrete or missing actions, or worlds that differ
+                in agents, steps or sizes of observations.
+        """
+        kind = only_type(log)
+        agents = log.agents
+        order = np.lexsort((agents["agent"], agents["step"], agents["group"]))
+        shape = joint_shape(log, order)
+        observations = observations_of(log)[order].reshape(*shape, -1)
+        actions = np.asarray(agents["action_values"], np.float32)[order].reshape(*shape, -1)
+        if np.isnan(actions).any():
+            raise ValueError(f"{log.path}: expected every action recorded, got missing ones")
+        size = str(observations.shape[-1])
+        blocks = kind.get("observations", {}).get(size)
+        if blocks is None:
+            remedy = "describe them in dataset.meta, see docs/data.md"
+            raise ValueError(
+                f"{log.path}: expected blocks of observations of {size} numbers, got none; {remedy}"
+            )
+        return cls(
+            observations=observations,
+            actions=actions,
+            rewards=rewards_of(log, order, shape),
+            blocks=blocks,
+            low=np.array(kind["low"], np.float32),
+            high=np.array(kind["high"], np.float32),
+            plane=bool(log.meta.get("plane")),
+        )
+
+
+def only_type(log: Log) -> Json:
+    """What meta says of the only type of agent; a ValueError if there are several, or discrete
+    actions."""
+    types: dict[str, Json] = log.meta["types"]
+    if len(types) > 1:
+        raise ValueError(f"{log.path}: expected one type of agent, got {', '.join(types)}")
+    kind: Json = next(iter(types.values()))
+    if "num_actions" in kind or "action_values" not in log.agents:
+        raise ValueError(f"{log.path}: expected continuous actions, got discrete ones")
+    return kind
+
+
+def joint_shape(log: Log, order: np.ndarray) -> tuple[int, int, int]:
+    """(W, T, N) of a log. order: rows by group, step and agent.
+
+    Raises:
+        ValueError: worlds that differ in agents or steps.
+    """
+    agents = log.agents
+    group, step, agent = (agents[name][order] for name in ("group", "step", "agent"))
+    W, T, N = (len(np.unique(column)) for column in (group, step, agent))
+    whole = len(group) == W * T * N
+    if whole:
+        steps = step.reshape(W, T, N)
+        whole = bool((group.reshape(W, T * N) == group[:: T * N, None]).all())
+        whole = whole and bool((steps == np.arange(T)[:, None]).all())
+    if not whole:
+        wanted = "worlds of as many steps, in which all agents are always present"
+        raise ValueError(
+            f"{log.path}: expected {wanted}, got {len(group):,} rows of {W:,} worlds, up to {T} "
+            f"steps and {N} agents"
+        )
+    return W, T, N
+
+
+def observations_of(log: Log) -> np.ndarray:
+    """The observations of a log, (n, O) float32; a ValueError if their sizes differ."""
+    flat = np.asarray(log.agents["observation"], np.float32)
+    offsets = log.agents.get("observation_offsets")
+    if offsets is None:
+        return flat
+    sizes = np.unique(np.diff(offsets))
+    if len(sizes) > 1:
+        got = ", ".join(map(str, sizes.tolist()))
+        raise ValueError(f"{log.path}: expected observations of one size, got sizes {got}")
+    return flat.reshape(len(offsets) - 1, -1)
+
+
+def rewards_of(log: Log, order: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """The reward of each agent, or of its team where the log has no other, (W, T, N)."""
+    if "reward" in log.agents:
+        own: np.ndarray = log.agents["reward"].astype(np.float32)[order].reshape(shape)
+        if not np.isnan(own).any():
+            return own
+    if "reward" not in log.steps:
+        raise ValueError(f"{log.path}: expected rewards of agents or of teams, got none")
+    clock = np.lexsort((log.steps["step"], log.steps["group"]))
+    of_team = np.asarray(log.steps["reward"], np.float32)[clock].reshape(shape[:2])
+    return np.asarray(np.repeat(of_team[..., None], shape[2], -1))

@@ -1,0 +1,150 @@
+"""A team's policy trained by play in a learned world: TD3 with an actor that all agents share and
+critics that read all observations and actions.
+
+Source: TD3, Fujimoto et al., ICML 2018 (arXiv 1802.09477); its form for several agents, MATD3,
+Ackermann et al. 2019 (arXiv 1910.01465).
+"""
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decisionllm.models.team_world import TeamWorld
+
+DELAY, RATE, BATCH = 0.01, 1e-3, 512
+NOISE = 0.1  # of exploration, in half ranges of an action
+PLAYED_AT_ONCE = 32  # worlds
+RANDOM_ROUNDS = 20  # of uniform play before the first update
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs)
+    )
+
+
+class TeamTD3:
+    """TD3 of N agents that share an actor, with twin critics of all observations and actions.
+
+    Args:
+        agents: N.
+        size: O, numbers of an observation.
+        actions: A, within -1 .. 1.
+        discount: of a step.
+    """
+
+    def __init__(self, agents: int, size: int, actions: int, *, discount: float = 0.95) -> None:
+        self.discount = discount
+        self.own_first = (torch.arange(agents)[:, None] + torch.arange(agents)) % agents
+        joint = agents * (size + actions)
+        self.actor, self.slow_actor = (mlp(size, actions) for _ in range(2))
+        self.critics, self.slow_critics = (
+            nn.ModuleList(mlp(joint, 1) for _ in range(2)) for _ in range(2)
+        )
+        self.slow_actor.load_state_dict(self.actor.state_dict())
+        self.slow_critics.load_state_dict(self.critics.state_dict())
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
+        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), RATE)
+
+    def act(self, observations: Tensor) -> Tensor:
+        """(..., O) -> (..., A) within -1 .. 1."""
+        chosen: Tensor = self.actor(observations).tanh()
+        return chosen
+
+    def values(self, critics: nn.ModuleList, observations: Tensor, actions: Tensor) -> Tensor:
+        """(B, N, O), (B, N, A) -> (2, B, N)."""
+        parts = [each[:, self.own_first].flatten(2) for each in (observations, actions)]
+        joint = torch.cat(parts, -1)
+        return torch.stack([critic(joint)[..., 0] for critic in critics])
+
+    def update(
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        following: Tensor,
+        *,
+        actor: bool,
+    ) -> None:
+        """One step of the critics and, if `actor`, of the actor.
+
+        An episode ends by its time limit alone: the value goes on.
+
+        Args:
+            observations, following: (B, N, O).
+            actions: (B, N, A).
+            rewards: (B, N).
+            actor: whether the actor is trained too.
+        """
+        with torch.no_grad():
+            noise = (0.2 * torch.randn_like(actions)).clamp(-0.5, 0.5)
+            then = (self.slow_actor(following).tanh() + noise).clamp(-1, 1)
+            least = self.values(self.slow_critics, following, then).amin(0)
+            target = rewards + self.discount * least
+        found = self.values(self.critics, observations, actions)
+        loss = F.mse_loss(found, target.expand(2, -1, -1))
+        self.critic_optimizer.zero_grad()
+        loss.backward()
+        self.critic_optimizer.step()
+        if actor:
+            self._improve(observations)
+
+    def _improve(self, observations: Tensor) -> None:
+        """One step of the actor, and of the slow copies."""
+        raw = self.actor(observations)
+        value = self.values(self.critics, observations, raw.tanh())[0]
+        # small outputs keep tanh from saturating
+        loss = -value.mean() + 1e-3 * raw.square().mean()
+        self.actor_optimizer.zero_grad()
+        loss.backward()
+        self.actor_optimizer.step()
+        with torch.no_grad():
+            pairs = ((self.actor, self.slow_actor), (self.critics, self.slow_critics))
+            for net, slow in pairs:
+                for now, before in zip(net.parameters(), slow.parameters(), strict=True):
+                    before.lerp_(now, DELAY)
+
+
+def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamTD3:
+    """Train a policy by play in a learned world from the first observations of its log.
+
+    Args:
+        world: that was fitted. Its standardised observations are what the policy reads.
+        rounds: of play, PLAYED_AT_ONCE worlds each, with as many updates as a world has steps.
+        discount: of a step.
+        seed: of weights, play and batches.
+    """
+    W, T, N, size = world.steps.observations.shape
+    first = torch.from_numpy(world.steps.observations[:, 0])
+    A = world.steps.actions.shape[-1]
+    rewards_unit = world.reward_scale
+    columns = {"seen": size, "taken": A, "paid": 1, "then": size}
+    count = rounds * PLAYED_AT_ONCE
+    memory = {name: torch.zeros(T, count, N, width) for name, width in columns.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        learner = TeamTD3(N, size, A, discount=discount)
+        for turn in track(range(rounds), "teacher"):
+            rows = slice(turn * PLAYED_AT_ONCE, (turn + 1) * PLAYED_AT_ONCE)
+            start = first[torch.randint(W, (PLAYED_AT_ONCE,))]
+            (observations,) = world.turned(start)
+            for t in range(T):
+                actions = 2 * torch.rand(PLAYED_AT_ONCE, N, A) - 1
+                if turn >= RANDOM_ROUNDS:
+                    with torch.no_grad():
+                        chosen = learner.act(world.units(observations))
+                    actions = (chosen + NOISE * torch.randn_like(chosen)).clamp(-1, 1)
+                then, rewards = world.advance(observations, actions)
+                memory["seen"][t, rows] = world.units(observations)
+                memory["taken"][t, rows] = actions
+                memory["paid"][t, rows] = rewards[..., None] / rewards_unit
+                memory["then"][t, rows] = world.units(then)
+                observations = then
+            if turn < RANDOM_ROUNDS:
+                continue
+            for k in range(T):
+                step, row = torch.randint(T, (BATCH,)), torch.randint(rows.stop, (BATCH,))
+                seen, taken, paid, following = (each[step, row] for each in memory.values())
+                learner.update(seen, taken, paid[..., 0], following, actor=k % 2 == 1)
+    return learner

@@ -1,0 +1,223 @@
+"""A model of a team's world, learned from a log of it: how observations change by the actions of
+all agents, and what an agent is rewarded for.
+
+Letters: E worlds, N agents, O numbers of an observation, A of an action, R rows.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decisionllm.datasets.augment import TURNS
+from decisionllm.datasets.joint_steps import JointSteps
+from decisionllm.datasets.team_layout import Blocks
+from decisionllm.models.imagined import fitted
+from decisionllm.tokenizers.entities import blocks as placed
+
+MEMBERS = 2  # of the ensemble
+WORLDS = 512  # joint steps of a training step
+REWARDED = 256  # of these, joint steps whose rewards are learned, which takes more time
+WAVES = 32  # frequencies of the distance between two entities
+FREQUENCY = 3.0  # standard deviation of the frequencies, in units of the entities
+
+
+def mlp(inputs: int, outputs: int, inner: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, inner),
+        nn.SiLU(),
+        nn.Linear(inner, inner),
+        nn.SiLU(),
+        nn.Linear(inner, outputs),
+    )
+
+
+class Pairs(nn.Module):
+    """Encodes offsets (..., w) between two entities, (..., inner): numbers, sines and cosines."""
+
+    def __init__(self, width: int, scale: float, inner: int) -> None:
+        super().__init__()
+        self.frequencies = nn.Buffer(torch.randn(width, WAVES) * FREQUENCY / scale)
+        self.scale = scale
+        self.encode = nn.Sequential(
+            nn.Linear(width + 2 * WAVES, inner), nn.SiLU(), nn.Linear(inner, inner)
+        )
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        waves = offsets @ self.frequencies
+        encoded: Tensor = self.encode(
+            torch.cat([offsets / self.scale, waves.sin(), waves.cos()], -1)
+        )
+        return encoded
+
+
+class Relations(nn.Module):
+    """The reward of an agent, from what it observes: a sum over the entities around it.
+
+    An entity counts by the one that stands in the strongest relation to it, the agent itself or
+    another entity: such as a landmark by the agent nearest to it.
+
+    Args:
+        blocks: of an observation, see `team_log`. Entities are offsets from the agent.
+        scales: (O,) deviations of the numbers of an observation.
+        inner: width of the encodings.
+    """
+
+    def __init__(self, blocks: Blocks, scales: Tensor, *, inner: int = 64) -> None:
+        super().__init__()
+        self.own: list[int] = []
+        self.entities: list[tuple[int, int, int]] = []  # first column, width, count of each kind
+        for kind, first, width, count in placed(blocks):
+            if kind == "own":
+                self.own += range(first, first + width * count)
+            elif kind:
+                self.entities.append((first, width, count))
+        self.scales = scales
+        self.to_self = nn.ModuleList()
+        self.between = nn.ModuleList()  # of each ordered pair of kinds
+        self.value = nn.ModuleList()
+        for first, width, count in self.entities:
+            scale = float(scales[first : first + width * count].mean())
+            self.to_self.append(Pairs(width, scale, inner))
+            for _, other_width, _ in self.entities:
+                self.between.append(
+                    Pairs(width, scale, inner) if width == other_width else nn.Identity()
+                )
+            self.value.append(nn.Sequential(nn.SiLU(), mlp(inner, 1, inner)))
+        self.of_own = mlp(len(self.own), 1, inner)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """(..., O) raw -> (...)."""
+        total: Tensor = self.of_own(observations[..., self.own] / self.scales[self.own])[..., 0]
+        groups = [
+            observations[..., first : first + width * count].unflatten(-1, (count, width))
+            for first, width, count in self.entities
+        ]
+        for i, entities in enumerate(groups):
+            strongest: Tensor = self.to_self[i](entities)  # (..., count, inner)
+            for j, others in enumerate(groups):
+                if others.shape[-1] != entities.shape[-1]:
+                    continue
+                encode = self.between[i * len(groups) + j]
+                related = encode(entities[..., :, None, :] - others[..., None, :, :])
+                if i == j:
+                    if entities.shape[-2] == 1:
+                        continue
+                    itself = torch.eye(entities.shape[-2], dtype=torch.bool)[..., None]
+                    related = related.masked_fill(itself, float("-inf"))
+                strongest = torch.maximum(strongest, related.amax(-2))
+            total = total + self.value[i](strongest)[..., 0].sum(-1)
+        return total
+
+
+class TeamWorld(nn.Module):
+    """Members of a model of the next observations, and of a model of the rewards.
+
+    The change of an agent's observation is a function of the observations and actions of all, its
+    own first. Its reward is one of what it observes next.
+
+    Args:
+        steps: of the log; `fit` trains on them.
+        seed: of weights and batches.
+    """
+
+    def __init__(self, steps: JointSteps, *, seed: int = 0) -> None:
+        super().__init__()
+        self.steps = steps
+        self.rng = np.random.default_rng(seed)
+        N, size = steps.observations.shape[2:]
+        A = steps.actions.shape[-1]
+        turns = (torch.arange(N)[:, None] + torch.arange(N)) % N
+        self.own_first = nn.Buffer(turns)  # (N, N) of each agent, itself and the others in turn
+        observations = steps.observations.reshape(-1, size)
+        changes = (steps.observations[:, 1:] - steps.observations[:, :-1]).reshape(-1, size)
+        self.observation_mean = nn.Buffer(tensor(observations.mean(0)))
+        self.observation_scale = nn.Buffer(tensor(positive(observations.std(0))))
+        self.change_mean = nn.Buffer(tensor(changes.mean(0)))
+        self.change_scale = nn.Buffer(tensor(positive(changes.std(0))))
+        # what follows is not known of the last step of a world
+        rewards = steps.rewards[:, :-1]
+        self.reward_mean, self.reward_scale = float(rewards.mean()), float(rewards.std()) or 1.0
+        self.reward_low, self.reward_high = float(rewards.min()), float(rewards.max())
+        self.low, self.high = tensor(steps.low), tensor(steps.high)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.members = nn.ModuleList(mlp(N * (size + A), size, 256) for _ in range(MEMBERS))
+            scales = self.observation_scale
+            self.rewards = nn.ModuleList(Relations(steps.blocks, scales) for _ in range(MEMBERS))
+
+    def units(self, observations: Tensor) -> Tensor:
+        """Raw observations (..., O) standardised."""
+        return (observations - self.observation_mean) / self.observation_scale
+
+    def joint(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """(..., N, O) raw, (..., N, A) within -1 .. 1 -> (..., N, N (O + A)), each agent's own
+        first.
+        """
+        each = torch.cat([self.units(observations), actions], -1)
+        return each[..., self.own_first, :].flatten(-2)
+
+    def fit(self, updates: int) -> None:
+        """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
+        observations = tensor(self.steps.observations)
+        middle, half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        actions = (tensor(self.steps.actions) - middle) / half
+        rewards = (tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
+        W, T = rewards.shape[:2]
+
+        def loss(step: int) -> Tensor:
+            total = torch.zeros(())
+            for member, reward in zip(self.members, self.rewards, strict=True):
+                world = torch.from_numpy(self.rng.integers(W, size=WORLDS))
+                time = torch.from_numpy(self.rng.integers(T - 1, size=WORLDS))
+                now, then, taken = self.turned(
+                    observations[world, time], observations[world, time + 1], actions[world, time]
+                )
+                change = (then - now - self.change_mean) / self.change_scale
+                total = total + F.mse_loss(member(self.joint(now, taken)), change)
+                expected = reward(then[:REWARDED])
+                paid = rewards[world[:REWARDED], time[:REWARDED]]
+                total = total + F.mse_loss(expected, paid)
+            return total
+
+        fitted(self, loss, updates, "model of the world")
+
+    def turned(self, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Pairs of numbers (..., 2 V), all turned and mirrored alike at random; as they are unless
+        the world is a plane."""
+        if not self.steps.plane:
+            return vectors
+        turn = torch.from_numpy(TURNS[self.rng.integers(len(TURNS))])
+        return tuple((each.unflatten(-1, (-1, 2)) @ turn).flatten(-2) for each in vectors)
+
+    @torch.no_grad()
+    def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """What follows by a member drawn at random.
+
+        Args:
+            observations: (E, N, O) raw.
+            actions: (E, N, A) within -1 .. 1.
+
+        Returns:
+            Observations (E, N, O), and rewards (E, N), the least that a member expects, within
+            those of the log.
+        """
+        member = self.members[int(self.rng.integers(MEMBERS))]
+        change = member(self.joint(observations, actions))
+        then = observations + change * self.change_scale + self.change_mean
+        expected = torch.stack([reward(then) for reward in self.rewards]).amin(0)
+        rewards = expected * self.reward_scale + self.reward_mean
+        return then, rewards.clamp(self.reward_low, self.reward_high)
+
+    def raw_actions(self, actions: Tensor) -> Tensor:
+        """Actions within -1 .. 1 in raw units."""
+        return (actions + 1) / 2 * (self.high - self.low) + self.low
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(array, np.float32))
+
+
+def positive(deviation: np.ndarray) -> np.ndarray:
+    """Scales of columns; that of a constant one is 1."""
+    return np.where(deviation < 1e-5, 1.0, deviation)

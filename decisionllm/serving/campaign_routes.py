@@ -1,0 +1,205 @@
+"""Routes of campaigns: open, list, tick and end them; and their page."""
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.responses import FileResponse
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from decisionllm.domains.auction.campaign import HISTORIES, offered, summary
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.schema import Json
+from decisionllm.serving import logs, schemas
+from decisionllm.serving.answers import INTERNAL, Deadline, errors, json_text, refused
+from decisionllm.serving.campaigns import RequestError
+from decisionllm.serving.middleware import error_response
+from decisionllm.serving.service import Service
+
+LISTED = 200  # most campaigns of a list
+STATIC = Path(__file__).parent / "static"
+PAGE = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
+logger = logging.getLogger("decisionllm.serving")
+Search = Annotated[
+    str,
+    Query(max_length=200, description="part of the name, or the beginning of the id or the key"),
+]
+Before = Annotated[
+    str | None, Query(max_length=64, description="id of a campaign; only those opened before it")
+]
+
+
+def campaign_routes(service: Service, journal: Journal) -> APIRouter:
+    routes = APIRouter(tags=["campaigns"])
+
+    def with_ticks(id: str) -> Json:
+        logs.note_campaign(id)
+        known = journal.campaign(id)
+        if known is None:
+            raise RequestError(404, "id", "no such campaign")
+        ticks = [tick["answer"] for tick in journal.ticks(id, damaged="skip")]
+        if service.shadow is not None:
+            beside = service.shadow.decisions(id)
+            ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
+        return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
+
+    @routes.post(
+        "/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409)
+    )
+    async def open_campaign(request: schemas.CampaignSettings) -> Response:
+        """Open a campaign, or find the one that was opened with this key."""
+        known = await service.open(request.model_dump(exclude={"key"}), request.key)
+        opened = await asyncio.to_thread(
+            lambda: with_status(*journal.last(known["id"]) or (known, None))
+        )
+        return Response(
+            schemas.Campaign(**opened).model_dump_json(), 201, media_type="application/json"
+        )
+
+    @routes.get(
+        "/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=())
+    )
+    async def campaigns(search: Search = "", before: Before = None) -> Json:
+        """The campaigns opened last, newest first."""
+        rows, older = await asyncio.to_thread(journal.latest, LISTED, search=search, before=before)
+        still_open = await asyncio.to_thread(journal.still_open)
+        listed = [with_status(*row) for row in rows]
+        return {"campaigns": listed, "more": older is not None, "older": older, "open": still_open}
+
+    whole: Json = {
+        "response_model": schemas.CampaignWithTicks,
+        "response_model_exclude_unset": True,
+    }
+
+    @routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)
+    async def campaign(id: str) -> Json:
+        """A campaign and its ticks."""
+        return await asyncio.to_thread(with_ticks, id)
+
+    @routes.delete("/v1/campaigns/{id}", responses=errors(404), **whole)
+    async def close(id: str) -> Json:
+        """End a campaign. It stays in the journal."""
+        await service.close(id)
+        return await asyncio.to_thread(with_ticks, id)
+
+    @routes.post(
+        "/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409)
+    )
+    async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
+        """What to bid in a step. A repeated request has the same answer, byte for byte."""
+        return json_text(await service.tick(id, request.model_dump(), service.due(x_deadline_ms)))
+
+    @routes.post(
+        "/v1/ticks",
+        response_model=dict[str, schemas.TickAnswer | schemas.Error],
+        responses=errors(),
+    )
+    async def ticks(
+        request: schemas.Ticks, http: Request, x_deadline_ms: Deadline = None
+    ) -> Response:
+        """Ticks of many campaigns, decided together; each has its answer or its error."""
+        http.state.caller.bucket.charge(len(request.ticks) - 1)
+        due = service.due(x_deadline_ms)
+
+        async def one(id: str, tick: schemas.Tick) -> str:
+            try:
+                async with service.many:
+                    return await service.tick(id, tick.model_dump(), due)
+            except RequestError as error:
+                answer = refused(error, "ticks")
+            except sqlite3.Error as error:
+                answer = refused(service.failed(error), "server")
+            except Exception:  # the other ticks of the request count
+                logger.exception("tick %s of campaign %s", tick.index, id)
+                answer = error_response(500, ["server"], INTERNAL)
+            return bytes(answer.body).decode()
+
+        answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
+        pairs = zip(request.ticks, answers, strict=True)
+        return json_text(
+            "{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}"
+        )
+
+    @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
+    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
+        """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
+        due, values = service.due(x_deadline_ms), request.pValues
+        tick = await asyncio.to_thread(parse_bidding, vars(request))
+        answer = json.loads(await service.tick(request.campaign, tick, due))
+        bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
+        return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))
+
+    return routes
+
+
+def with_status(known: Json, last: Json | None) -> Json:
+    """What the journal has of a campaign, and its status after the answer to its last tick."""
+    last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
+    status = {"status": "ended" if known["ended"] else "open", "step": last["index"] + 1}
+    return known | status | {"spend": last["spend"], "conversions": last["conversions"]}
+
+
+def add_page(app: FastAPI) -> None:
+    """Add the page of the campaigns and what it loads to an app."""
+    for path, (name, media_type) in PAGE.items():
+        app.add_route(f"/{path}", static_page(STATIC / name, media_type), include_in_schema=False)
+
+
+def static_page(file: Path, media_type: str) -> Callable[[Request], FileResponse]:
+    """The function of a route that answers with a file."""
+
+    def page(request: Request) -> FileResponse:
+        return FileResponse(file, media_type=media_type)
+
+    return page
+
+
+def parse_bidding(request: Json) -> Json:
+    """AuctionNet's arguments -> the request of a tick."""
+    result, step = None, request["timeStepIndex"]
+    if step:
+        if empty := [name for name in HISTORIES if not request[name]]:
+            raise RequestError(422, empty[0], f"expected step {step - 1}, got no step")
+        try:
+            info, *rest = (request[name][-1] for name in HISTORIES)
+            result = summary(
+                np.array(info, np.float64).reshape(len(info), -1)[:, 0] if info else [], *rest
+            )
+        except (ValueError, IndexError) as error:
+            name = next((name for name in HISTORIES if name in str(error)), HISTORIES[0])
+            raise RequestError(
+                422, name, "expected rows of numbers, one per opportunity of the last step"
+            ) from error
+        result = checked_result({name: float(x) for name, x in result.items()})
+    value, volume = offered(request["pValues"])
+    return {
+        "index": step,
+        "key": "bid",
+        "result": result,
+        "coming": {"value": float(value), "volume": float(volume)},
+    }
+
+
+def checked_result(result: dict[str, float]) -> dict[str, float]:
+    """The result of a step that was summed from single opportunities, refused where the tick route
+    would refuse it.
+    """
+    try:
+        schemas.Result.model_validate(result)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise RequestError(
+            422, "historyImpressionResult", f"{fault['loc'][0]} of the step: {fault['msg']}"
+        ) from error
+    return result

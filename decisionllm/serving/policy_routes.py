@@ -1,0 +1,115 @@
+"""Routes that every policy has: health, metrics, description and stateless actions."""
+
+import asyncio
+
+import numpy as np
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
+
+from decisionllm.policy.policy import Policy
+from decisionllm.schema import History, Json
+from decisionllm.serving import schemas
+from decisionllm.serving.answers import Deadline, errors, json_text
+from decisionllm.serving.campaigns import RequestError
+from decisionllm.serving.metrics import Metrics
+from decisionllm.serving.service import Service
+
+
+def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter:
+    """Routes that every policy has: its health, its metrics, its description and its actions."""
+    routes = APIRouter()
+
+    @routes.get("/healthz", tags=["server"])
+    async def healthz() -> dict[str, str]:
+        """Whether the process is alive."""
+        return {"status": "ok"}
+
+    @routes.get(
+        "/readyz",
+        tags=["server"],
+        responses={503: {"model": schemas.Error, "description": "not yet"}},
+    )
+    async def readyz() -> dict[str, str]:
+        """Whether the model is loaded and has made a decision, and the journal can be written.
+
+        `degraded`: all but the rows that are named is served.
+        """
+        if not app.state.ready:
+            raise RequestError(503, "model", "the model is being loaded")
+        if service.manager is None:
+            return {"status": "ready"}
+        await service.check_journal()
+        damaged = sorted(service.manager.journal.damaged)
+        if damaged:
+            return {"status": "degraded", "damaged": "; ".join(damaged[:20])}
+        return {"status": "ready"}
+
+    prometheus: dict[int | str, Json] = {
+        200: {"content": {"text/plain": {}}},
+        401: errors(401, usual=())[401],
+    }
+
+    @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
+    async def metrics_text() -> Response:
+        """Metrics in the format of Prometheus."""
+        text = await asyncio.to_thread(metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
+    async def model() -> Json:
+        """The served model: its run, its data, its observations and its actions."""
+        return service.models.current.info
+
+    @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
+    async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> Response:
+        """An action for a history, without state: the reference for every other route."""
+        action, togo = await service.act(
+            parse_history(service.models.current.policy, vars(request)), service.due(x_deadline_ms)
+        )
+        if not np.isfinite(action).all():
+            raise RequestError(
+                422, "observations", "the policy has no finite action for these numbers"
+            )
+        return json_text(to_json({"action": action.tolist(), "return_to_go": togo}))
+
+    return routes
+
+
+def parse_history(policy: Policy, request: Json) -> History:
+    """observations, actions, rewards, target_return, text and action_masks of a request ->
+    History.
+    """
+    spec, masks = policy.model.spec, request["action_masks"]
+    t = len(request["observations"]) - 1
+    fields: dict[str, tuple[type, tuple[int, ...]]] = {
+        "observations": (np.float32, (t + 1, spec.observation_dim)),
+        "actions": (np.float32, (t, spec.action_dim)),
+        "rewards": (np.float64, (t,)),
+        "action_masks": (bool, (t + 1, spec.num_actions)),
+    }
+    if t >= spec.horizon and policy.model.tokenizer.timesteps is not None:
+        raise RequestError(
+            422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}"
+        )
+    if masks is not None and not spec.num_actions:
+        raise RequestError(
+            422, "action_masks", "expected none: this policy's actions are continuous"
+        )
+    arrays: Json = {}
+    for name, (dtype, shape) in (
+        (name, field) for name, field in fields.items() if request[name] is not None
+    ):
+        try:
+            arrays[name] = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
+        except ValueError:  # rows of different lengths
+            arrays[name] = np.zeros(())
+        if arrays[name].shape != shape:
+            raise RequestError(
+                422,
+                name,
+                f"expected {' x '.join(map(str, shape))} numbers for {t + 1} observations",
+            )
+    if masks is not None and not arrays["action_masks"].any(1).all():
+        raise RequestError(422, "action_masks", "expected an allowed action in every step")
+    return History(**arrays, target_return=request["target_return"], task=request["text"])
