@@ -89,6 +89,16 @@ def serve(config: Json) -> None:
 
 def check(config: Json) -> None:
     """Raise a ValueError for an option that cannot be."""
+    check_reach(config)
+    check_needs(config)
+    check_numbers(config)
+    for run in (config["run"], config["shadow"]):
+        if run and "policy" in directory.read(run)[0]:
+            raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
+
+
+def check_reach(config: Json) -> None:
+    """Raise a ValueError if others can reach the server and need no token."""
     from decisionllm.serving.middleware import loopback
 
     host = config["host"]
@@ -96,10 +106,18 @@ def check(config: Json) -> None:
     if not loopback(host) and not has_token:
         remedy = "set a token, DECISIONLLM_TOKEN, give a file, tokens=, or take host=127.0.0.1"
         raise ValueError(f"host={host}: others can reach it: {remedy}")
+
+
+def check_needs(config: Json) -> None:
+    """Raise a ValueError for an option that needs another one."""
     if config["models"] and not config["models_dir"]:
         raise ValueError("models: expected models_dir=..., the folder of these runs, got none")
     if config["shading"] and not config["notice_url"]:
         raise ValueError("shading: expected notice_url=..., whose notices it learns from, got none")
+
+
+def check_numbers(config: Json) -> None:
+    """Raise a ValueError for a number or a word that cannot be."""
     one_of("log", config["log"], logs.KINDS)
     if not 0 <= config["log_sample"] <= 1:
         raise ValueError(f"log_sample: expected a share from 0 to 1, got {config['log_sample']}")
@@ -108,15 +126,11 @@ def check(config: Json) -> None:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
     if not 0 <= config["port"] <= 65535:
         raise ValueError(f"port: expected 0 .. 65535, got {config['port']}")
-    for run in (config["run"], config["shadow"]):
-        if run and "policy" in directory.read(run)[0]:
-            raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     count = config["replicas"]
-    if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
-        raise ValueError(
-            "replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got "
-            f"{count}"
-        )
+    most = None if hasattr(socket, "SO_REUSEPORT") else 1
+    if count < 1 or (most is not None and count > most):
+        wanted = "a number from 1, and 1 on a system without SO_REUSEPORT"
+        raise ValueError(f"replicas: expected {wanted}; got {count}")
 
 
 def replica(config: Json, number: int, beat: replicas.Beat) -> None:

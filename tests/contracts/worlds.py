@@ -24,6 +24,7 @@ ELSEWHERE = {
         "smax": "domains/smax/test_env.py",
         "imagined": "policy/test_imagined.py",
         "embodiments": "datasets/test_mixture.py",
+        "team_imagined": "models/test_team_world.py",
     },
     "env": {"smax": "domains/smax/test_env.py"},
 }
