@@ -64,6 +64,21 @@ def history(seed=0):
     )
 
 
+def test_a_part_has_its_own_options_of_the_tokenizer(tmp_path, capsys):
+    own = "tokenizer:{embedding:mlp,timesteps:none}"
+    parts = f"deep:{{dataset:synthetic,{own}}},flat:{{dataset:synthetic-discrete,head:discrete}}"
+    words = ("dataset=embodiments", f"dataset.parts={{{parts}}}", *LOOP, *NANO, "steps=1")
+    assert command("train", *words, f"run={tmp_path}/run") == 0
+    deep, flat = (
+        loading.load(tmp_path / "run", part=part)[0].model.tokenizer for part in ("deep", "flat")
+    )
+    assert isinstance(deep.observations, torch.nn.Sequential) and deep.timesteps is None
+    assert isinstance(flat.observations, torch.nn.Linear) and flat.timesteps is not None
+    wrong = [word.replace("embedding", "embeddings") for word in words]
+    assert command("train", *wrong, f"run={tmp_path}/wrong") == 1
+    assert "embeddings" in capsys.readouterr().err
+
+
 def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
     shares = {"plane": [1.0, 2.0], "moves": [1.0], "never": [0.0]}
     drawn = [embodiment_of(shares, 7, step) for step in range(2000)]
