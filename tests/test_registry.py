@@ -5,6 +5,7 @@ refused by name.
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from decisionllm import registry
 from decisionllm.__main__ import run
 from decisionllm.command_line import configs, store_choices
+from decisionllm.datasets.windows import of_store
 from decisionllm.registry import build, choice, discover
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
@@ -89,8 +91,12 @@ def test_what_needs_a_name_or_a_package_says_so(chosen, monkeypatch):
 def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(chosen, tmp_path):
     """Heads, backbones, datasets and environments are built in tests/contracts."""
     encoder = {"folder": str(write(tmp_path / "encoder")), "layer": 2}
-    log = make_store(tmp_path / "log", [episode([1.0])] * 10)
+    log = make_store(tmp_path / "log", [episode([1.0], A=2)] * 10)
+    nobody = np.zeros(10, bool)
     supplied = {
+        "augment": (lambda step: None, log, 0, nobody),
+        "fill_actions": (log, of_store(log), np.arange(10), 0),
+        "tokenizer": (SPEC, 8, True, False),
         "objective": (8, SPEC),
         "planner": (SPEC,),
         "text_encoder": (8, 0),
