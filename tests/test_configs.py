@@ -33,7 +33,8 @@ def differences(name):
     for default in said.pop("defaults"):
         for group, choice in default.items() if isinstance(default, dict) else ():
             group = group.removeprefix("override /")
-            if config[group]["_target_"] != registry.discover()[group][choice]["_target_"]:
+            known = {"none": {"_target_": "none"}} | registry.discover()[group]
+            if config[group]["_target_"] != known[choice]["_target_"]:
                 yield f"{name}: {group}={choice}, composed is {config[group]['_target_']}"
     for key, value in said.items():
         found = config[key] | value if isinstance(value, dict) else value

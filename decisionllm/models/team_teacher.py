@@ -52,10 +52,15 @@ class TeamTD3:
         chosen: Tensor = self.actor(observations).tanh()
         return chosen
 
+    def of_all(self, x: Tensor) -> Tensor:
+        """(B, N, K) of the agents -> (B, N, N K): each agent's own part first, then those of the
+        others in turn.
+        """
+        return x[:, self.own_first].flatten(2)
+
     def values(self, critics: nn.ModuleList, observations: Tensor, actions: Tensor) -> Tensor:
         """(B, N, O), (B, N, A) -> (2, B, N)."""
-        parts = [each[:, self.own_first].flatten(2) for each in (observations, actions)]
-        joint = torch.cat(parts, -1)
+        joint = torch.cat([self.of_all(observations), self.of_all(actions)], -1)
         return torch.stack([critic(joint)[..., 0] for critic in critics])
 
     def update(

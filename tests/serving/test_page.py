@@ -10,7 +10,8 @@ import pytest
 
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.schema import Spec
-from decisionllm.serving.app import LISTED, create_app
+from decisionllm.serving.app import create_app
+from decisionllm.serving.campaign_routes import LISTED
 from decisionllm.serving.shadow import Shadow
 from tests.conftest import PATIENCE, make_policy
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
