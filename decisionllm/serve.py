@@ -127,8 +127,7 @@ def check_numbers(config: Json) -> None:
     if not 0 <= config["port"] <= 65535:
         raise ValueError(f"port: expected 0 .. 65535, got {config['port']}")
     count = config["replicas"]
-    most = None if hasattr(socket, "SO_REUSEPORT") else 1
-    if count < 1 or (most is not None and count > most):
+    if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
         wanted = "a number from 1, and 1 on a system without SO_REUSEPORT"
         raise ValueError(f"replicas: expected {wanted}; got {count}")
 

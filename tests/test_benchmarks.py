@@ -18,6 +18,7 @@ import benchmarks
 from benchmarks import measure
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
+from decisionllm.models.team_world import own_first
 from decisionllm.scaling import law
 from tests.conftest import NANO, command, episode
 
@@ -425,7 +426,7 @@ def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):
     assert (world.step(columns["acs"][0]).astype(np.float32) == columns["rews"][0]).all()
     assert (columns["obs"][1:] == columns["next_obs"][:-1]).all()
     x = torch.arange(6.0).view(1, 3, 2)
-    assert omar.TeamTD3(3, 2, 1).of_all(x)[0].tolist() == [
+    assert own_first(x)[0].tolist() == [
         [0, 1, 2, 3, 4, 5],
         [2, 3, 4, 5, 0, 1],
         [4, 5, 0, 1, 2, 3],

@@ -1,7 +1,6 @@
 """Augmentation of training windows: what a world's symmetries say that the log did not show."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -79,7 +78,7 @@ def check_actions(store: Store) -> None:
     limits = {*spec.high, *(-x for x in spec.low)}
     if len(limits) == 1 and spec.action_dim == 2:
         return
-    got: Any = f"{spec.low} .. {spec.high}"
+    got = f"{spec.low} .. {spec.high}"
     if spec.num_actions:
         got = f"{spec.num_actions} discrete ones"
     wanted = "actions that are vectors in a plane, of the same limits in all directions"

@@ -60,10 +60,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     check_targets(config, store, steps, episodes)
     make = sampler_maker(config, store)
     weights = sampling.part_weights(store, steps, episodes, shares)
-    discount = np.empty(len(store.lengths))
-    of_parts = by_part(store, "step_discount", config.data.step_discount)
-    for label, part in store.parts.items():
-        discount[part] = of_parts[label]
+    discount = step_discount(config, store)
     sampler = make(steps, episodes=episodes, seed=config.seed, weights=weights, discount=discount)
     validators = {}
     for label, part in store.parts.items():
@@ -80,6 +77,19 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     else:
         data = Data(store, steps, episodes, held_out, sampler, validators, sampler.tasks)
     return reworded(config, augmented(config, data), sampler.texts)
+
+
+def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
+    """The discount of early steps: one for all, which a draw need not look at episode by episode,
+    or (E,) where parts of a mixture differ.
+    """
+    of_parts = by_part(store, "step_discount", config.data.step_discount)
+    if len(set(of_parts.values())) == 1:
+        return float(next(iter(of_parts.values())))
+    each = np.empty(len(store.lengths))
+    for label, part in store.parts.items():
+        each[part] = of_parts[label]
+    return each
 
 
 def choose_episodes(config: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.models.team_world import TeamWorld
+from decisionllm.models.team_world import TeamWorld, own_first
 
 DELAY, RATE, BATCH = 0.01, 1e-3, 512
 NOISE = 0.1  # of exploration, in half ranges of an action
@@ -36,7 +36,6 @@ class TeamTD3:
 
     def __init__(self, agents: int, size: int, actions: int, *, discount: float = 0.95) -> None:
         self.discount = discount
-        self.own_first = (torch.arange(agents)[:, None] + torch.arange(agents)) % agents
         joint = agents * (size + actions)
         self.actor, self.slow_actor = (mlp(size, actions) for _ in range(2))
         self.critics, self.slow_critics = (
@@ -52,15 +51,9 @@ class TeamTD3:
         chosen: Tensor = self.actor(observations).tanh()
         return chosen
 
-    def of_all(self, x: Tensor) -> Tensor:
-        """(B, N, K) of the agents -> (B, N, N K): each agent's own part first, then those of the
-        others in turn.
-        """
-        return x[:, self.own_first].flatten(2)
-
     def values(self, critics: nn.ModuleList, observations: Tensor, actions: Tensor) -> Tensor:
         """(B, N, O), (B, N, A) -> (2, B, N)."""
-        joint = torch.cat([self.of_all(observations), self.of_all(actions)], -1)
+        joint = torch.cat([own_first(observations), own_first(actions)], -1)
         return torch.stack([critic(joint)[..., 0] for critic in critics])
 
     def update(

@@ -127,8 +127,6 @@ class TeamWorld(nn.Module):
         self.rng = np.random.default_rng(seed)
         N, size = steps.observations.shape[2:]
         A = steps.actions.shape[-1]
-        turns = (torch.arange(N)[:, None] + torch.arange(N)) % N
-        self.own_first = nn.Buffer(turns)  # (N, N) of each agent, itself and the others in turn
         observations = steps.observations.reshape(-1, size)
         changes = (steps.observations[:, 1:] - steps.observations[:, :-1]).reshape(-1, size)
         self.observation_mean = nn.Buffer(tensor(observations.mean(0)))
@@ -155,7 +153,7 @@ class TeamWorld(nn.Module):
         first.
         """
         each = torch.cat([self.units(observations), actions], -1)
-        return each[..., self.own_first, :].flatten(-2)
+        return own_first(each)
 
     def fit(self, updates: int) -> None:
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
@@ -212,6 +210,15 @@ class TeamWorld(nn.Module):
     def raw_actions(self, actions: Tensor) -> Tensor:
         """Actions within -1 .. 1 in raw units."""
         return (actions + 1) / 2 * (self.high - self.low) + self.low
+
+
+def own_first(x: Tensor) -> Tensor:
+    """(..., N, K) of the agents -> (..., N, N K): each agent's own part first, then those of the
+    others in turn.
+    """
+    each = torch.arange(x.shape[-2])
+    turns = (each[:, None] + each) % len(each)
+    return x[..., turns, :].flatten(-2)
 
 
 def tensor(array: np.ndarray) -> Tensor:
