@@ -61,7 +61,7 @@ class EntityEncoder(nn.Module):
         entity_schema: blocks (kind, width, count) of an observation, see `schema.Spec`; the first
             is (`own`, width, 1).
         width: D, width of the backbone.
-        embedding: `linear` or `mlp`, the map of each kind.
+        embedding: of a `TrajectoryTokenizer`; the map of each kind is linear or has two layers.
         layers: attention layers among the entities and the own block before the pooling.
 
     Raises:
@@ -86,7 +86,7 @@ class EntityEncoder(nn.Module):
         D = inner(width)
         for _, size, _ in entity_schema:
             deeper: list[nn.Module] = []
-            if embedding == "mlp":
+            if embedding != "linear":
                 deeper = [nn.GELU(), nn.Linear(D, D)]
             self.maps.append(nn.Sequential(nn.Linear(size, D), *deeper))
         self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))

@@ -12,6 +12,7 @@ from decisionllm.checks import one_of, ranges
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
+from decisionllm.tokenizers.waves import Waves
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 
@@ -26,7 +27,9 @@ class TrajectoryTokenizer(nn.Module):
         return_conditioned: k = 3 tokens a step; False leaves the return token out (k = 2):
             behaviour cloning.
         null_return: adds a learned token in place of a return that is not given.
-        embedding: `linear`, one map a stream as in Decision Transformer, or `mlp`, two layers.
+        embedding: `linear`, one map a stream as in Decision Transformer; `mlp`, two layers; or
+            `waves`, as `mlp`, with sines and cosines of the observation where it has no entity
+            schema.
         timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or
             `none`: episodes may be longer than in training.
         scale: root mean square of a token at the beginning of training.
@@ -55,7 +58,7 @@ class TrajectoryTokenizer(nn.Module):
         hide_actions: float = 0.0,
     ) -> None:
         super().__init__()
-        one_of("tokenizer.embedding", embedding, ("linear", "mlp"))
+        one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
         one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
         if not 0 <= hide_actions <= 1:
             wanted = "a share within 0 .. 1"
@@ -83,6 +86,8 @@ class TrajectoryTokenizer(nn.Module):
                 embedding=embedding,
                 layers=entity_layers,
             )
+        elif embedding == "waves":
+            self.observations = Waves(spec.observation_dim, width)
         else:
             self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)

@@ -120,6 +120,7 @@ WAYS = [
     {"return_horizon": 4},
     {"timesteps": "none"},
     {"embedding": "mlp"},
+    {"embedding": "waves"},
     {"head": "bins", "decode": "mean"},
 ]
 

@@ -138,7 +138,7 @@ def changed(tokenizer, i):
         return (tokenizer(*before) != tokenizer(*after)).any(-1).any(0).nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("embedding", ["linear", "mlp"])
+@pytest.mark.parametrize("embedding", ["linear", "mlp", "waves"])
 @pytest.mark.parametrize("returns", [True, False])
 def test_the_order_is_return_observation_action(embedding, returns):
     tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, return_conditioned=returns)
@@ -158,7 +158,7 @@ def test_without_timesteps_the_time_has_no_effect():
 
 def test_mlp_is_not_a_linear_map():
     """Without the norm and the timesteps, 0, x and 2x lie on a line for `linear` alone."""
-    for embedding, straight in (("linear", True), ("mlp", False)):
+    for embedding, straight in (("linear", True), ("mlp", False), ("waves", False)):
         tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, timesteps="none")
         tokenizer.norm = torch.nn.Identity()
         inputs = numbers()
@@ -180,7 +180,9 @@ def test_a_discrete_action_has_a_vector_of_its_own():
 
 
 def test_unknown_choices_are_refused_by_name():
-    with pytest.raises(ValueError, match="embedding: expected one of linear, mlp, got 'cnn'"):
+    with pytest.raises(
+        ValueError, match="embedding: expected one of linear, mlp, waves, got 'cnn'"
+    ):
         TrajectoryTokenizer(SPEC, 8, embedding="cnn")
     with pytest.raises(ValueError, match="timesteps: expected one of learned, none, got 'sine'"):
         TrajectoryTokenizer(SPEC, 8, timesteps="sine")
