@@ -1,7 +1,8 @@
 """The dataset of episodes that a trained run imagines: its planner acts in its own learned model,
 so that a plain model can be trained on what it does and act without planning."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from decisionllm.datasets.store import Store, data_node, prepare, with_texts
+from decisionllm.models.imagined import ImaginedValue
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
@@ -16,7 +18,7 @@ from decisionllm.registry import register
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode, Json
 
-VERSION = 1  # of how episodes are made
+VERSION = 2  # of how episodes are made
 # share of the imagined steps outside of the support, beyond which they are a fault of the dataset
 OUTSIDE = 0.1
 
@@ -31,8 +33,8 @@ def load(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Source:
-    """Episodes from observations of a run's data on. One ends, truncated, before the first step
-    about which the members of the model disagree.
+    """Episodes from observations of a run's data on, each with the task of another observation. One
+    ends, truncated, before the first step about which the members of the model disagree.
 
     Args:
         run: directory of a run that was trained with planner=value.
@@ -52,61 +54,25 @@ def load(
     if not isinstance(policy, Policy) or policy.model.planner is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
     imagined = policy.model.planner
-    store, rng = (
-        prepare(config["dataset"], config["cache_dir"], config["transform"]),
-        np.random.default_rng(seed),
-    )
+    store = prepare(config["dataset"], config["cache_dir"], config["transform"])
+    rng = np.random.default_rng(seed)
     first = rng.integers(len(store.rewards), size=episodes)
-    tasks = [store.tasks[i] for i in store.task[np.searchsorted(store.offsets, first, "right") - 1]]
-    session, units, observations = (
-        policy.begin(tasks, steps),
-        policy.model.normalizer,
-        store.observations[first],
-    )
-    columns, rewards = [], None
-    for _ in range(steps):
-        actions = session.act(observations, rewards)
-        shaken = units.actions(torch.from_numpy(actions))
-        if not store.spec.num_actions:
-            shaken = (
-                shaken + noise * torch.from_numpy(rng.normal(size=shaken.shape)).float()
-            ).clamp(-1, 1)
-        states = imagined.states(units.observations(torch.from_numpy(observations)), tasks)
-        after, paid, over, agreed = imagined.advance(states, shaken)
-        rewards = paid.numpy()
-        columns.append((observations, actions, rewards, over.numpy(), agreed.numpy()))
-        observations = (after * units.observation_scale + units.observation_mean).numpy()
-    # (E, steps, ...)
-    seen, taken, received, ended, supported = (
-        np.stack(column, 1) for column in zip(*columns, strict=True)
-    )
-    seen, taken, received = (x.astype(np.float32) for x in (seen, taken, received))
-    # (E,) steps until the task ends an episode
-    whole = np.where(ended.any(1), ended.argmax(1) + 1, steps)
-    agreed_steps = np.logical_and.accumulate(supported, 1).sum(1)
-    lengths = np.minimum(whole, agreed_steps)
-    made = [
-        Episode(
-            seen[i, :n],
-            taken[i, :n],
-            received[i, :n],
-            task=tasks[i],
-            group=i,
-            terminated=bool(ended[i, n - 1]),
-            truncated=not ended[i, n - 1],
-        )
-        for i, n in enumerate(lengths.tolist())
-        if n
-    ]
+    # Each has the task of another row: what rests at one goal is sent to another one, as at the
+    # start of an episode of the world. A log that walks from goal to goal has no such step.
+    tasks = tasks_of(store, rng.permutation(first))
+    observations = store.observations[first]
+    played = play(policy, imagined, observations, tasks, steps=steps, noise=noise, rng=rng)
+    made = supported_episodes(played, tasks)
     if not made:
         raise ValueError(
             f"dataset.run={run}: expected a model whose members agree about some first step, got "
             "none; train it for longer"
         )
-    outside = round(1 - float(lengths.sum() / whole.sum()), 4)
-    name = f"imagined({info['dataset']['name']})"
-    given = {
-        "name": name,
+    kept = sum(len(episode.rewards) for episode in made)
+    outside = round(1 - kept / int(played.lengths.sum()), 4)
+    facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
+    given: Json = {
+        "name": f"imagined({info['dataset']['name']})",
         "env": "imagined",
         "run": run,
         "text": text or own,
@@ -115,10 +81,105 @@ def load(
         "seed": seed,
         "faults": support_faults(outside),
     }
-    facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
     if text == "paraphrased":
         given["wordings"] = facts
-    return Source(replace(store.spec, horizon=max(steps, store.spec.horizon)), made, given, facts)
+    spec = replace(store.spec, horizon=max(steps, store.spec.horizon))
+    return Source(spec, made, given, facts)
+
+
+def tasks_of(store: Store, rows: np.ndarray) -> list[str]:
+    """The task text of the episode that each row (m,) of a store is a step of."""
+    episodes = np.searchsorted(store.offsets, rows, "right") - 1
+    return [store.tasks[task] for task in store.task[episodes]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """E imagined episodes of T steps, raw units; what follows the end of a task is none of it."""
+
+    observations: np.ndarray  # (E, T, S) float32
+    actions: np.ndarray  # (E, T, A) float32, without noise
+    rewards: np.ndarray  # (E, T) float32
+    ended: np.ndarray  # (E, T) bool, the task ends the episode after this step
+    supported: np.ndarray  # (E, T) bool, the members agree about this step
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(E,) steps until the task ends an episode."""
+        T = self.ended.shape[1]
+        lengths: np.ndarray = np.where(self.ended.any(1), self.ended.argmax(1) + 1, T)
+        return lengths
+
+
+@torch.no_grad()
+def play(
+    policy: Policy,
+    imagined: ImaginedValue,
+    observations: np.ndarray,
+    tasks: Sequence[str],
+    *,
+    steps: int,
+    noise: float,
+    rng: np.random.Generator,
+) -> Played:
+    """Let a policy act in a learned model.
+
+    Args:
+        policy: that acts.
+        imagined: its planner, whose model says what follows.
+        observations: (E, S) the first ones, raw units.
+        tasks: E texts.
+        steps: T.
+        noise: on continuous actions, see `load`.
+        rng: of the noise.
+    """
+    units = policy.model.normalizer
+    session = policy.begin(tasks, steps)
+    rewards = None
+    columns = []
+    for _ in range(steps):
+        actions = session.act(observations, rewards)
+        shaken = units.actions(torch.from_numpy(actions))
+        if not policy.spec.num_actions:
+            push = torch.from_numpy(rng.normal(size=shaken.shape)).float()
+            shaken = (shaken + noise * push).clamp(-1, 1)
+        states = imagined.states(units.observations(torch.from_numpy(observations)), tasks)
+        after, paid, ended, agreed = imagined.advance(states, shaken)
+        rewards = paid.numpy()
+        columns.append((observations, actions, rewards, ended.numpy(), agreed.numpy()))
+        observations = (after * units.observation_scale + units.observation_mean).numpy()
+    seen, taken, received, over, supported = (np.stack(c, 1) for c in zip(*columns, strict=True))
+    return Played(
+        seen.astype(np.float32),
+        taken.astype(np.float32),
+        received.astype(np.float32),
+        over,
+        supported,
+    )
+
+
+def supported_episodes(played: Played, tasks: Sequence[str]) -> list[Episode]:
+    """The episodes up to the first step that the members disagree about; none of an episode that
+    begins with such a step.
+    """
+    agreed = np.logical_and.accumulate(played.supported, 1).sum(1)  # (E,) steps
+    lengths = np.minimum(played.lengths, agreed)
+    made = []
+    for i, n in enumerate(lengths.tolist()):
+        if not n:
+            continue
+        terminated = bool(played.ended[i, n - 1])
+        episode = Episode(
+            played.observations[i, :n],
+            played.actions[i, :n],
+            played.rewards[i, :n],
+            task=tasks[i],
+            group=i,
+            terminated=terminated,
+            truncated=not terminated,
+        )
+        made.append(episode)
+    return made
 
 
 def data_options(*, run: str, text: str = "none", **options: Any) -> Json:

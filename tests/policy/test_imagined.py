@@ -8,7 +8,7 @@ import decisionllm
 from decisionllm.data import card
 from decisionllm.datasets.store import open_store, prepare, write
 from decisionllm.domains.maze2d.dataset import goal_facts
-from decisionllm.policy.imagined import support_faults
+from decisionllm.policy.imagined import support_faults, tasks_of
 from decisionllm.protocols import Source
 from decisionllm.schema import History, Spec
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
@@ -146,12 +146,19 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
         policy.begin(["Fly."], 5).act(np.zeros((1, 2), np.float32))
 
 
+def test_the_task_of_a_row_is_that_of_its_episode(tmp_path):
+    made = [episode([1.0] * 3, task="a"), episode([1.0], task="b"), episode([1.0] * 2, task="a")]
+    spec = Spec(observation_dim=2, action_dim=1, horizon=3, low=(-1.0,), high=(1.0,))
+    store = write(tmp_path / "store", Source(spec, made, {"name": "x"}))
+    assert tasks_of(store, np.array([5, 3, 0, 2, 4])) == ["a", "b", "a", "a", "a"]
+
+
 def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, tmp_path):
     monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=goal", "planner.reads_text=true")
     loop = [word for word in SHORT if not word.startswith("dataset") and word not in CORRUPT]
     assert command("train", *loop, *maze, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 0
-    chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3)
+    chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=40, steps=3)
     named, worded = (
         prepare(chosen | {"text": text}, tmp_path / "data") for text in ("goal", "paraphrased")
     )
@@ -161,6 +168,13 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
         and named.fingerprint == worded.fingerprint
     )
     assert named.info["text"] == "goal" and "wordings" not in named.info
+    log = open_store(next((tmp_path / "data" / "stores").glob("maze2d-*")))
+    own = []
+    for e in range(len(named.lengths)):
+        begun = named.episode(e).observations[0]
+        own += tasks_of(log, np.flatnonzero((log.observations == begun).all(1))[:1])
+    drawn = [named.tasks[task] for task in named.task]
+    assert own != drawn, "an episode has the task of another row than it begins at"
     known = goal_facts("umaze")
     assert (
         worded.info["wordings"] == {task: known[task] for task in named.tasks}
