@@ -33,7 +33,10 @@ def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndar
     """
     generator = torch.Generator().manual_seed(seed)
     policy, config, _ = loading.load(run, execution=execution, generator=generator)
-    env, calls, seconds, decide = build(config["env"], episodes), [0], 0.0, TeamSession.decide
+    env = build(config["env"], episodes)
+    calls = [0]
+    seconds = 0.0
+    decide = TeamSession.decide
     advance = env.step
 
     def step(actions: np.ndarray) -> Any:
@@ -73,7 +76,8 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     (joint, passes, ms), (alone, passes_alone, ms_alone) = (
         scores(run, how, episodes, seed) for how in ("joint", "per_agent")
     )
-    (low, high), (config, info) = interval(joint - alone), directory.read(run)
+    (low, high) = interval(joint - alone)
+    (config, info) = directory.read(run)
     return {
         "dataset": info["dataset"]["name"],
         "policy": config["name"],

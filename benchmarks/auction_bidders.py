@@ -100,7 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     several: dict[str, Any] = {"nargs": "*", "default": []}
-    replayed, played = "days to replay", "periods of the answering market"
+    replayed = "days to replay"
+    played = "periods of the answering market"
     parser.add_argument("--replay", **several, metavar="FOLDER:PERIODS", help=replayed)
     parser.add_argument("--market", **several, metavar="PERIODS", help=played)
     parser.add_argument("--repeats", type=int, default=5)

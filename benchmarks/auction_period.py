@@ -27,15 +27,19 @@ def plain(
     bids: Any, values: Any, sigmas: Any, noise: Any, remaining: Any, *, seed: Any
 ) -> tuple[np.ndarray, Outcome]:
     """The rules of `settle` with AuctionNet's draws, for all n x N cells."""
-    reserve, exposure, bids = PUBLISHED["reserve"], PUBLISHED["exposure"], np.maximum(bids, 0)
+    reserve = PUBLISHED["reserve"]
+    exposure = PUBLISHED["exposure"]
+    bids = np.maximum(bids, 0)
     n, N = values.shape
     K, rounds = len(exposure), 0
-    low, high = ndtr(-2 * noise[:, 0]), ndtr(2 * noise[:, 1])
+    low = ndtr(-2 * noise[:, 0])
+    high = ndtr(2 * noise[:, 1])
     while True:
         rounds += 1
         order = np.argsort(-bids, axis=1)
         by_rank = np.take_along_axis(bids, order, 1)
-        slot, price = np.zeros((n, N), int), np.zeros((n, N))
+        slot = np.zeros((n, N), int)
+        price = np.zeros((n, N))
         np.put_along_axis(slot, order[:, :K], np.arange(1, K + 1), 1)
         np.put_along_axis(price, order[:, :K], np.maximum(by_rank[:, 1 : K + 1], reserve), 1)
         exposed = np.random.default_rng(1).binomial(1, np.array([0, *exposure])[slot])

@@ -235,7 +235,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the estimators")
     parser.add_argument("--out", type=Path, default=ROWS)
     given = parser.parse_args()
-    world, folder, console = WORLDS[given.world], given.runs / given.world, Console(width=120)
+    world = WORLDS[given.world]
+    folder = given.runs / given.world
+    console = Console(width=120)
     train(world, folder)
     store, log = open_log(world)
     candidates = policies(world, folder, log)

@@ -25,7 +25,9 @@ class Day:
     def __init__(self, *, agents=48, steps=48, dtype=torch.float32, backbone="tiny", **size):
         self.model = make(backbone, **size).eval()
         self.model.backbone.model.to(dtype)
-        self.policy, self.agents, self.steps = Policy(self.model, steps, 1, 10.0), agents, steps
+        self.policy = Policy(self.model, steps, 1, 10.0)
+        self.agents = agents
+        self.steps = steps
         rng = np.random.default_rng(0)
         self.observations = rng.normal(size=(agents, steps, 4)).astype(np.float32)
         self.rewards = rng.normal(size=(agents, steps)).astype(np.float32)
@@ -44,7 +46,8 @@ class Day:
     @torch.inference_mode()
     def peer(self, t):
         """The actions at step t, after those of the session: (agents, A)."""
-        n, zero = t + 1, np.zeros((self.agents, 1, self.actions.shape[-1]), np.float32)
+        n = t + 1
+        zero = np.zeros((self.agents, 1, self.actions.shape[-1]), np.float32)
         received = np.concatenate(
             [zero[..., 0], np.cumsum(self.rewards[:, :t], 1, dtype=np.float64)], 1
         )
@@ -56,7 +59,8 @@ class Day:
             np.ones((self.agents, n), bool),
             np.arange(self.agents),
         )
-        batch, model = collate(window, self.texts, np.zeros(self.agents, int)), self.model
+        batch = collate(window, self.texts, np.zeros(self.agents, int))
+        model = self.model
         # the last observation, before the action that is not yet chosen
         hidden = repeated_text(model, batch)[:, -2].float()
         return model.choose(hidden, None, decode="mode").numpy()

@@ -153,10 +153,8 @@ def gates(*, T=20, B=64, steps=30, **size):
 def cases(*, T=20, B=64, **size):
     batch_of = batches(T=T, B=B)
     models = [pair(**size) for _ in range(2)]
-    ours, peer = (
-        trainer(models[0][0], our_loss, batch_of),
-        trainer(models[0][1], peer_loss, batch_of),
-    )
+    ours = trainer(models[0][0], our_loss, batch_of)
+    peer = trainer(models[0][1], peer_loss, batch_of)
     yield measure.Case("float32", *repeated(ours, peer), target=1.3)
     if precision("cpu", "auto") == "bf16":
         ours = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)

@@ -101,7 +101,8 @@ FORMATS = {
 
 
 def main():
-    options, row = options_of(RESULTS, __doc__, megabytes=200), {}
+    options = options_of(RESULTS, __doc__, megabytes=200)
+    row = {}
     for name, (make, file, load) in FORMATS.items():
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             make(path := Path(folder) / file, options.megabytes << 20)

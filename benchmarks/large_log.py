@@ -65,7 +65,8 @@ def watched():
         while not over.wait(0.01):
             found["mb"] = max(found["mb"], resident_mb())
 
-    thread, began = threading.Thread(target=sample), time.monotonic()
+    thread = threading.Thread(target=sample)
+    began = time.monotonic()
     thread.start()
     try:
         yield found

@@ -80,7 +80,8 @@ def killed(folder: str, executor: str) -> dict[str, int]:
             os.kill(victims[0], signal.SIGKILL)
 
     root, names = drive(folder, executor, kill)
-    states, noted = ledger.status(root, names), file.read_text().split()
+    states = ledger.status(root, names)
+    noted = file.read_text().split()
     return {
         "done": sum(state == "done" for state in states.values()),
         "twice": len(noted) - len(set(noted)),
@@ -112,11 +113,13 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
         "seeds": list(range(-(-count // 18)))
     }
     study["lr"] = {"rule": "fixed"}
-    root, began = Path(folder) / "large", time.process_time()
+    root = Path(folder) / "large"
+    began = time.process_time()
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
         runs = grid.Grid(grid.check(study), Path(folder) / "data")
         names = ledger.plan(root, runs.all_jobs(root).values())
-        planned, began = time.process_time() - began, time.process_time()
+        planned = time.process_time() - began
+        began = time.process_time()
         ledger.Progress(root, lambda text: None)(ledger.status(root, runs.all_jobs(root)))
     return {"runs": len(names), "plan": planned, "status": time.process_time() - began}
 

@@ -38,7 +38,8 @@ def batches(model, rows=ROWS):
 
 def plain_loss(model, batch):
     """Our loss by the library's own forward."""
-    fast, model.backbone.forward = model.backbone.forward, plain(model.backbone)
+    fast = model.backbone.forward
+    model.backbone.forward = plain(model.backbone)
     try:
         return our_loss(model, batch)
     finally:
@@ -65,7 +66,8 @@ def gates():
 def cases():
     half = partial(our_loss, dtype=torch.bfloat16)
     for blocks in (18, 0):
-        ours, peer = model_of(), model_of(text_layers=0, layers=blocks)
+        ours = model_of()
+        peer = model_of(text_layers=0, layers=blocks)
         yield measure.Case(
             f"training, 512 windows, 64 texts; the peer reads {blocks or 30} blocks",
             trainer(ours, half, batches(ours)),

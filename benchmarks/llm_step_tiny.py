@@ -58,7 +58,8 @@ def peer_loss(model, batch, dtype=torch.float32):
 
 def batches(model, *, T, B):
     """step -> a Batch whose rows share one text."""
-    steps, texts = log(20_000), text.encode(model.backbone.tokenizer, [TASK])
+    steps = log(20_000)
+    texts = text.encode(model.backbone.tokenizer, [TASK])
     assert texts[0].shape == (1, 64)
     sampler = Sampler(steps, np.arange(len(steps.first)), T=T, batch_size=B, seed=0)
     return lambda step: collate(sampler(step), texts, np.zeros(B, int))
@@ -83,10 +84,8 @@ def gates(*, T=20, B=16, **size):
 def cases(*, T=20, B=16, **size):
     models = [pair(tune="lora", **size) for _ in range(2)]
     batch_of = batches(models[0][0], T=T, B=B)
-    ours, peer = (
-        trainer(models[0][0], our_loss, batch_of),
-        trainer(models[0][1], peer_loss, batch_of),
-    )
+    ours = trainer(models[0][0], our_loss, batch_of)
+    peer = trainer(models[0][1], peer_loss, batch_of)
     yield measure.Case("float32", *repeated(ours, peer, 2), target=1.6)
     if precision("cpu", "auto") == "bf16":
         half = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)

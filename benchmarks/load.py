@@ -45,7 +45,10 @@ class Connection(asyncio.Protocol):
     """A kept connection with one request at a time."""
 
     def __init__(self, client):
-        self.client, self.buffer, self.call, self.lost = client, b"", None, False
+        self.client = client
+        self.buffer = b""
+        self.call = None
+        self.lost = False
 
     def connection_made(self, transport):
         self.transport = transport
@@ -60,7 +63,9 @@ class Connection(asyncio.Protocol):
         if found:
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
             if len(body) >= length:
-                call, self.call, self.buffer = self.call, None, b""
+                call = self.call
+                self.call = None
+                self.buffer = b""
                 self.client.answered(self, call, int(head[9:12]), body)
 
     def connection_lost(self, error):
@@ -75,8 +80,15 @@ class Client:
     """
 
     def __init__(self, port, spin=True):
-        self.port, self.spin, self.idle, self.waiting, self.open = port, spin, [], deque(), 0
-        self.took, self.statuses, self.bodies, self.left = [], Counter(), [], 0
+        self.port = port
+        self.spin = spin
+        self.idle = []
+        self.waiting = deque()
+        self.open = 0
+        self.took = []
+        self.statuses = Counter()
+        self.bodies = []
+        self.left = 0
         # ms that each request was sent after its moment, by no fault of the server
         self.lag = [0.0]
 
@@ -327,7 +339,8 @@ def measure(kind, rate, server, options):
     count = int(rate * options.seconds) if rate else ROUNDS * (HORIZON - 1)
     requests = requests_of(kind, server.port, count, options.campaigns)
     loops = [seconds_of_a_loop(options.cores)]
-    client, cpu = Client(server.port, spin=not options.replicas > 1), server.cpu()
+    client = Client(server.port, spin=not options.replicas > 1)
+    cpu = server.cpu()
     if kind == "one":
         took = run(client.in_turn(requests, lambda: loops.append(seconds_of_a_loop(options.cores))))
         rate = len(requests) / took

@@ -114,7 +114,8 @@ def ceilings():
     """What this core can do at most: GFLOP/s of a large product, {dtype: number}."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
+        a = torch.randn(1024, 1024).to(dtype)
+        b = torch.randn(1024, 1024).to(dtype)
         found[str(dtype).removeprefix("torch.")] = round(
             2 * 1024**3 / min(seconds(lambda a=a, b=b: a @ b) for _ in range(12)) / 1e9
         )

@@ -38,7 +38,10 @@ def play(
     """Columns (T, E, N, ...) of whole episodes in worlds with these seeds; without an actor uniform
     play.
     """
-    world, seen, actions, rewards = Spread(starts, AGENTS, "omar"), [], [], []
+    world = Spread(starts, AGENTS, "omar")
+    seen = []
+    actions = []
+    rewards = []
     for _ in range(HORIZON):
         seen.append(world.observe().reshape(len(starts), AGENTS, SIZE))
         if actor is None:
@@ -104,7 +107,9 @@ def main() -> None:
     (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
 
     torch.manual_seed(given.seed)
-    rng, learner, medium = np.random.default_rng(given.seed), TeamTD3(AGENTS, SIZE, 2), False
+    rng = np.random.default_rng(given.seed)
+    learner = TeamTD3(AGENTS, SIZE, 2)
+    medium = False
     first = LOG_STARTS + 1_000_000 * given.seed
     starts = np.arange(first, first + given.episodes)
     save(given.folder / "random", play(None, starts, rng, 0))
@@ -122,7 +127,8 @@ def main() -> None:
             size = (HORIZON, given.rounds * given.worlds, *x.shape[2:])
             memory.setdefault(name, np.zeros(size, np.float32))[:, these] = x
         for k in range(HORIZON if turn >= 20 else 0):
-            t, e = rng.integers(HORIZON, size=BATCH), rng.integers(these[-1] + 1, size=BATCH)
+            t = rng.integers(HORIZON, size=BATCH)
+            e = rng.integers(these[-1] + 1, size=BATCH)
             learner.update(*(torch.from_numpy(x[t, e]) for x in memory.values()), actor=k % 2 == 1)
         if turn % 20 == 0:
             found = mean_return(play(learner.actor, tests, rng, 0))

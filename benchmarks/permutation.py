@@ -23,7 +23,8 @@ def load(*, agents: str = "3", games: int = 2000, seed: int = 0) -> Source:
     agents: how many play; `2-5`: each number in turn, with an action mask of the places of the
         game.
     """
-    rng, numbers = np.random.default_rng(seed), sizes(agents)
+    rng = np.random.default_rng(seed)
+    numbers = sizes(agents)
     one, episodes = np.ones(1, np.float32), []
     for g in range(games):
         n = numbers[g % len(numbers)]

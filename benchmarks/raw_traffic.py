@@ -42,8 +42,11 @@ NAMES = [
 
 def write(path, rows):
     """A log of so many rows, as many for each advertiser and step, and the sum of its bids."""
-    rng, n = np.random.default_rng(0), rows // (ADVERTISERS * STEPS)
-    value, bid, price = rng.uniform(0, 0.002, n), rng.uniform(0, 0.2, n), rng.uniform(0, 0.2, n)
+    rng = np.random.default_rng(0)
+    n = rows // (ADVERTISERS * STEPS)
+    value = rng.uniform(0, 0.002, n)
+    bid = rng.uniform(0, 0.2, n)
+    price = rng.uniform(0, 0.2, n)
     won = bid > price
     columns = (
         range(n),

@@ -70,7 +70,8 @@ def throughput(run):
             stack.callback(servers[kind].stop)
         for turn in range(ROUNDS):
             for kind in list(servers)[:: 1 if turn % 2 else -1]:
-                loop, began = Loop(servers[kind].port), time.process_time()
+                loop = Loop(servers[kind].port)
+                began = time.process_time()
                 rates[kind].append(load.run(loop.run()))
                 cpu.append((time.process_time() - began) / (WARM + SECONDS))
     medians = {kind: float(np.median(rate)) for kind, rate in rates.items()}
@@ -108,7 +109,10 @@ class Loop:
         known = [
             [json.dumps(drawn(kind, step)) for step in range(load.HORIZON)] for kind in range(8)
         ]
-        self.port, self.ticks, self.left, self.queues = port, 0, CONNECTIONS, {}
+        self.port = port
+        self.ticks = 0
+        self.left = CONNECTIONS
+        self.queues = {}
         self.waiting = [
             deque(
                 load.http(
@@ -148,10 +152,8 @@ class Loop:
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
     policy, _, run_info = loading.load(run)
-    manager, began = (
-        CampaignManager(policy, ObservationSpec.of(run_info["dataset"])),
-        time.monotonic(),
-    )
+    manager = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]))
+    began = time.monotonic()
     os.environ["DECISIONLLM_TOKEN"] = "secret"
     with tempfile.TemporaryDirectory() as folder:
         server = load.Server(run, folder, "", [f"port={free_port()}", "replicas=2"])
@@ -183,7 +185,8 @@ def play(client, manager):
     seconds, apart = {"own": [], "any": []}, 0.0
     for step in range(TICKS):
         for i, id in enumerate(ids):
-            tick, how = drawn(i, step), "any" if i % 2 else "own"
+            tick = drawn(i, step)
+            how = "any" if i % 2 else "own"
             began = time.perf_counter()
             fresh = {"connection": "close"} if how == "any" else {}
             answer = (

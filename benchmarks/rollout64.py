@@ -24,7 +24,9 @@ class Play:
         with torch.no_grad():
             model.head.out.weight.mul_(20)  # random weights that move the ball all the same
             self.peer_model.predict_action[0].weight.mul_(20)
-        self.model, self.peer_model, self.window = model.eval(), self.peer_model.eval(), window
+        self.model = model.eval()
+        self.peer_model = self.peer_model.eval()
+        self.window = window
         self.env = Maze2D(mazes, maze="umaze", dense=True)
         self.env.horizon = self.steps = steps
         self.env.reset(0)
@@ -43,14 +45,14 @@ class Play:
             env = Maze2D(1, maze="umaze", dense=True)
             env.reset(0)
             env.states = self.starts[[i]]
-            states, actions = torch.zeros(1, self.steps, 4), torch.zeros(1, self.steps, 2)
-            togo, timesteps = torch.full((1, self.steps), TARGET), torch.arange(self.steps)[None]
+            states = torch.zeros(1, self.steps, 4)
+            actions = torch.zeros(1, self.steps, 2)
+            togo = torch.full((1, self.steps), TARGET)
+            timesteps = torch.arange(self.steps)[None]
             observed, total = env.states, 0.0
             for t in range(self.steps):
-                states[0, t], togo[0, t] = (
-                    torch.from_numpy(observed[0].astype(np.float32)),
-                    TARGET - total,
-                )
+                states[0, t] = torch.from_numpy(observed[0].astype(np.float32))
+                togo[0, t] = TARGET - total
                 seen = slice(max(0, t + 1 - self.window), t + 1)
                 out = self.peer_model(
                     states=states[:, seen],

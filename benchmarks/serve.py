@@ -115,7 +115,10 @@ class Side:
 
         self.manager.decide = timed
         self.service = Service(policy, self.manager, deadline=60)
-        self.ids, self.now, self.took, self.bids = [], [], [], {}
+        self.ids = []
+        self.now = []
+        self.took = []
+        self.bids = {}
 
     async def open(self, count, steps):
         """Campaigns of which so many steps are over, their answers given."""
@@ -124,7 +127,8 @@ class Side:
             entries = []
             campaign = self.manager.replay(id)
             for t in range(steps):
-                request, answer = drawn(i, t), {"index": t, "multiplier": 50.0 + t}
+                request = drawn(i, t)
+                answer = {"index": t, "multiplier": 50.0 + t}
                 entries.append(
                     (
                         "INSERT INTO ticks VALUES (?, ?, ?, ?)",
@@ -148,7 +152,8 @@ class Side:
 
 def row(case, unit, ours, peer, target=None, **more):
     """Times of both, in ms -> a row: medians, their ratio, the hundredth that took longest."""
-    mine, theirs = statistics.median(ours), statistics.median(peer)
+    mine = statistics.median(ours)
+    theirs = statistics.median(peer)
     far = {"p99": float(np.percentile(ours, 99)), "peer_p99": float(np.percentile(peer, 99))}
     ratio = theirs / mine
     met = None if target is None else ratio >= target
@@ -329,10 +334,8 @@ def main():
     # the journal on a true disk
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         for backbone in options.backbones:
-            policy, name = (
-                policy_of(backbone, getattr(torch, options.dtype)),
-                f"{backbone}, {options.dtype}",
-            )
+            policy = policy_of(backbone, getattr(torch, options.dtype))
+            name = f"{backbone}, {options.dtype}"
             rows = asyncio.run(alone(policy, folder, name, options.ticks))
             rows += (
                 asyncio.run(together(policy, folder, name, 24, options.rounds))

@@ -47,7 +47,8 @@ def replay(log: Log, map: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     from jaxmarl.environments.smax import HeuristicEnemySMAX, map_name_to_scenario
 
     env = HeuristicEnemySMAX(scenario=map_name_to_scenario(map))
-    E, T = log.steps["group"].max() + 1, log.steps["step"].max() + 1
+    E = log.steps["group"].max() + 1
+    T = log.steps["step"].max() + 1
     actions = np.full((E, T, env.num_allies), STOP, np.int32)
     actions[tuple(log.agents[name] for name in ("group", "step", "agent"))] = log.agents["action"]
 
@@ -77,16 +78,13 @@ def replay(log: Log, map: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def of_a_log(map: str, groups: int) -> Verdicts:
     """The checks of a log by playing it again."""
     log = generate(game(map), "mixed", groups=groups, noise=0.1)
-    (returns, lives), episodes = (
-        replay(log, map, 0),
-        list(source(log, capacity=log.agents["agent"].max() + 1).episodes),
-    )
+    (returns, lives) = replay(log, map, 0)
+    episodes = list(source(log, capacity=log.agents["agent"].max() + 1).episodes)
     own = np.array([e.rewards.sum(dtype=np.float64) for e in episodes])
-    whole, true = (
-        own + [e.return_after_exit for e in episodes],
-        returns[[e.group for e in episodes]],
-    )
-    error, lost = np.abs(whole - true).max(), 1 - own.sum() / whole.sum()
+    whole = own + [e.return_after_exit for e in episodes]
+    true = returns[[e.group for e in episodes]]
+    error = np.abs(whole - true).max()
+    lost = 1 - own.sum() / whole.sum()
     right = np.mean([len(e.rewards) == lives[e.group, e.agent] for e in episodes])
     return {
         "MA-2": (

@@ -172,13 +172,14 @@ class Client(threading.Thread):
 
     def __init__(self, server, campaigns, steps, counts, seed):
         super().__init__(daemon=True)
-        self.server, self.now, self.steps, self.counts = (
-            server,
-            dict.fromkeys(campaigns, 0),
-            steps,
-            counts,
-        )
-        self.rng, self.answers, self.ids, self.error = random.Random(seed), {}, {}, None
+        self.server = server
+        self.now = dict.fromkeys(campaigns, 0)
+        self.steps = steps
+        self.counts = counts
+        self.rng = random.Random(seed)
+        self.answers = {}
+        self.ids = {}
+        self.error = None
 
     def run(self):
         try:
@@ -223,7 +224,8 @@ class Client(threading.Thread):
             ]
         while left := [campaign for campaign, step in self.now.items() if step < self.steps]:
             campaign = self.rng.choice(left)
-            step, path = self.now[campaign], f"/v1/campaigns/{self.ids[campaign]}/tick"
+            step = self.now[campaign]
+            path = f"/v1/campaigns/{self.ids[campaign]}/tick"
             trick = self.rng.random()
             if trick < 0.05:
                 wrong = self.send(path, drawn(campaign, step + self.rng.randint(1, 3)))
@@ -258,7 +260,11 @@ class Steady(load.Client):
 
     def __init__(self, server, steps):
         super().__init__(server.port, spin=False)
-        self.server, self.steps, self.sent, self.given, self.over = server, steps, {}, {}, False
+        self.server = server
+        self.steps = steps
+        self.sent = {}
+        self.given = {}
+        self.over = False
 
     def answered(self, connection, call, status, body):
         id, step = self.sent.pop(call[1])

@@ -26,10 +26,8 @@ class Play:
 
     def ours(self, *, observed: bool = True) -> np.ndarray:
         """(worlds, N) returns"""
-        world, returns = (
-            Spread(range(self.worlds), self.agents),
-            np.zeros((self.worlds, self.agents)),
-        )
+        world = Spread(range(self.worlds), self.agents)
+        returns = np.zeros((self.worlds, self.agents))
         for actions in self.actions:
             if observed:
                 world.observe()
@@ -55,7 +53,8 @@ def gates(*, worlds: int = 8, **size: int) -> dict[str, float]:
 
 
 def cases(*, worlds: int = 400, **size: int) -> Iterator[measure.Case]:
-    play, alone = Play(worlds=worlds, **size), min(worlds, 10)
+    play = Play(worlds=worlds, **size)
+    alone = min(worlds, 10)
     work = HORIZON * play.agents
     for name, observed, target in (("observed", True, 10), ("world alone", False, None)):
         yield measure.Case(

@@ -126,8 +126,10 @@ def play(
 
 def row(chasers: str, prey: str, outcome: Mapping[str, np.ndarray]) -> Row:
     """The result row of a pairing."""
-    won, captures = 100.0 * (outcome["return_0"] > 0), outcome["return_0"] / TOUCH
-    (low, high), (least, most) = interval(won), interval(captures)
+    won = 100.0 * (outcome["return_0"] > 0)
+    captures = outcome["return_0"] / TOUCH
+    (low, high) = interval(won)
+    (least, most) = interval(captures)
     return {
         "dataset": "simple_tag",
         "policy": chasers,
@@ -163,15 +165,14 @@ def main() -> None:
     for chasers, prey in PAIRINGS:
         role = "prey" if prey == SWAPPED else "chasers"
         player, partner = (chasers, prey) if role == "chasers" else (prey, chasers)
-        text, other = texts[OTHER[role][0]] if player == SWAPPED else "", OTHER[role][0]
+        text = texts[OTHER[role][0]] if player == SWAPPED else ""
+        other = OTHER[role][0]
         seats = [
             runs.get(name, {}).get(at, name) for name, at in ((player, role), (partner, other))
         ]
         outcome = play(seats[0], role, seats[1], nodes[role], episodes=given.episodes, text=text)
-        made, won[chasers, prey] = (
-            row(chasers, prey, outcome) | {"seed": given.seed},
-            100.0 * (outcome["return_0"] > 0),
-        )
+        made = row(chasers, prey, outcome) | {"seed": given.seed}
+        won[chasers, prey] = 100.0 * (outcome["return_0"] > 0)
         with given.out.open("a") as file:
             file.write(json.dumps(made) + "\n")
         print(
@@ -180,7 +181,8 @@ def main() -> None:
             "returns {return_chasers:.1f} and {return_prey:.1f}".format(**made),
             flush=True,
         )
-    ours, clones = won["checkpoint", "scripted"], won["clone", "scripted"]
+    ours = won["checkpoint", "scripted"]
+    clones = won["clone", "scripted"]
     for role, gain in (
         ("chasers", ours - clones),
         ("prey", won["scripted", "clone"] - won["scripted", "checkpoint"]),

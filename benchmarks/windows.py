@@ -43,7 +43,9 @@ class Peer:
     """The same windows, one at a time."""
 
     def __init__(self, steps, T, seed=0):
-        self.T, self.random, self.rng = T, random.Random(seed), np.random.default_rng(seed)
+        self.T = T
+        self.random = random.Random(seed)
+        self.rng = np.random.default_rng(seed)
         bounds = list(zip(steps.first, steps.end, strict=True))
         self.episodes = [
             {name: getattr(steps, name)[first:end] for name in FIELDS[:3]} for first, end in bounds
@@ -100,10 +102,8 @@ def gates(*, total=1_000_000, draws=200_000, bins=100):
 
 def cases(*, total=1_000_000):
     steps = log(total)
-    peer, nothing = (
-        Peer(steps, T),
-        (torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)),
-    )
+    peer = Peer(steps, T)
+    nothing = (torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool))
     for B, batches in ((64, 200), (4096, 8)):
         sampler = Sampler(steps, np.arange(len(steps.first)), T=T, batch_size=B, seed=0)
 

@@ -87,7 +87,8 @@ def run(command: str, overrides: list[str]) -> int:
     codes = [0]
 
     def job(config: Any) -> None:
-        chosen, given = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
+        chosen = HydraConfig.get().runtime.choices
+        given = HydraConfig.get().overrides.task
         try:
             if HydraConfig.get().mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
                 config.run = run_directory(config, swept_keys(overrides), given)

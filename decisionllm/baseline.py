@@ -44,7 +44,8 @@ def baseline(config: Node) -> Path:
         FloatingPointError: a loss is not finite; nothing is saved.
     """
     # -- check the options --
-    run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
+    run = Path(config["run"])
+    console = Console(soft_wrap=True, markup=False, highlight=False)
     batch_size = config["optim"]["batch_size"]
     for key, choices in (
         ("algorithm", tuple(ALGORITHMS)),
@@ -62,7 +63,8 @@ def baseline(config: Node) -> Path:
     if checkpoint.find(run) and not config["fresh"]:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
     directory.refuse_foreign(run)
-    d3rlpy, device = library(), hardware.usable(config["device"])
+    d3rlpy = library()
+    device = hardware.usable(config["device"])
 
     # -- data and algorithm --
     store = prepare(config["dataset"], config["cache_dir"], config.get("transform", NO_TRANSFORM))

@@ -63,7 +63,9 @@ def store_choices() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    found, store, none = registry.discover(), ConfigStore.instance().store, {"_target_": "none"}
+    found = registry.discover()
+    store = ConfigStore.instance().store
+    none = {"_target_": "none"}
     # a dataset without an env of its name has none
     envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]
     groups = {**found, "env": envs} | {group: {"none": none} | found[group] for group in OPTIONAL}

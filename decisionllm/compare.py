@@ -152,7 +152,8 @@ def load_runs(paths: Sequence[Path], config: Node) -> list[Run]:
 
 def open_log(first: Run, config: Node) -> tuple[Store, bool]:
     """The store that policies are judged from, and whether it is another one than the first run's."""
-    own, given = first.config["dataset"], dict(config["dataset"])
+    own = first.config["dataset"]
+    given = dict(config["dataset"])
     transform = first.config.get("transform", NO_TRANSFORM)
     cache = first.config["cache_dir"]
     if not given:

@@ -136,7 +136,8 @@ def _episodes(store: Store) -> Iterator[str]:
             yield f"  part         {label}: {size}, return {mean:.2f} on average"
     found = f"mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}"
     yield f"  length       {found}, horizon {store.spec.horizon}"
-    terminated, truncated = 100 * store.terminated.mean(), 100 * store.truncated.mean()
+    terminated = 100 * store.terminated.mean()
+    truncated = 100 * store.truncated.mean()
     yield f"  ended        {terminated:.1f} % terminated, {truncated:.1f} % truncated"
     yield f"  return       {quantiles(store.returns)}"
 
@@ -164,7 +165,8 @@ def _numbers(store: Store, seen: Survey) -> Iterator[str]:
     spec = store.spec
     some = 100 * (store.rewards != 0).mean()
     yield f"  reward       mean {store.rewards.mean():.4f}, {some:.1f} % of steps not 0"
-    mean, deviation = seen.mean.round(2).tolist(), seen.deviation.round(2).tolist()
+    mean = seen.mean.round(2).tolist()
+    deviation = seen.deviation.round(2).tolist()
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
     taken = seen.actions
     if spec.num_actions:

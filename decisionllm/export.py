@@ -279,7 +279,8 @@ class Decoder(nn.Module):
 
         They are the previous action, the return-to-go and the observation.
         """
-        read, units = self.model.tokenizer, self.model.normalizer
+        read = self.model.tokenizer
+        units = self.model.normalizer
         n = previous_actions.shape[1]
         o = units.observations(observations)[:, None]  # (N, 1, S)
         r = units.returns_to_go(returns_to_go)[:, None]  # (N, 1)
@@ -298,7 +299,8 @@ class TextReader(nn.Module):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
-        self.backbone, self.nothing = decoder.model.backbone, decoder.nothing[0]
+        self.backbone = decoder.model.backbone
+        self.nothing = decoder.nothing[0]
 
     def forward(self, text_ids: Tensor) -> Tensor:
         past = self.nothing.expand(-1, -1, text_ids.shape[0], -1, -1, -1)
@@ -313,7 +315,8 @@ def difference(policy: Policy, path: str | Path) -> float:
     """
     rng = np.random.default_rng(0)
     spec, units = policy.model.spec, policy.model.normalizer
-    mean, scale = units.observation_mean.numpy(), units.observation_scale.numpy()
+    mean = units.observation_mean.numpy()
+    scale = units.observation_scale.numpy()
     low = np.array(spec.low or [0.0])
     high = np.array(spec.high or [spec.num_actions - 1.0])
     digits = 0 if spec.num_actions else 6

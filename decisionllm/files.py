@@ -79,10 +79,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = (
-        path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}"),
-        path.with_name(f"{path.name}.old"),
-    )
+    partial = path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}")
+    old = path.with_name(f"{path.name}.old")
     try:
         yield partial
         if not partial.is_dir():

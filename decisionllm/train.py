@@ -235,8 +235,11 @@ def train_step(training: Training) -> None:
     """One step of the optimiser: a batch, divided among the processes, and there into
     micro-batches.
     """
-    config, loop, accelerator = training.config, training.loop, training.accelerator
-    world, rank = accelerator.num_processes, accelerator.process_index
+    config = training.config
+    loop = training.loop
+    accelerator = training.accelerator
+    world = accelerator.num_processes
+    rank = accelerator.process_index
     for group in training.optimizer.param_groups:
         group["lr"] = loop.rate * group["scale"]
     # of dropout: nothing to save
@@ -312,7 +315,9 @@ def processes(config: TrainConfig) -> Any:
 
 def announce(training: Training) -> None:
     """Print what is trained on what."""
-    config, accelerator, model = training.config, training.accelerator, training.inner
+    config = training.config
+    accelerator = training.accelerator
+    model = training.inner
     for data in training.data.values():
         announce_data(training, data)
     size = sum(p.numel() for p in model.parameters())
@@ -366,7 +371,9 @@ def position(training: Training, stop: bool) -> tuple[float, bool]:
     """How far the run is, in steps or in time, whichever is further, and whether it is interrupted;
     all processes agree.
     """
-    config, loop, accelerator = training.config, training.loop, training.accelerator
+    config = training.config
+    loop = training.loop
+    accelerator = training.accelerator
     progress = loop.step / config.steps
     if config.minutes:
         progress = max(progress, loop.elapsed / 60 / config.minutes)
@@ -528,7 +535,8 @@ def watched(training: Training, watch: ScoreWatch) -> dict[str, float]:
 
 def warn_of_a_stall(training: Training) -> None:
     """Say once that the loss falls and the score does not rise."""
-    losses, scores = training.loop.losses, training.loop.scores
+    losses = training.loop.losses
+    scores = training.loop.scores
     if first_stall(losses, scores) != len(scores):
         return
     since = f"the loss fell from {losses[-1 - LOOKS]:.4f} to {losses[-1]:.4f}"

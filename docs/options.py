@@ -84,7 +84,8 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
     for node in tree.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        key, default = node.target.id, "" if node.value is None else ast.unparse(node.value)
+        key = node.target.id
+        default = "" if node.value is None else ast.unparse(node.value)
         if "Options" in ast.unparse(node.annotation):
             continue
         if "lambda" in default:

@@ -149,7 +149,8 @@ def episode(rewards, *, S=2, A=1, start=0.0, **fields):
 
 
 def make_store(path, episodes, **spec):
-    S, A = episodes[0].observations.shape[1], episodes[0].actions.shape[1]
+    S = episodes[0].observations.shape[1]
+    A = episodes[0].actions.shape[1]
     facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | (
         {} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A}
     )

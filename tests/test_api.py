@@ -40,7 +40,8 @@ def test_a_run_is_loaded_and_acts_on_histories(run):
         isinstance(policy, Policy) and policy.config["window"] == 5 and policy.info["format"] == 3
     )
     assert policy.target_return == policy.info["targets"]["0.9"]
-    S, A = policy.model.spec.observation_dim, policy.model.spec.action_dim
+    S = policy.model.spec.observation_dim
+    A = policy.model.spec.action_dim
     first = History(np.zeros((1, S)), np.zeros((0, A)), np.zeros(0))
     later = History(np.zeros((3, S)), np.zeros((2, A)), np.ones(2), target_return=5.0)
     actions = policy.act([first, later])
@@ -64,16 +65,13 @@ def test_a_session_acts_in_the_users_own_loop(run):
     same actions.
     """
     policy, rng = decisionllm.load(run), np.random.default_rng(0)
-    S, A = policy.model.spec.observation_dim, policy.model.spec.action_dim
-    observations, rewards = (
-        rng.normal(size=(3, 4, S)).astype(np.float32),
-        rng.normal(size=(3, 4)).astype(np.float32),
-    )
-    session, running, taken = (
-        policy.begin([""] * 3, horizon=4),
-        np.arange(3),
-        np.zeros((3, 4, A), np.float32),
-    )
+    S = policy.model.spec.observation_dim
+    A = policy.model.spec.action_dim
+    observations = rng.normal(size=(3, 4, S)).astype(np.float32)
+    rewards = rng.normal(size=(3, 4)).astype(np.float32)
+    session = policy.begin([""] * 3, horizon=4)
+    running = np.arange(3)
+    taken = np.zeros((3, 4, A), np.float32)
     for t in range(4):
         taken[running, t] = session.act(
             observations[running, t], rewards[running, t - 1] if t else None
@@ -98,9 +96,9 @@ class Line(Env):
         self.tasks, self.S = [""] * N, S
 
     def reset(self, seed):
-        self.t, self.places = (
-            0,
-            np.random.default_rng(seed).normal(size=(len(self.tasks), self.S)).astype(np.float32),
+        self.t = 0
+        self.places = (
+            np.random.default_rng(seed).normal(size=(len(self.tasks), self.S)).astype(np.float32)
         )
         return self.places
 

@@ -164,10 +164,8 @@ def test_an_actors_mean_by_hand():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    seen, done = (
-        rng.normal(size=(500, 1, 2)).astype(np.float32),
-        rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32),
-    )
+    seen = rng.normal(size=(500, 1, 2)).astype(np.float32)
+    done = rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32)
     log = [
         Episode(o, a, 10 * a[:, 0], terminated=True, truncated=False)
         for o, a in zip(seen, done, strict=True)
@@ -177,10 +175,8 @@ def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypat
     )
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
-    (policy, _, info), written = (
-        loading.load(run),
-        (run / "losses.jsonl").read_text().splitlines(),
-    )
+    (policy, _, info) = loading.load(run)
+    written = (run / "losses.jsonl").read_text().splitlines()
     assert policy.act(seen[:, 0]).mean() > 0.3  # those of the log are 0 on average
     assert [json.loads(line)["step"] for line in written] == [40, 80, 100] and info["versions"][
         "d3rlpy"

@@ -142,7 +142,9 @@ def test_a_policy_of_teams_is_judged_by_its_rows():
         for quality, s in {"random": 20, "medium": 70, "expert": 88}.items()
     }
     assert all(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 60)]).values())
-    plain[3]["score"], crashed[0]["score"], asked["medium"][0]["score"] = 76, 60, 90
+    plain[3]["score"] = 76
+    crashed[0]["score"] = 60
+    asked["medium"][0]["score"] = 90
     assert not any(
         met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 71)]).values()
     )

@@ -93,10 +93,8 @@ def test_a_card_counts_discrete_actions(tmp_path):
 
 def test_the_mean_of_millions_of_steps_is_exact(tmp_path):
     n = 2_000_000
-    seen, spec = (
-        np.full((n, 2), 16.3, np.float32),
-        Spec(observation_dim=2, action_dim=1, horizon=n, low=(-1.0,), high=(1.0,)),
-    )
+    seen = np.full((n, 2), 16.3, np.float32)
+    spec = Spec(observation_dim=2, action_dim=1, horizon=n, low=(-1.0,), high=(1.0,))
     store = write(
         tmp_path / "s",
         Source(
@@ -123,7 +121,8 @@ def test_a_window_by_hand(tmp_path):
 
 
 def test_a_window_begins_at_any_step(tmp_path):
-    store, heads = make_store(tmp_path / "s", [episode([1, 2, 3])]), set()
+    store = make_store(tmp_path / "s", [episode([1, 2, 3])])
+    heads = set()
     for seed in range(20):
         head, shown, *steps = window(store, 3, seed=seed)
         start = int(steps[0].split()[0].removeprefix("t="))
@@ -197,10 +196,8 @@ def test_an_exported_maze_can_be_scored(tmp_path):
     back = data(config(tmp_path, node("dataset", "minari", minari_id="mine/maze-v0")))
     first = store.offsets[1:-1]  # in a continuous log an episode ends where the next one begins
     np.testing.assert_allclose(back.final_observation[:-1], store.observations[first], atol=1e-5)
-    recovered, own = (
-        build(choice("env", "minari", minari_id="mine/maze-v0", goal="fixed"), 2),
-        build(env, 2),
-    )
+    recovered = build(choice("env", "minari", minari_id="mine/maze-v0", goal="fixed"), 2)
+    own = build(env, 2)
     assert recovered.horizon == 300 and recovered.reference == own.reference == (23.85, 161.86)
     recovered.envs[1].reset(seed=4)
     starts = np.stack([recovered.envs[1].unwrapped.env.states[0], *recovered.reset(3)[1:]])

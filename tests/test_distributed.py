@@ -215,10 +215,8 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         text=True,
         cwd=Path(__file__).parents[1],
     )
-    trainer, patience = (
-        tmp_path / "run" / "checkpoint" / "trainer.json",
-        time.monotonic() + PATIENCE,
-    )
+    trainer = tmp_path / "run" / "checkpoint" / "trainer.json"
+    patience = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < patience and not trainer.is_file():
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

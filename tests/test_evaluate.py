@@ -356,7 +356,8 @@ def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, 
         ("nano, optim.lr=0.001", 2, 6),
         ("nano, optim.lr=0.002", 2, 6),
     ]
-    said, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
+    said = capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
     assert "2 x 3 episodes" in said
     for name in ("nano, optim.lr=0.001", "nano, optim.lr=0.002"):
         assert sum(name in line for line in said.splitlines()) == 1 and name in page

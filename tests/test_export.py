@@ -20,7 +20,8 @@ pytest.importorskip("onnxscript")
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 STEPS = 12
-CONTINUOUS, DISCRETE = Spec(3, 2, STEPS, (-1.0, 0.0), (1.0, 30.0)), Spec(3, 1, STEPS, num_actions=4)
+CONTINUOUS = Spec(3, 2, STEPS, (-1.0, 0.0), (1.0, 30.0))
+DISCRETE = Spec(3, 1, STEPS, num_actions=4)
 RANGE = {CONTINUOUS: 30.0, DISCRETE: 3.0}
 MAXIMUM = {"target_return": None, "objective": MAX_RETURN}
 # a graph of a block takes seconds: two blocks stand in one case, whose cache has two layers

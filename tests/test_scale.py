@@ -160,14 +160,10 @@ def test_held_out_groups_do_not_depend_on_the_fraction(finished):
 
 def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
-    policy, config = (
-        make_policy(store.spec, timesteps="none"),
-        {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1},
-    )
-    found, (_, held_out) = (
-        scaling_run.measure(policy, config, store, 2**14),
-        sampling.select(store, held_out=0.02, seed=3),
-    )
+    policy = make_policy(store.spec, timesteps="none")
+    config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1}
+    found = scaling_run.measure(policy, config, store, 2**14)
+    (_, held_out) = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
     window = windows.cut(windows.of_store(store), episodes, starts, 1)
@@ -253,7 +249,8 @@ def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
 
 
 def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
-    out, found = tmp_path / "plain", json.loads((finished / "study.json").read_text())
+    out = tmp_path / "plain"
+    found = json.loads((finished / "study.json").read_text())
     out.mkdir()
     found["study"]["lr"]["rule"], found["tuned"] = "fixed", {size: {} for size in found["tuned"]}
     (out / "study.json").write_text(json.dumps(found))
@@ -378,7 +375,8 @@ def test_a_worker_process_has_the_same_loss_as_this_process(tmp_path):
     words = (*ONE, "study.lr.rule=fixed", "~study.axes.size.w32")
     for executor in ("inline", "local"):
         assert small(tmp_path / executor, *words, f"executor={executor}", "workers=1") == 0
-    (inline,), (local,) = runs(tmp_path / "inline"), runs(tmp_path / "local")
+    (inline,) = runs(tmp_path / "inline")
+    (local,) = runs(tmp_path / "local")
     assert inline["run"] == local["run"]
     for measured in ("held_out", "score"):  # one has a single thread, the other all cores
         assert local[measured] == pytest.approx(inline[measured], rel=1e-5)
@@ -513,7 +511,8 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
         "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no "
         "data.held_out=0.2"
     )
-    cache_dir, scratch = f"cache_dir={tmp_path}", "backbone=nano backbone.width=16"
+    cache_dir = f"cache_dir={tmp_path}"
+    scratch = "backbone=nano backbone.width=16"
     sizes = (
         listed("axes.size.w32", scratch),
         listed("axes.size.w16", begin.format(tmp_path / "a")),

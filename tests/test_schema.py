@@ -165,7 +165,8 @@ def test_a_report_is_one_line_whose_return_is_called_return():
 
 
 def test_the_first_wrong_entry_is_refused_with_its_values():
-    wrong, values = np.array([[False, False], [True, True]]), np.array([[1.0, 2.0], [3.5, 4.0]])
+    wrong = np.array([[False, False], [True, True]])
+    values = np.array([[1.0, 2.0], [3.5, 4.0]])
     refuse("log, ", np.zeros((2, 2), bool), "row {}: got {}", values, values)
     with pytest.raises(ValueError, match=r"^log, row 3.5: got \[7.0\], x$"):
         refuse(

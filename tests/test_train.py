@@ -401,7 +401,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         stderr=subprocess.PIPE,
         text=True,
     )
-    log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + PATIENCE
+    log = tmp_path / "run" / "metrics.jsonl"
+    patience = time.monotonic() + PATIENCE
     while (
         process.poll() is None
         and time.monotonic() < patience

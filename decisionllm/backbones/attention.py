@@ -53,7 +53,9 @@ class TextAttention:
     def __init__(
         self, keys: Sequence[Tensor], values: Sequence[Tensor], text_index: Tensor
     ) -> None:
-        self.keys, self.values, self.text_index = keys, values, text_index
+        self.keys = keys
+        self.values = values
+        self.text_index = text_index
 
     def attend(
         self, i: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float

@@ -180,7 +180,8 @@ def pretrained(
             f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}"
         ) from error
     if run:  # all of its blocks have learned to read trajectories
-        text_layers, layers = max(text_layers, 0), max(layers, 0)
+        text_layers = max(text_layers, 0)
+        layers = max(layers, 0)
     supported = Backbone(model, tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)

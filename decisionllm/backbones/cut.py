@@ -136,7 +136,9 @@ class TextLayers:
     """
 
     def __init__(self, core: Any, tokenizer: Any, text_layers: int) -> None:
-        self.core, self.tokenizer, self.text_layers = core, tokenizer, text_layers
+        self.core = core
+        self.tokenizer = tokenizer
+        self.text_layers = text_layers
         self.digest = weights_digest(core, text_layers)
         folder = cache_dir() / "text-features" / self.digest
         self.kept = KeptFeatures(
@@ -161,7 +163,8 @@ class TextLayers:
         """
         ids, mask = padded(texts)
         device = self.core.device
-        before, training = self.core.norm, self.core.training
+        before = self.core.norm
+        training = self.core.training
         self.core.norm = torch.nn.Identity()  # the norm belongs behind the last block
         self.core.eval()
         try:

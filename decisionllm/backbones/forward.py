@@ -304,7 +304,9 @@ class Backbone(nn.Module):
         text_mask = cache.texts.text_mask[text_index]
         length = cache.texts.text_length[text_index]
         if together and bool(text_mask.all()):  # one row stands for all
-            text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
+            text_mask = text_mask[:1]
+            length = length[:1]
+            slots = slots[:1]
         visible = _visible(text_mask, slots, end)
         positions = length[:, None] + slots
         before = cache.texts.attention(text_index)

@@ -40,7 +40,10 @@ class KeptFeatures:
         dtype: torch.dtype,
         folder: Path,
     ) -> None:
-        self.read, self.size, self.dtype, self.folder = read, size, dtype, folder
+        self.read = read
+        self.size = size
+        self.dtype = dtype
+        self.folder = folder
         self.files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
         self.forget()
 

@@ -39,18 +39,18 @@ class Llama:
     def project(
         self, block: Any, x: Tensor, rope: Any, out: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
-        attention, h = block.self_attn, _rms(block.input_layernorm, x)
+        attention = block.self_attn
+        h = _rms(block.input_layernorm, x)
         cos, sin = rope
         if h.shape[1] == h[:, out].shape[1]:
             q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
         else:
-            (q,), (k, v) = (
-                linear(h[:, out], attention.q_proj),
-                linear(h, attention.k_proj, attention.v_proj),
-            )
+            (q,) = linear(h[:, out], attention.q_proj)
+            (k, v) = linear(h, attention.k_proj, attention.v_proj)
         q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
         if "q_norm" in attention._modules:  # Qwen3
-            q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
+            q = _rms(attention.q_norm, q)
+            k = _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 
     def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
@@ -86,7 +86,9 @@ class GPT2:
             q, k, v = attention.c_attn(h).split(attention.split_size, -1)
             q = q[:, out]
         else:
-            weight, bias, D = attention.c_attn.weight, attention.c_attn.bias, attention.split_size
+            weight = attention.c_attn.weight
+            bias = attention.c_attn.bias
+            D = attention.split_size
             q = h[:, out] @ weight[:, :D] + bias[:D]
             k, v = (h @ weight[:, D:] + bias[D:]).split(D, -1)
         split = partial(_split_heads, width=attention.head_dim)

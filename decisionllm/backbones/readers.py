@@ -71,13 +71,16 @@ class FrozenFeatures(nn.Module):
             )
         # in a list: no part of this module, its weights are not saved
         self.encoder = [encoder.eval()]
-        self.tokenizer, self.layer, self.size = encoder.tokenizer, layer, encoder.width
+        self.tokenizer = encoder.tokenizer
+        self.layer = layer
+        self.size = encoder.width
         self.digest = hashlib.blake2b(
             f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12
         ).hexdigest()
         place = cache_dir() / "text-features" / self.digest
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
-        self.mean, self.scale = nn.Buffer(torch.zeros(self.size)), nn.Buffer(torch.ones(self.size))
+        self.mean = nn.Buffer(torch.zeros(self.size))
+        self.scale = nn.Buffer(torch.ones(self.size))
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:

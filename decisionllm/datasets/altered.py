@@ -117,12 +117,10 @@ class Corruption:
     """Corrupts a column of some steps of an episode, by the scales of a log, see above."""
 
     def __init__(self, clean: Store, corrupt: str, kind: str, scale: float) -> None:
-        self.spec, self.corrupt, self.adversarial, self.scale = (
-            clean.spec,
-            corrupt,
-            kind == "adversarial",
-            scale,
-        )
+        self.spec = clean.spec
+        self.corrupt = corrupt
+        self.adversarial = kind == "adversarial"
+        self.scale = scale
         self.deviation, self.slope = self._fit(clean)
         # whether an entity is there stays
         for _, first, width, count in blocks(self.spec.entity_schema)[1:]:
@@ -139,10 +137,8 @@ class Corruption:
         """Deviations of these numbers, and the slopes of the return-to-go for a deviation of each,
         by least squares: twice (S + A,).
         """
-        togo, size = (
-            of_store(clean).returns_to_go,
-            max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1),
-        )
+        togo = of_store(clean).returns_to_go
+        size = max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
         parts = (slice(start, start + size) for start in range(0, len(togo), size))
         numbers = (
             (self._numbers(clean.observations[rows], clean.actions[rows]), togo[rows, None])
@@ -177,7 +173,8 @@ class Corruption:
 
     def _discrete_actions(self, episode: Episode, rng: np.random.Generator) -> np.ndarray:
         """(n, 1) allowed actions: those that lower the reward most, or any."""
-        n, S = len(episode.rewards), self.spec.observation_dim
+        n = len(episode.rewards)
+        S = self.spec.observation_dim
         if self.adversarial:
             preference = np.tile(-self.slope[S:] / self.deviation[S:].clip(min=1e-9), (n, 1))
         else:

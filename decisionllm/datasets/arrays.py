@@ -243,7 +243,8 @@ def spec_of(
     for episode in episodes:
         taken = episode.actions
         if not longest:
-            S, A = episode.observations.shape[1], taken.shape[1]
+            S = episode.observations.shape[1]
+            A = taken.shape[1]
         longest = max(longest, len(episode.rewards))
         discrete = discrete and taken.dtype.kind in "iub"
         if episode.action_weight is not None:

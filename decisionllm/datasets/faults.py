@@ -39,12 +39,10 @@ def survey(store: Store) -> Survey:
         ValueError: its content is not what was written.
     """
     spec, S = store.spec, store.spec.observation_dim
-    actions, counts, at_bound, usual = (
-        Moments(),
-        np.zeros(spec.num_actions, int),
-        0,
-        _usual_changes(store),
-    )
+    actions = Moments()
+    counts = np.zeros(spec.num_actions, int)
+    at_bound = 0
+    usual = _usual_changes(store)
     jumps, digests = np.zeros(S, int), list[bytes]()
 
     def blocks() -> Iterator[np.ndarray]:  # observations, return-to-go, reward: (n, S + 2)

@@ -161,7 +161,8 @@ def worded(store: Store, **options: Any) -> Store:
     for label, node in mixed(**options).items():
         episodes = store.parts[label]
         known = store.info["parts"][label]["dataset"]
-        task, group = store.task[episodes], store.group[episodes]
+        task = store.task[episodes]
+        group = store.group[episodes]
         part = replace(store, info=known, task=task, group=group)
         if not is_mixture(node["dataset"]):
             part = retold(part, node["dataset"])

@@ -86,10 +86,8 @@ class Store(StepColumns[np.ndarray]):
         """The episodes of each part of a mixture, {label: (e,) int}; {"": all of them} of one
         dataset.
         """
-        labels, part = (
-            list(self.info.get("parts", [""])),
-            np.zeros(len(self.lengths)) if self.part is None else self.part,
-        )
+        labels = list(self.info.get("parts", [""]))
+        part = np.zeros(len(self.lengths)) if self.part is None else self.part
         return {label: np.flatnonzero(part == i) for i, label in enumerate(labels)}
 
     def episode(self, e: int) -> Episode:
@@ -324,10 +322,8 @@ def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
     Raises:
         ValueError: its content is not what was written.
     """
-    digest, card = (
-        hashlib.blake2b(digest_size=16),
-        (asdict(store.spec), list(store.tasks), columns_of(store)),
-    )
+    digest = hashlib.blake2b(digest_size=16)
+    card = (asdict(store.spec), list(store.tasks), columns_of(store))
     yield from _hashed(digest, *card, blocks(store, size))
     if (found := digest.hexdigest()) != store.fingerprint:
         raise ValueError(
@@ -553,12 +549,10 @@ def files(dataset: Node) -> list[Path]:
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
-    taken, masks, C, steps = (
-        episode.actions,
-        episode.action_masks,
-        spec.num_actions,
-        np.arange(len(episode.rewards)),
-    )
+    taken = episode.actions
+    masks = episode.action_masks
+    C = spec.num_actions
+    steps = np.arange(len(episode.rewards))
     there = (
         np.ones(len(steps), bool) if episode.action_weight is None else episode.action_weight > 0
     )
@@ -574,7 +568,8 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
             f"{name}: expected at most {most}, got {len(steps)}; cut the log or raise the horizon"
         )
     if C:
-        wrong, space = (taken != np.rint(taken)) | (taken < 0) | (taken >= C), f"an index below {C}"
+        wrong = (taken != np.rint(taken)) | (taken < 0) | (taken >= C)
+        space = f"an index below {C}"
     else:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))

@@ -190,7 +190,8 @@ def _clock(log: Log, team: int) -> Clock:
     steps = log.steps
     teams = steps.get("team", np.zeros(len(steps["group"]), np.int8))
     every = np.lexsort((steps["step"], teams, steps["group"]))
-    group, step = steps["group"][every], steps["step"][every]
+    group = steps["group"][every]
+    step = steps["step"][every]
     same = ~differs(group, teams[every])  # whether the row before is of the same world and team
 
     advance = np.append(0, np.diff(step))
@@ -239,7 +240,8 @@ def _rows(log: Log, team: int, clock: Clock) -> Rows:
         order = order[agents["team"][order] == team]
     if not len(order):
         raise ValueError(f"{log.path}, agents: expected rows of team {team}, got none")
-    group, step = agents["group"][order], agents["step"][order]
+    group = agents["group"][order]
+    step = agents["step"][order]
     groups = log.steps["group"][clock.rows[clock.offsets[:-1]]]
     world = np.minimum(np.searchsorted(groups, group), len(groups) - 1)
     lost = (groups[world] != group) | (step < 0) | (step >= clock.lengths[world])

@@ -80,7 +80,8 @@ class TeamSampler(Sampler):
         ]
         self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
         index = {task: i for i, task in enumerate(self.tasks)}
-        self.task, self.team_text = store.task, np.array([index[text] for text in texts])
+        self.task = store.task
+        self.team_text = np.array([index[text] for text in texts])
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
             wanted = f"at most {POOL} agents (the identities there are), got {self.number[e] + 1}"
@@ -98,9 +99,11 @@ class TeamSampler(Sampler):
 
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""
-        rng, B = np.random.default_rng((self.seed, step)), self.batch_size
+        rng = np.random.default_rng((self.seed, step))
+        B = self.batch_size
         episodes, within = self.find(self.draw(rng))
-        begin, group = self.start[episodes] + within, self.group[episodes]
+        begin = self.start[episodes] + within
+        group = self.group[episodes]
 
         window = np.repeat(np.arange(B), self.count[group])  # one row for each member of the group
         nth = np.arange(len(window)) - np.repeat(
@@ -111,10 +114,14 @@ class TeamSampler(Sampler):
         present = (offset < self.length[member]) & (offset > -self.T)
         # used no more; without it, a seed would draw other orders than in earlier versions
         rng.random(len(member))
-        window, member, offset = window[present], member[present], offset[present]
+        window = window[present]
+        member = member[present]
+        offset = offset[present]
 
         rows = np.lexsort((rng.random(len(member)), window))
-        window, member, offset = window[rows], member[rows], offset[rows]
+        window = window[rows]
+        member = member[rows]
+        offset = offset[rows]
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
         split = window < round(self.alone * B)

@@ -96,7 +96,9 @@ class GymnasiumEnv(Env):
         if width != self.action_dim:
             wanted = f"{self.action_dim} numbers, as {self.space} takes"
             raise ValueError(f"actions: expected {wanted}, got {width}")
-        rewards, terminated, truncated = np.zeros(N), np.zeros(N, bool), np.zeros(N, bool)
+        rewards = np.zeros(N)
+        terminated = np.zeros(N, bool)
+        truncated = np.zeros(N, bool)
         for i in np.flatnonzero(~self.ended).tolist():
             result = self.envs[i].step(self.decode(actions[i]))
             self.observations[i], rewards[i], terminated[i], truncated[i], _ = result

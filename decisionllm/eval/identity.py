@@ -180,7 +180,8 @@ def _follow_seeds(one: Row, other: Row) -> bool:
         return False
     own_data = False
     for key in {**one["options"], **other["options"]}:
-        value, counterpart = one["options"].get(key), other["options"].get(key)
+        value = one["options"].get(key)
+        counterpart = other["options"].get(key)
         if not _may_follow(key) or value == counterpart:
             continue
         if _as_seed(value, one["seed"]) != _as_seed(counterpart, other["seed"]):

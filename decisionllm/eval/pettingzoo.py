@@ -299,7 +299,9 @@ class PettingZooTeams(TeamEnv):
         """Observations, rewards, terminated and truncated of each row, from the result of each
         copy."""
         N = len(self.rows)
-        rewards, terminated, truncated = np.zeros(N), np.zeros(N, bool), np.zeros(N, bool)
+        rewards = np.zeros(N)
+        terminated = np.zeros(N, bool)
+        truncated = np.zeros(N, bool)
         team_rewards = np.zeros_like(self.team_returns)  # (E, teams)
         for w, result in results.items():
             self.steps[w] += 1

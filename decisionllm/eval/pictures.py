@@ -106,7 +106,8 @@ def draw_by_share(axis: "Axes", results: Sequence[Json], published: Mapping[str,
         color = f"C{k % 10}"
         style = STYLES[k // 10 % len(STYLES)]
         label = rows[0]["policy"]
-        low, high = values(rows, "low"), values(rows, "high")
+        low = values(rows, "low")
+        high = values(rows, "high")
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
         score = values(rows, "score")
         axis.plot(x, score, color=color, linestyle=style, marker=".", label=label)

@@ -171,7 +171,8 @@ class ImaginedValue(nn.Module):
         self.spec = spec
         self.discount = discount
         self.code = code = CODE if reads_text else 0
-        S, A = spec.observation_dim, spec.num_actions or spec.action_dim
+        S = spec.observation_dim
+        A = spec.num_actions or spec.action_dim
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(MEMBERS))
         # reward, and whether the episode ends
         rewards = (FourierMLP(S, S + code + A, 2, inner=128, code=code) for _ in range(3))
@@ -289,7 +290,9 @@ class ImaginedValue(nn.Module):
             C), the probability that the episode goes on (N, C), and whether the members agree about
             the end (N, C).
         """
-        N, C, M = len(states), len(self.candidates), len(self.members)
+        N = len(states)
+        C = len(self.candidates)
+        M = len(self.members)
         actions = self.candidates.repeat(N, 1)
         gains = torch.zeros_like(actions[:, 0])  # sum over the members
         alive = torch.ones_like(actions[:, 0])  # product over the members
@@ -365,7 +368,9 @@ class ImaginedValue(nn.Module):
 
     def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
         """Fit a member to transitions, more to those that it predicts badly."""
-        x, a, pairs = data.observations, data.actions, data.pairs
+        x = data.observations
+        a = data.actions
+        pairs = data.pairs
 
         def errors(rows: Tensor) -> Tensor:
             change = (x[rows + 1] - x[rows] - self.change_mean) / self.change_scale

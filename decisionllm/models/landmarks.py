@@ -162,7 +162,8 @@ class LandmarkPaths(ImaginedValue):
             torch.manual_seed(seed)
             self.change_scale.copy_(units.change_scale / units.observation_scale)
             self.change_mean.copy_(units.change_mean / units.observation_scale)
-            mean, scale = units.observation_mean, units.observation_scale
+            mean = units.observation_mean
+            scale = units.observation_scale
             self.goal_scale.copy_(scale[-self.size :] / scale[: self.size])
             self.goal_shift.copy_((mean[-self.size :] - mean[: self.size]) / scale[: self.size])
             for member in self.members:

@@ -60,9 +60,11 @@ class Normalizer(nn.Module):
                 moments.add(each[each[:, 0] > 0.5])  # the entities that are present
         _standardize(self.observation_mean, self.observation_scale, whole)
         for (_, first, width, count), moments in entities:
-            mean, deviation = np.zeros(width), np.zeros(width)
+            mean = np.zeros(width)
+            deviation = np.zeros(width)
             if moments.count:
-                mean, deviation = np.array(moments.mean), np.array(moments.deviation)
+                mean = np.array(moments.mean)
+                deviation = np.array(moments.deviation)
             mean[0], deviation[0] = 0, 1  # the flag of presence stays
             columns = slice(first, first + width * count)
             scale = _positive(deviation)

@@ -142,7 +142,8 @@ def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamT
             if turn < RANDOM_ROUNDS:
                 continue
             for k in range(T):
-                step, row = torch.randint(T, (BATCH,)), torch.randint(rows.stop, (BATCH,))
+                step = torch.randint(T, (BATCH,))
+                row = torch.randint(rows.stop, (BATCH,))
                 seen, taken, paid, following = (each[step, row] for each in memory.values())
                 learner.update(seen, taken, paid[..., 0], following, actor=k % 2 == 1)
     return learner

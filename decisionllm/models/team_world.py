@@ -135,9 +135,12 @@ class TeamWorld(nn.Module):
         self.change_scale = nn.Buffer(tensor(positive(changes.std(0))))
         # what follows is not known of the last step of a world
         rewards = steps.rewards[:, :-1]
-        self.reward_mean, self.reward_scale = float(rewards.mean()), float(rewards.std()) or 1.0
-        self.reward_low, self.reward_high = float(rewards.min()), float(rewards.max())
-        self.low, self.high = tensor(steps.low), tensor(steps.high)
+        self.reward_mean = float(rewards.mean())
+        self.reward_scale = float(rewards.std()) or 1.0
+        self.reward_low = float(rewards.min())
+        self.reward_high = float(rewards.max())
+        self.low = tensor(steps.low)
+        self.high = tensor(steps.high)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.members = nn.ModuleList(mlp(N * (size + A), size, 256) for _ in range(MEMBERS))
@@ -158,7 +161,8 @@ class TeamWorld(nn.Module):
     def fit(self, updates: int) -> None:
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
         observations = tensor(self.steps.observations)
-        middle, half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        middle = (self.high + self.low) / 2
+        half = (self.high - self.low) / 2
         actions = (tensor(self.steps.actions) - middle) / half
         rewards = (tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
         W, T = rewards.shape[:2]

@@ -90,7 +90,8 @@ class EpisodeBuffer(Player):
         """Take in current observations, and rewards of the previous step, of these rows;
         see `act`.
         """
-        now, each = self.now[rows], np.arange(len(self.now))[rows]
+        now = self.now[rows]
+        each = np.arange(len(self.now))[rows]
         if (now >= self.horizon).any():
             raise ValueError(
                 f"session: expected at most {self.horizon} steps (the horizon), got one more"
@@ -111,7 +112,8 @@ class EpisodeBuffer(Player):
         """Return-to-go at each step of these rows (M, H) float32, raw reward units; NaN where it is
         to be predicted.
         """
-        rewards, targets = self.rewards[rows], self.targets[rows]
+        rewards = self.rewards[rows]
+        targets = self.targets[rows]
         offsets = np.arange(len(rewards) + 1) * rewards.shape[1]
         togo = rollout_returns_to_go(
             rewards.ravel(), targets, offsets, return_horizon=self.policy.return_horizon

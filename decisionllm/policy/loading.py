@@ -110,11 +110,9 @@ def policy_of(model: SequenceModel, config: Node, info: Json, acting: Json) -> P
     """The policy that a run's config describes, with these fields of `Policy` in place of
     its own.
     """
-    act, team, given = (
-        config["act"],
-        config["team"],
-        {key: value for key, value in acting.items() if value is not None},
-    )
+    act = config["act"]
+    team = config["team"]
+    given = {key: value for key, value in acting.items() if value is not None}
     options: Node = {"stride": act["stride"], "decode": act["decode"]}
     if model.planner is not None:
         options |= {

@@ -206,7 +206,8 @@ class Session(EpisodeBuffer):
             Hidden states of the current step (m, D); with the null return, of every step read (m,
             n, D).
         """
-        model, device = self.policy.model, self.policy.device
+        model = self.policy.model
+        device = self.policy.device
         k = model.tokenizer.tokens
         self._read_texts(rows[self.start[rows] < 0], return_given)
         begin = start if again else self.now[rows] - 1
@@ -246,13 +247,15 @@ class Session(EpisodeBuffer):
 
     def _read_distinct(self, tasks: Sequence[str]) -> KVCache:
         """Keys and values of these texts."""
-        backbone, device = self.policy.model.backbone, self.policy.device
+        backbone = self.policy.model.backbone
+        device = self.policy.device
         ids, mask = backbone.encode(tasks)
         return backbone.read_text(ids.to(device), mask.to(device))
 
     def _empty_cache(self) -> SessionCache:
         """A cache of all rows without a text, with room for the tokens of a window."""
-        model, device = self.policy.model, self.policy.device
+        model = self.policy.model
+        device = self.policy.device
         nothing = torch.zeros(1, 0, dtype=torch.bool, device=device)
         no_texts = model.backbone.read_text(nothing.long(), nothing).resized(0, self.text_room)
         text_index = torch.full((len(self.now),), NONE, device=device)
@@ -281,11 +284,10 @@ class Session(EpisodeBuffer):
         rows = np.arange(len(self.now))[rows]
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
-        self.predicted_returns, self.conditioned_on = (
-            self.predicted_returns[rows],
-            self.conditioned_on[rows],
-        )
-        self.start, self.last_read = self.start[rows], self.last_read[rows]
+        self.predicted_returns = self.predicted_returns[rows]
+        self.conditioned_on = self.conditioned_on[rows]
+        self.start = self.start[rows]
+        self.last_read = self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
         self.caches = {
             return_given: cache.rows(index) for return_given, cache in self.caches.items()

@@ -69,7 +69,8 @@ class TeamSession(EpisodeBuffer):
         rows = np.lexsort((draw(N), team))
         # rows of those that continue, in the caller's order
         self.active: np.ndarray = np.argsort(rows)
-        self.team, self.targets = team[rows], self.targets[rows]
+        self.team = team[rows]
+        self.targets = self.targets[rows]
         self.identity = draw(len(sizes), POOL).argsort(1)[team, given][rows]
         self.cached = cached and model.backbone.layout is not None
         self.present = np.zeros((N, horizon), bool)
@@ -86,10 +87,12 @@ class TeamSession(EpisodeBuffer):
     @torch.inference_mode()
     def decide(self, rows: Rows | None = None) -> np.ndarray:
         """Actions (M, A) for the current observations, raw units."""
-        policy, now = self.policy, int(self.now[self.active[0]])
+        policy = self.policy
+        now = int(self.now[self.active[0]])
         self.present[self.active, now] = True
         start = int(window_start(now, policy.window, policy.stride))
-        afresh, self.start = start != self.start or start == now, start
+        afresh = start != self.start or start == now
+        self.start = start
         active = np.sort(self.active)
         turn = ranks(self.team[active])
         for t in range(turn.max() + 1):
@@ -123,7 +126,8 @@ class TeamSession(EpisodeBuffer):
             np.isin(self.team, self.team[rows]) & self.present[:, begin : now + 1].any(1)
         )
         span = slice(begin, now + 1)
-        present, togo = self.present[members, span], self.returns_to_go()
+        present = self.present[members, span]
+        togo = self.returns_to_go()
         window = Window(
             self.observations[members, span],
             self.actions[members, span],
@@ -145,17 +149,16 @@ class TeamSession(EpisodeBuffer):
         """The same from the cache: the first turn reads the step, or the window, the others one
         token each.
         """
-        model, device, with_returns = (
-            self.policy.model,
-            self.policy.device,
-            self.policy.return_conditioned,
-        )
+        model = self.policy.model
+        device = self.policy.device
+        with_returns = self.policy.return_conditioned
         # one step more, for the actions taken there
         begin = self.start if afresh else max(now - 1, self.start)
         batch, members = self._batch(rows, begin, now)
         assert isinstance(model, TeamSequenceModel)
         tokens, places, team = model.team_tokens(batch)
-        teams, first = self.team[rows], np.searchsorted(self.team, np.arange(self.team[-1] + 1))
+        teams = self.team[rows]
+        first = np.searchsorted(self.team, np.arange(self.team[-1] + 1))
         count = np.add.reduceat(self.present, first, dtype=int)[teams]  # members at each step
         size = 2 * count + (count > 0) * with_returns  # tokens
         known = (
@@ -173,7 +176,8 @@ class TeamSession(EpisodeBuffer):
         last = places[at, -1] - skipped
         new = skipped[:, None] + torch.arange(int(last.max()) + 1, device=device)
         tokens = tokens[team[at, None], new.clamp(max=tokens.shape[1] - 1)]
-        filled, lists = torch.from_numpy(filled).to(device), torch.from_numpy(teams).to(device)
+        filled = torch.from_numpy(filled).to(device)
+        lists = torch.from_numpy(teams).to(device)
         hidden = model.backbone.append(tokens, self.cache, filled, lists).float()
         return hidden[torch.arange(len(rows)), last]
 
@@ -181,6 +185,7 @@ class TeamSession(EpisodeBuffer):
 def ranks(labels: np.ndarray) -> np.ndarray:
     """How many equal labels stand before each: (N,) -> (N,) int."""
     order = np.argsort(labels, kind="stable")
-    found, ordered = np.empty(len(labels), int), labels[order]
+    found = np.empty(len(labels), int)
+    ordered = labels[order]
     found[order] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
     return found

@@ -113,7 +113,9 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     does not fit.
     """
     folder = checkpoint_folder(path)
-    expected, own, adapter = _own_state(model), content(folder / "model.safetensors"), {}
+    expected = _own_state(model)
+    own = content(folder / "model.safetensors")
+    adapter = {}
     if model.backbone.tune == "lora":
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -169,7 +171,8 @@ def start_from(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
     if "policy" in before:
         raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
     source = load_model(path, before, info)
-    own, known = config.backbone.get("folder"), members(source)
+    own = config.backbone.get("folder")
+    known = members(source)
     if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
         _copy(path, "backbone", source.backbone, model.backbone)
     started = set()

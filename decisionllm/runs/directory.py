@@ -96,7 +96,8 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     not.
     """
     before, info = read(path)
-    was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(asdict(config))
+    was = flat(asdict(TrainConfig({}, {}, {}))) | flat(before)
+    now = flat(asdict(config))
     different = {
         key: (was.get(key), now[key])
         for key in now
@@ -201,7 +202,8 @@ def read(path: str | Path) -> tuple[Json, Json]:
     path = Path(path)
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    config, info = content(path / "config.yaml"), content(path / "run.json")
+    config = content(path / "config.yaml")
+    info = content(path / "run.json")
     if info.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; "
@@ -229,7 +231,8 @@ def content(path: Path) -> Json:
 
 def _remedy(folder: Path) -> str:
     """What to do about a damaged file of a run directory, or of one of its checkpoints."""
-    remedy, old = "train again, or restore a copy", folder.with_name("checkpoint.old")
+    remedy = "train again, or restore a copy"
+    old = folder.with_name("checkpoint.old")
     if folder.name == "checkpoint" and old.is_dir():
         return f"{remedy}; {old} holds the checkpoint before: move it to {folder}"
     if (folder / DIGESTS).is_file() and (folder / "run.json").is_file():

@@ -27,7 +27,8 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
     def reading(spec: Spec, part: Node) -> SequenceModel:
         head = part.get("head", config.head)
         tokenizer = config.tokenizer | part.get("tokenizer", {})
-        objective, planner = config.objective, config.planner
+        objective = config.objective
+        planner = config.planner
         return kind(spec, backbone, head, tokenizer, config.model, objective, planner)
 
     with torch.random.fork_rng(devices=[]):

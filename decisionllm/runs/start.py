@@ -78,7 +78,9 @@ def fit_normalizer(
 
     changes: also those of the change of an observation in a step.
     """
-    store, steps, normalizer = data.store, data.steps, model.normalizer
+    store = data.store
+    steps = data.steps
+    normalizer = model.normalizer
 
     def blocks() -> Iterator[np.ndarray]:
         return steps.blocks(data.episodes, NUMBERS // store.spec.observation_dim)
@@ -124,7 +126,9 @@ def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transi
     text = np.repeat(text_of_episode, lengths)
     if data.steps.action_weight is not None:
         known = data.steps.action_weight[rows] > 0
-        rows, terminated, text = rows[known], terminated[known], text[known]
+        rows = rows[known]
+        terminated = terminated[known]
+        text = text[known]
 
     last = np.isin(rows, store.offsets[1:] - 1)
     # a row whose next one is missing or of another episode says nothing of a change
@@ -152,7 +156,8 @@ def targets(config: TrainConfig, data: Mapping[str, Data]) -> Json:
     quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(config.act.target_quantile)})
 
     def of(d: Data, label: str) -> dict[str, float]:
-        steps, episodes = d.steps, np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
+        steps = d.steps
+        episodes = np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
         togo = (steps.returns_to_go[rows] for rows in steps.blocks(episodes))
         returns = (
             np.concatenate(list(togo)) if config.model.return_horizon else d.store.returns[episodes]

@@ -125,7 +125,8 @@ def ray_tasks(config: Node) -> Iterator[Executor]:
     with ray_cluster(config["address"]) as ray:
         gpus = config["gpus"]
         resources = ray.cluster_resources()
-        cpus, cards = resources.get("CPU", 0), resources.get("GPU", 0)
+        cpus = resources.get("CPU", 0)
+        cards = resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
         if not fit:
             needs = f"a run needs {gpus:g} GPUs and {config['processes']} cores"

@@ -78,7 +78,8 @@ def draw(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figu
         intrinsic(panels.add("intrinsic", COMPUTE, "score", log="x"), grid, fits["intrinsic"])
         axes = panels.add("score", LOSS.replace("\n", ", "), "score", log="")
         score(axes, grid, fits["score"])
-    metric, label = "excess", "held-out loss above the floor"
+    metric = "excess"
+    label = "held-out loss above the floor"
     if grid["score"].notna().all():
         metric = label = "score"
     if base["fraction"].nunique() > 1:

@@ -269,7 +269,8 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
     draw: Any = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
     tasks: Sequence[str] = store.tasks
     if words := wordings(store, config.get("text_wordings", 0)):
-        tasks, draw = words, words.sampler(draw, task=store.task, seed=0, texts=draw.texts)
+        tasks = words
+        draw = words.sampler(draw, task=store.task, seed=0, texts=draw.texts)
     reading: Json = {"store": store, "tasks": tasks, "encode": model.backbone.encode}
     discrete = bool(store.spec.num_actions)
     sums = np.zeros(3)  # loss, error, actions

@@ -126,7 +126,8 @@ def read(journal: Journal) -> tuple[list[Outcome], dict[str, int]]:
 
 def outcome_of(campaign: Json, last: Json) -> Outcome:
     """The outcome of a campaign by the answer to its last tick."""
-    budget, target_cpa = campaign["budget"], campaign["target_cpa"]
+    budget = campaign["budget"]
+    target_cpa = campaign["target_cpa"]
     conversions, spend = last["conversions"], last["spend"]
     return Outcome(
         model=last.get("model") or "unknown",
@@ -274,7 +275,8 @@ def expectation(outcomes: list[Outcome]) -> tuple[np.ndarray, np.ndarray]:
         kinds[outcome.kind].append(i)
     alone = [rows[0] for rows in kinds.values() if len(rows) == 1]
     groups = [rows for rows in kinds.values() if len(rows) > 1]
-    scores, attainable = column(outcomes, "score"), column(outcomes, "attainable")
+    scores = column(outcomes, "score")
+    attainable = column(outcomes, "attainable")
     expected = np.zeros(len(outcomes))
     shrunk = np.ones(len(outcomes))
     for rows in [*groups, alone] if alone else groups:

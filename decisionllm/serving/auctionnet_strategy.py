@@ -29,12 +29,16 @@ class BiddingStrategy:
     campaign: Any  # of the period that was begun
 
     def __init__(self, budget: float, name: str, cpa: float, category: int) -> None:
-        self.budget, self.name, self.cpa, self.category = budget, name, cpa, category
+        self.budget = budget
+        self.name = name
+        self.cpa = cpa
+        self.category = category
         self.reset()
 
     def reset(self) -> None:
         """Begin a period with the whole budget."""
-        self.remaining_budget, self.campaign = self.budget, None
+        self.remaining_budget = self.budget
+        self.campaign = None
 
     def bidding(
         self,
@@ -111,7 +115,9 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
                 "run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"
             )
         self.policy, dataset = load(run)
-        self.spec, self.target_return, self.text = ObservationSpec.of(dataset), target_return, text
+        self.spec = ObservationSpec.of(dataset)
+        self.target_return = target_return
+        self.text = text
         if text is None:
             self.spec.task(budget, cpa, category)  # raises if there is no template
 
@@ -215,7 +221,8 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         import httpx  # pip install decisionllm[serve]
 
         super().__init__(budget, name, cpa, category)
-        token, self.more = token or os.environ.get("DECISIONLLM_TOKEN"), more
+        token = token or os.environ.get("DECISIONLLM_TOKEN")
+        self.more = more
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
 

@@ -53,7 +53,8 @@ class Batcher:
         self.on_batch = on_batch
         self.waiting: deque[Call] = deque()
         self.working: float | None = None  # time of the first call of the batch at work
-        self.arrived, self.thread = asyncio.Event(), ThreadPoolExecutor(1)
+        self.arrived = asyncio.Event()
+        self.thread = ThreadPoolExecutor(1)
 
     async def __call__(self, item: Any, timing: Timing | None = None) -> Any:
         """The result of the work on an item. timing: is given the times of the call."""
@@ -100,7 +101,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         end, quiet, before = loop.time() + self.wait, 0, 0
         while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
-            quiet, before = (0 if len(self.waiting) > before else quiet + 1), len(self.waiting)
+            quiet = 0 if len(self.waiting) > before else quiet + 1
+            before = len(self.waiting)
             await asyncio.sleep(0)  # a timer would fire late on a busy machine
 
     def _take(self) -> list[Call]:

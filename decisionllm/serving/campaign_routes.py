@@ -134,7 +134,8 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
-        due, values = service.due(x_deadline_ms), request.pValues
+        due = service.due(x_deadline_ms)
+        values = request.pValues
         tick = await asyncio.to_thread(parse_bidding, vars(request))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])

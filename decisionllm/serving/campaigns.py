@@ -41,7 +41,10 @@ class RequestError(ValueError):
         self, status: int, field: str, message: str, *, expected: int | None = None
     ) -> None:
         super().__init__(f"{field}: {message}")
-        self.status, self.field, self.message, self.expected = status, field, message, expected
+        self.status = status
+        self.field = field
+        self.message = message
+        self.expected = expected
 
 
 class OtherModelError(RequestError):
@@ -166,7 +169,8 @@ class CampaignManager:
         """
         known = self.journal.keyed(key) if key else None
         if known is None:
-            id, complete = id or new_id(), self.check(settings)
+            id = id or new_id()
+            complete = self.check(settings)
             complete["text"] = Campaign.begin(complete, self.observation).task
             new = await write([journals.opened(id, key, complete, self.name)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
@@ -206,7 +210,8 @@ class CampaignManager:
     def check(self, settings: Json) -> Json:
         """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
         settings = dict.fromkeys(SETTINGS) | settings
-        horizon, text = settings["horizon"], settings["text"]
+        horizon = settings["horizon"]
+        text = settings["text"]
         if horizon > self.horizon:
             wanted = f"at most {self.horizon} steps, the most this policy supports"
             raise RequestError(422, "horizon", f"expected {wanted}, got {horizon}")
@@ -240,7 +245,8 @@ class CampaignManager:
 
     def _check_next(self, campaign: Campaign, request: Json) -> None:
         """Check that a request is the next tick of an open campaign of this model."""
-        index, horizon = request["index"], campaign.settings["horizon"]
+        index = request["index"]
+        horizon = campaign.settings["horizon"]
         if campaign.ended:
             raise RequestError(409, "id", "the campaign has ended")
         if campaign.model != self.name:
@@ -276,7 +282,8 @@ class CampaignManager:
         guards: list[str] = []
         if pending.needs_decision:
             if isinstance(decision, tuple) and np.isfinite(decision[0]).all():
-                multiplier, togo = float(decision[0][0]), decision[1]
+                multiplier = float(decision[0][0])
+                togo = decision[1]
             else:
                 multiplier = min(linear_pacing(campaign), self.policy.model.spec.high[0])
                 fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
@@ -306,7 +313,8 @@ class CampaignManager:
 
         If its first entry is not new, another process was faster.
         """
-        id, index = pending.campaign.id, pending.request["index"]
+        id = pending.campaign.id
+        index = pending.request["index"]
         found = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
         if pending.last:
             found.append(journals.ended(id, "over"))
@@ -419,7 +427,8 @@ def guard_multiplier(
     """
     if not campaign.can_bid:
         return 0.0, ["budget spent"]
-    value, left = coming["value"], max(campaign.remaining, 0.0)
+    value = coming["value"]
+    left = max(campaign.remaining, 0.0)
     limits = {}
     if campaign.settings["bid_cap"] is not None:
         limits["bid cap"] = campaign.settings["bid_cap"]

@@ -103,7 +103,9 @@ class Writer(logging.Handler):
         super().__init__()
         self.sample = sample
         self.slow = slow
-        self.as_json, self.stream, self.dropped = kind == "json", stream, 0
+        self.as_json = kind == "json"
+        self.stream = stream
+        self.dropped = 0
         self.waiting: deque[tuple[Any, ...]] = deque()
         self.stopped = threading.Event()
 
@@ -189,7 +191,8 @@ def written(
         return
     writer = Writer(kind, stream, sample=sample, slow=slow)
     thread = threading.Thread(target=writer.run, daemon=True)
-    server, root = logging.getLogger("uvicorn"), logging.getLogger()
+    server = logging.getLogger("uvicorn")
+    root = logging.getLogger()
     before = server.handlers, server.propagate
     server.handlers, server.propagate = [], True
     root.addHandler(writer)

@@ -41,7 +41,8 @@ class Metrics(Collector):
 
     def __init__(self, service: Service, replica: int | None = None) -> None:
         self.replica = replica
-        self.service, self.registry = service, CollectorRegistry()
+        self.service = service
+        self.registry = CollectorRegistry()
         self.requests = Counter(
             "decisionllm_requests",
             "Requests.",
@@ -56,7 +57,8 @@ class Metrics(Collector):
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
         )
         # few, and looked up once each
-        self.count_of, self.seconds_of = cache(self.requests.labels), cache(self.seconds.labels)
+        self.count_of = cache(self.requests.labels)
+        self.seconds_of = cache(self.seconds.labels)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
         self.batches = Histogram(
             "decisionllm_batch_size",
@@ -97,7 +99,8 @@ class Metrics(Collector):
         def gauge(name: str, help: str, value: float) -> Metric:
             return GaugeMetricFamily(f"decisionllm_{name}", help, value=value)
 
-        service, manager = self.service, self.service.manager
+        service = self.service
+        manager = self.service.manager
         counts: dict[str, dict[str, float]] = defaultdict(dict)
         for (kind, name), value in [] if manager is None else list(manager.counts.items()):
             counts[kind][name] = value

@@ -152,7 +152,8 @@ class RequestGuard:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is not accepted."""
-        headers, close = dict(scope["headers"]), {"connection": "close"}
+        headers = dict(scope["headers"])
+        close = {"connection": "close"}
         refused = self.access.refusal(scope, headers)
         if refused is not None:
             return refused

@@ -217,7 +217,8 @@ def check_new(model: Model, serving: Model) -> int:
     """
     new, old = model.campaigns, serving.campaigns
     if new.observation != old.observation:
-        wanted, got = old.observation.info(), new.observation.info()
+        wanted = old.observation.info()
+        got = new.observation.info()
         raise ValueError(f"expected a run that observes {wanted}, got one of {got}")
     longest = max((steps for _, _, steps in old.journal.open_models()), default=0)
     if new.horizon < max(longest, old.horizon):

@@ -73,11 +73,9 @@ class Shadow:
         # id, request, multiplier of the answer
         self.waiting: deque[tuple[str, Json, float]] = deque()
         self.busy: Callable[[], bool] = lambda: False
-        self.arrived, self.stopped, self.lock = (
-            threading.Event(),
-            threading.Event(),
-            threading.Lock(),
-        )
+        self.arrived = threading.Event()
+        self.stopped = threading.Event()
+        self.lock = threading.Lock()
         path = journal.shadow_path
         with explained(
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
@@ -141,7 +139,8 @@ class Shadow:
                 self.arrived.set()
 
     def _decide(self, id: str, request: Json, multiplier: float) -> None:
-        campaign, index = self.manager.campaigns.get(id), request["index"]
+        campaign = self.manager.campaigns.get(id)
+        index = request["index"]
         if campaign is not None and campaign.step > index:  # the tick was repeated
             return
         if campaign is None or campaign.step != index:

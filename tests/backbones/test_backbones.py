@@ -170,7 +170,8 @@ def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
     ).eval()
     tokens, *texts = inputs(model.width, n=9)
     with torch.inference_mode():
-        wanted, cache = model(tokens, *texts), model.read_text(*texts[:2]).with_room(texts[2], 9)
+        wanted = model(tokens, *texts)
+        cache = model.read_text(*texts[:2]).with_room(texts[2], 9)
         for buffer in (*cache.keys, *cache.values):
             buffer.fill_(9.0)
         close(
@@ -191,7 +192,8 @@ def test_the_gradient_of_a_frozen_rms_norm_is_that_of_double_precision():
         for shape in ((5, 7, 64), (64,), (5, 7, 64))
     )
     gradient += weight
-    found, wanted = x.clone().requires_grad_(), x.double().requires_grad_()
+    found = x.clone().requires_grad_()
+    wanted = x.double().requires_grad_()
     _FrozenRMS.apply(found, weight, 1e-5).backward(gradient)
     torch.nn.functional.rms_norm(wanted, (64,), weight.double(), 1e-5).backward(gradient.double())
     close(found.grad.double(), wanted.grad, 1 / 256)

@@ -74,7 +74,8 @@ def write(path, layout="llama"):
         "post_attention_layernorm": "ffn_norm",
     }
     for name, weight in model.state_dict().items():
-        parts, numbers = name.removesuffix(".weight").split(".", 2), weight.numpy()
+        parts = name.removesuffix(".weight").split(".", 2)
+        numbers = weight.numpy()
         parts = (
             [names["layers"], parts[1], names[parts[2]]] if len(parts) == 3 else [names[parts[0]]]
         )
@@ -179,7 +180,9 @@ def test_smollm2_trains_two_steps():
         < 100
     )
     ids, mask = encode(backbone.tokenizer, ["Go to the red door.", "Stop."])
-    tokens, index, losses = torch.randn(4, 5, 576), torch.arange(4) % 2, []
+    tokens = torch.randn(4, 5, 576)
+    index = torch.arange(4) % 2
+    losses = []
     # far above the rounding of bfloat16
     optimizer = torch.optim.AdamW([w for w in backbone.parameters() if w.requires_grad], 1e-3)
     for _ in range(3):

@@ -41,7 +41,8 @@ def test_a_backbone_forgets_texts_beyond_a_number(monkeypatch, tmp_path):
     from decisionllm.backbones.build import qwen2
 
     monkeypatch.setattr(forward, "MOST_TEXTS", 3)
-    backbone, seen = qwen2(0, width=16, layers=1, heads=2, kv_heads=1, inner=16), []
+    backbone = qwen2(0, width=16, layers=1, heads=2, kv_heads=1, inner=16)
+    seen = []
     monkeypatch.setattr(backbone, "features", Counted(backbone, reader(tmp_path / "f", seen)))
     for texts in (["a", "b"], ["b", "c"], ["d", "a"]):
         ids, _ = backbone.encode(texts)
@@ -57,7 +58,9 @@ class Counted:
     """A text encoder whose features are kept in this table."""
 
     def __init__(self, backbone, features):
-        self.tokenizer, self.kept, self.rows = backbone.tokenizer, features, features.rows
+        self.tokenizer = backbone.tokenizer
+        self.kept = features
+        self.rows = features.rows
 
     def ids(self, text):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -124,10 +124,8 @@ def test_a_text_longer_than_the_positions_is_refused():
 
 
 def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
-    run, reading = (
-        tmp_path / "run",
-        ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"],
-    )
+    run = tmp_path / "run"
+    reading = ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
     command("train", *NANO, *LOOP, *reading, f"run={run}")
     one, config, info = loading.load(run)
     other, _, _ = loading.load(run)

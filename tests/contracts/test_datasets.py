@@ -106,7 +106,8 @@ def test_episodes_come_back_from_a_store(name, source_of, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if not callable(DATASETS[name])])
 def test_the_same_options_are_the_same_episodes_and_another_seed_is_not(name, source_of, tmp_path):
-    first, second = source_of(name).episodes, read(name, tmp_path).episodes
+    first = source_of(name).episodes
+    second = read(name, tmp_path).episodes
     assert len(first) == len(second) and all(map(same, first, second))
     if "seed" in discover()["dataset"][name]:
         other = read(name, tmp_path, seed=1).episodes

@@ -20,7 +20,9 @@ class Random:
     """
 
     def __init__(self, env, size, seed):
-        self.env, self.size, self.rng = env, size, np.random.default_rng(seed)
+        self.env = env
+        self.size = size
+        self.rng = np.random.default_rng(seed)
 
     def act(self, observations, rewards=None, action_masks=None):
         M, C = len(observations), self.env.num_actions

@@ -102,10 +102,8 @@ def test_a_turned_world_turns_what_happens():
     """
     pushes = np.random.default_rng(0).uniform(-1, 1, (HORIZON, 8, 4, 2))
     world, turned = (Spread(np.full(8, 7), 4) for _ in range(2))
-    turned.positions, turned.landmarks = (
-        turned.positions @ TURNS,
-        turned.landmarks @ TURNS,
-    )
+    turned.positions = turned.positions @ TURNS
+    turned.landmarks = turned.landmarks @ TURNS
     for push in pushes:
         push[:] = push[0]
         rewards = world.step(push), turned.step(push @ TURNS)
@@ -162,10 +160,8 @@ def test_a_part_has_its_own_discount_of_steps(tmp_path):
 
 
 def test_a_part_alone_is_turned(tmp_path):
-    plain, turned = (
-        of_parts(tmp_path).sampler(0),
-        of_parts(tmp_path, augment="symmetries").sampler(0),
-    )
+    plain = of_parts(tmp_path).sampler(0)
+    turned = of_parts(tmp_path, augment="symmetries").sampler(0)
     second = plain.episodes >= 40
     same = (plain.observations == turned.observations).all((1, 2))
     assert np.array_equal(plain.episodes, turned.episodes) and same[~second].all()

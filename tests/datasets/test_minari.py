@@ -417,7 +417,8 @@ def test_what_cannot_be_read_is_refused(tmp_path):
 
 def test_a_damaged_dataset_is_refused(tmp_path):
     data = save("mine/test-v0", make_store(tmp_path / "s", [episode([1, 2])])).storage.data_path
-    numbers, card = (data / "main_data.hdf5").read_bytes(), (data / "metadata.json").read_text()
+    numbers = (data / "main_data.hdf5").read_bytes()
+    card = (data / "metadata.json").read_text()
     facts = json.loads(card)
     for name, damage in (
         ("main_data.hdf5", numbers[: len(numbers) // 2]),

@@ -160,7 +160,8 @@ def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
         {"held_out": 0.25, "seed": 3},
         {"held_out": 0.25, "fraction": 0.5, "min_return_quantile": 0.5},
     ):
-        together, apart = sampling.select(mixed, **options), sampling.select(alone, **options)
+        together = sampling.select(mixed, **options)
+        apart = sampling.select(alone, **options)
         for both, one in zip(together, apart, strict=True):
             assert (
                 (both[both >= 4] - 4).tolist() == one.tolist()
@@ -426,10 +427,8 @@ def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
             text="goal",
             text_wordings=0,
         )
-        mixed, made = (
-            store.prepare(chosen, tmp_path),
-            load(**{k: v for k, v in chosen.items() if k != "_target_"}),
-        )
+        mixed = store.prepare(chosen, tmp_path)
+        made = load(**{k: v for k, v in chosen.items() if k != "_target_"})
         opened.append(mixed)
         assert mixed.info == made.info
         assert mixed.fingerprint == store.write(tmp_path / own["text"], made).fingerprint
@@ -449,10 +448,8 @@ def test_a_mixture_in_a_mixture_keeps_its_texts(tmp_path):
     chosen = node(
         "dataset", "mixture", parts={"in": inner, "out": maze}, text="goal", text_wordings=0
     )
-    mixed, made = (
-        store.prepare(chosen, tmp_path),
-        load(**{k: v for k, v in chosen.items() if k != "_target_"}),
-    )
+    mixed = store.prepare(chosen, tmp_path)
+    made = load(**{k: v for k, v in chosen.items() if k != "_target_"})
     assert mixed.info == made.info
     assert [mixed.tasks[i] for i in mixed.task] == [episode.task for episode in made.episodes]
     assert "Maze2D umaze. Push the ball to the goal and keep it there." in mixed.tasks

@@ -118,7 +118,8 @@ def test_one_changed_number_is_another_fingerprint(tmp_path, field):
     facts = {"final_observation": np.zeros(2, np.float32)}
     changed = {"task": {"task": "x"}, "group": {"group": 1}, "terminated": {"terminated": True}}
     changed["final_observation"] = {"final_observation": np.array([0, 1e-6], np.float32)}
-    before, after = episode([1, 2], **facts), episode([1, 2], **facts | changed.get(field, {}))
+    before = episode([1, 2], **facts)
+    after = episode([1, 2], **facts | changed.get(field, {}))
     if field in ("observations", "actions", "rewards"):
         getattr(after, field)[1] += 1e-6
     one, same, other = (
@@ -313,7 +314,8 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
     cards = []
     for text in texts:
         chosen = node("dataset", name, text=text, **options)
-        store, made = prepare(chosen, tmp_path), write(tmp_path / text, build(chosen))
+        store = prepare(chosen, tmp_path)
+        made = write(tmp_path / text, build(chosen))
         cards.append((store.path, (store.path / "card.json").stat().st_mtime_ns))
         assert [store.episode(e).task for e in range(len(store.lengths))] == [
             made.episode(e).task for e in range(len(made.lengths))
@@ -361,14 +363,10 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
 def write_log(path, reward, steps=4):
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
-        file["observations"], file["actions"] = (
-            np.ones((steps, 4), np.float32),
-            np.zeros((steps, 2), np.float32),
-        )
-        file["rewards"], file["terminals"] = (
-            np.full(steps, reward, np.float32),
-            np.zeros(steps, bool),
-        )
+        file["observations"] = np.ones((steps, 4), np.float32)
+        file["actions"] = np.zeros((steps, 2), np.float32)
+        file["rewards"] = np.full(steps, reward, np.float32)
+        file["terminals"] = np.zeros(steps, bool)
     # a clock too coarse to tell two writes apart must not decide this test
     later = time.time_ns() + 10**9 * int(reward)
     os.utime(path, ns=(later, later))

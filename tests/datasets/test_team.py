@@ -507,10 +507,8 @@ BAD = {
 def test_a_row_that_cannot_be_is_refused_by_file_row_and_key(tmp_path, what):
     table, key, values, message = BAD[what]
     if message is None:
-        values, message = (
-            {"available": [True, True, True]},
-            "available: forbids the recorded action",
-        )
+        values = {"available": [True, True, True]}
+        message = "available: forbids the recorded action"
         taken = (key[0] + key[1] + key[2]) % 3
         values["available"][taken] = False
     log, row = changed(toy(), table, key, **values)
@@ -725,7 +723,9 @@ class Meadow:
         return Discrete(2 if agent == "sheep_0" else 4)
 
     def reset(self, seed=None):
-        self.agents, self.step_now, self.seed = list(self.possible_agents), 0, seed
+        self.agents = list(self.possible_agents)
+        self.step_now = 0
+        self.seed = seed
         return self.seen(), {agent: {} for agent in self.agents}
 
     def seen(self):

@@ -48,7 +48,8 @@ def test_a_return_horizon_counts_the_next_rewards(tmp_path):
 
     Terminated: nothing follows.
     """
-    cut_off, ended = episode([1, 2, 3, 4]), episode([1, 2, 3, 4], terminated=True, truncated=False)
+    cut_off = episode([1, 2, 3, 4])
+    ended = episode([1, 2, 3, 4], terminated=True, truncated=False)
     steps = windows.of_store(
         make_store(tmp_path / "s", [cut_off, ended, episode([8])]), return_horizon=2
     )
@@ -131,12 +132,14 @@ def test_a_window_holds_the_steps_of_its_episode_and_zeros(T, contiguous):
     ends. All 90 steps: longer than the log.
     """
     wide = np.arange(1, 481, dtype=np.float32).reshape(80, 6)
-    masks, parts = wide[:, :2] % 4 == 1, (wide[:, :3], wide[:, 4:], wide[:, 0])
+    masks = wide[:, :2] % 4 == 1
+    parts = (wide[:, :3], wide[:, 4:], wide[:, 0])
     columns = [part.copy() if contiguous else part for part in parts]
     steps = windows.Steps(
         *columns, np.array([0, 40]), np.array([40, 80]), action_masks=masks, loss_mask=masks[:, 0]
     )
-    episodes, starts = np.array([0, 0, 1, 1, 1]), np.array([-3, 35, -1, 7, 39])
+    episodes = np.array([0, 0, 1, 1, 1])
+    starts = np.array([-3, 35, -1, 7, 39])
     window = windows.cut(steps, episodes, starts, T)
     for row, (e, start) in enumerate(zip(episodes, starts, strict=True)):
         for t in range(T):

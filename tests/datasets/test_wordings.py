@@ -117,10 +117,8 @@ def test_tasks_of_two_worlds_are_not_contrasted():
 
 
 def test_texts_and_number_words_by_hand():
-    facts, other = (
-        {"row": 1, "spot": "top left", "budget": 2914.0},
-        {"row": 3, "spot": "bottom left"},
-    )
+    facts = {"row": 1, "spot": "top left", "budget": 2914.0}
+    other = {"row": 3, "spot": "bottom left"}
     assert (
         render("Row {row}, {row!w}, {row!o}: {spot}, not {other_spot}", facts, other)
         == "Row 1, one, first: top left, not bottom left"
@@ -249,10 +247,8 @@ def test_tasks_of_several_domains_stand_side_by_side():
 
 def test_every_text_of_an_auction_names_one_campaign_and_a_contrast_another_amount():
     campaigns = [(2900.0, 100.0, 3), (2900.0, 100.5, 3), (987.0, 87.3, 0), (10400.0, 87.3, 5)]
-    facts, named = (
-        {task_text_of_campaign(*campaign): task_facts(*campaign) for campaign in campaigns},
-        {},
-    )
+    facts = {task_text_of_campaign(*campaign): task_facts(*campaign) for campaign in campaigns}
+    named = {}
     for kind in ("trained", *KINDS):
         for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
             assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text

@@ -401,7 +401,8 @@ class Reach(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.pos, self.goal = self.np_random.uniform(-1, 1, 2), self.np_random.uniform(5, 6, 1)
+        self.pos = self.np_random.uniform(-1, 1, 2)
+        self.goal = self.np_random.uniform(5, 6, 1)
         return self.seen(), {}
 
     def step(self, action):

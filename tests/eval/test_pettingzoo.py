@@ -123,10 +123,8 @@ def test_simple_spread_equals_our_own(tmp_path, from_zero):
         types={"agent": {"num_actions": 5, "observations": {"18": blocks}}},
     )
     write(tmp_path / "log", log)
-    ours, theirs = (
-        SpreadTeams(4),
-        PettingZooTeams(4, id="mpe2.simple_spread_v3", path=str(tmp_path / "log")),
-    )
+    ours = SpreadTeams(4)
+    theirs = PettingZooTeams(4, id="mpe2.simple_spread_v3", path=str(tmp_path / "log"))
     assert (
         theirs.entity_schema == ours.entity_schema
         and (theirs.groups == ours.groups).all()
@@ -136,10 +134,8 @@ def test_simple_spread_equals_our_own(tmp_path, from_zero):
     teacher = Teacher(ours.world, 0, np.random.default_rng(0))
     for _ in range(25):
         actions = teacher.act(ours.world).reshape(12, 1)
-        (a, gains, *over), (b, theirs_gains, *theirs_over) = (
-            ours.step(actions),
-            theirs.step(actions),
-        )
+        (a, gains, *over) = ours.step(actions)
+        (b, theirs_gains, *theirs_over) = theirs.step(actions)
         assert (a == b).all() and np.array_equal(over, theirs_over)
         np.testing.assert_allclose(gains, theirs_gains, rtol=1e-12)
     np.testing.assert_allclose(theirs.world_outcomes()["team_return"], ours.returns, rtol=1e-12)

@@ -198,7 +198,8 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
 def test_published_scores_and_units_belong_to_one_dataset(tmp_path):
     """`old` was evaluated before, by another command that knew its unit."""
     written(tmp_path, row(1, dataset="auction"), row(2, dataset="maze"), row(3, dataset="old"))
-    published, units = {"auction": {"DT": 37.1}, "maze": {}}, {"auction": "conversions", "maze": ""}
+    published = {"auction": {"DT": 37.1}, "maze": {}}
+    units = {"auction": "conversions", "maze": ""}
     text = Page(report.write_report(tmp_path, published, units).read_text()).text
     assert f"auction: conversionsmaze: {report.NORMALISED}old: score" in text
     assert text.count("published scores") == 1 and "auction: published scores" in text
@@ -238,7 +239,8 @@ def test_an_option_at_its_default_is_named_where_another_result_has_another_valu
     names = report.policy_names(
         [row(i, run=f"runs/{i}", options=each) for i, each in enumerate(options)]
     )
-    lr, width = TrainConfig({}, {}, {}).optim.lr, discover()["backbone"]["nano"]["width"]
+    lr = TrainConfig({}, {}, {}).optim.lr
+    width = discover()["backbone"]["nano"]["width"]
     assert f"backbone=nano, backbone.width={width}, optim.lr={lr}" in names[0].replace(
         "backbone.layers=3, ", ""
     )

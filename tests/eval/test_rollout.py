@@ -21,7 +21,9 @@ class Walk(Env):
     horizon = 9
 
     def reset(self, seed):
-        self.at, self.ended, self.got = np.array([1.0, 2.0, 3.0, 9.0]), np.zeros(4, bool), []
+        self.at = np.array([1.0, 2.0, 3.0, 9.0])
+        self.ended = np.zeros(4, bool)
+        self.got = []
         return self.at[:, None]
 
     def step(self, actions):

@@ -131,7 +131,8 @@ def test_a_part_acts_as_it_does_in_the_generalist(run):
         and of_part["dataset"]["name"] == "synthetic"
         and alone.model.spec.num_actions == 5
     )
-    (hidden, returns), (same, alike) = whole.read([history()]), alone.read([history()])
+    (hidden, returns) = whole.read([history()])
+    (same, alike) = alone.read([history()])
     assert torch.equal(hidden, same) and np.array_equal(returns, alike)
 
 
@@ -170,7 +171,8 @@ def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):
         interrupt(patch, step=1)
         assert command(*words, f"run={tmp_path}/resumed") == 130
         assert command(*words, f"run={tmp_path}/resumed") == 0
-    straight, resumed = saved(tmp_path / "straight"), saved(tmp_path / "resumed")
+    straight = saved(tmp_path / "straight")
+    resumed = saved(tmp_path / "resumed")
     assert straight.keys() == resumed.keys() and all(
         torch.equal(straight[name], resumed[name]) for name in straight
     )
@@ -234,10 +236,8 @@ def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_
         f"run={tmp_path}/new",
     )
     assert command("train", *SINGLE[: -len(NANO)], *FROZEN, *lora) == 0
-    old, new = (
-        loading.load(run, part="few", target_return=1.0)[0],
-        loading.load(tmp_path / "new", target_return=1.0)[0],
-    )
+    old = loading.load(run, part="few", target_return=1.0)[0]
+    new = loading.load(tmp_path / "new", target_return=1.0)[0]
     seen = History(
         np.ones((2, 2)), np.zeros((1, 2)), np.zeros(1), task="Walk to the goal in the east."
     )

@@ -51,10 +51,8 @@ def by_hand(*probabilities):
 
 
 def test_the_gaussian_is_squared_error_up_to_constants():
-    mean, actions = (
-        torch.randn(2, 3, 2, generator=generator()),
-        torch.randn(2, 3, 2, generator=generator(1)),
-    )
+    mean = torch.randn(2, 3, 2, generator=generator())
+    actions = torch.randn(2, 3, 2, generator=generator(1))
     halves = (
         2 * 0.5**2 * (Gaussian(mean, 0.5).log_prob(actions) - Gaussian(mean, 0.5).log_prob(mean))
     )
@@ -186,7 +184,8 @@ def test_discrete_by_hand():
 
 def test_the_loss_floor_is_the_loss_of_a_certain_action():
     """Two dimensions: a normal density of deviation 0.5 at its mean; bins that are 2 / 32 wide."""
-    gaussian, binned = made("gaussian", {}), made("bins", {"num_bins": 33})
+    gaussian = made("gaussian", {})
+    binned = made("bins", {"num_bins": 33})
     assert gaussian.loss_floor == pytest.approx(2 * 0.225791, abs=1e-5)
     one = gaussian(torch.randn(1, 1, 8, generator=generator()))
     assert -one.log_prob(one.mode).item() == pytest.approx(gaussian.loss_floor, abs=1e-5)
@@ -228,7 +227,8 @@ def test_a_head_of_the_wrong_action_space_names_the_right_one():
 
 def test_a_pointed_action_depends_on_its_own_target_alone():
     """The last two of four actions are aimed at the first and the second target."""
-    head, hidden = made("pointer", {}), torch.randn(1, 1, 8, generator=generator())
+    head = made("pointer", {})
+    hidden = torch.randn(1, 1, 8, generator=generator())
     targets = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()
     logits = head(hidden, None, targets).logits[0, 0]
     # the plain ones are about none

@@ -57,10 +57,8 @@ class Pay(nn.Module):
 
 def known(errors=(0.0, 0.0), discount=0.5):
     made = ImaginedValue(LINE, discount=discount)
-    made.members, made.rewards = (
-        nn.ModuleList(Shift(error) for error in errors),
-        nn.ModuleList([Pay(), Pay(), Pay()]),
-    )
+    made.members = nn.ModuleList(Shift(error) for error in errors)
+    made.rewards = nn.ModuleList([Pay(), Pay(), Pay()])
     for value in made.values:
         nn.init.zeros_(value.last.weight)
         nn.init.zeros_(value.last.bias)  # a value of 0.5 everywhere
@@ -157,8 +155,10 @@ def line(monkeypatch, sides=(1,)):
     """
     monkeypatch.setattr(imagined, "BATCH", 128)
     monkeypatch.setattr(imagined, "BINS", 20)
-    rng, spec = np.random.default_rng(0), replace(LINE, observation_dim=2)
-    places, actions = rng.uniform(-2, 2, (4000, 1)), rng.uniform(-1, 1, (4000, 1))
+    rng = np.random.default_rng(0)
+    spec = replace(LINE, observation_dim=2)
+    places = rng.uniform(-2, 2, (4000, 1))
+    actions = rng.uniform(-1, 1, (4000, 1))
     after = np.clip(places + 0.2 * actions, -2, 2)
     x = np.repeat(np.stack([places, after], 1).reshape(-1, 1), 2, 1).astype(np.float32)
     text = np.arange(8000) // 2 % len(sides)
@@ -234,6 +234,7 @@ def test_a_discount_is_below_one():
 
 def test_a_regression_is_fitted():
     torch.manual_seed(0)
-    net, x = FourierMLP(1, 1, 1, inner=32), torch.linspace(-1, 1, 64)[:, None]
+    net = FourierMLP(1, 1, 1, inner=32)
+    x = torch.linspace(-1, 1, 64)[:, None]
     fitted(net, lambda step: (net(x) - x.abs()).square().mean(), 200, "test")
     assert (net(x) - x.abs()).abs().mean() < 0.05 and not net.last.weight.requires_grad

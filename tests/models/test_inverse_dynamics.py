@@ -58,7 +58,8 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
     store, true = log(tmp_path / "s", discrete=discrete, labelled=20)
     steps = windows.of_store(store)
     filled = fill(store, steps, np.arange(40), 0, updates=300)
-    recorded, moving = store.action_weight > 0, store.observations[:, 0] < 0
+    recorded = store.action_weight > 0
+    moving = store.observations[:, 0] < 0
     assert (
         np.array_equal(filled.actions[recorded], true[recorded].astype(np.float32))
         and (filled.action_weight[recorded] == 1).all()
@@ -155,10 +156,8 @@ def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, monkeypatch, words)
 
 
 def test_nan_actions_of_a_log_are_missing(tmp_path):
-    some, none = (
-        Episode(np.zeros((2, 1)), np.array([[np.nan], [1.0]]), np.ones(2)),
-        Episode(np.zeros((1, 1)), np.zeros((1, 1)), np.ones(1)),
-    )
+    some = Episode(np.zeros((2, 1)), np.array([[np.nan], [1.0]]), np.ones(2))
+    none = Episode(np.zeros((1, 1)), np.zeros((1, 1)), np.ones(1))
     assert (
         some.actions.tolist() == [[0], [1]]
         and some.action_weight.tolist() == [0, 1]

@@ -20,14 +20,10 @@ def test_moments_of_blocks_by_hand():
 
 
 def test_units_fitted_to_blocks_are_those_of_all_rows():
-    rng, spec = (
-        np.random.default_rng(0),
-        Spec(5, 1, 9, (-1.0,), (1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2))),
-    )
-    x, togo = (
-        rng.normal(1000, 1, (900, 5)).astype(np.float32),
-        rng.normal(size=900).astype(np.float32),
-    )
+    rng = np.random.default_rng(0)
+    spec = Spec(5, 1, 9, (-1.0,), (1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2)))
+    x = rng.normal(1000, 1, (900, 5)).astype(np.float32)
+    togo = rng.normal(size=900).astype(np.float32)
     x[:, (1, 3)] = rng.random((900, 2)) > 0.5
     fitted = [Normalizer(spec), Normalizer(spec)]
     for normalizer, size in zip(fitted, (900, 7), strict=True):

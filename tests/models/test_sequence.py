@@ -39,8 +39,10 @@ def steps(spec, lengths):
 
     def drawn(e, n):
         rng, N = np.random.default_rng(e), spec.horizon
-        observations, returns = rng.normal(size=(N, spec.observation_dim)), rng.normal(size=N)
-        chosen, pushed = rng.integers(4, size=(N, 1)), rng.uniform(size=(N, 2))
+        observations = rng.normal(size=(N, spec.observation_dim))
+        returns = rng.normal(size=N)
+        chosen = rng.integers(4, size=(N, 1))
+        pushed = rng.uniform(size=(N, 2))
         return [
             part[:n].astype(np.float32)
             for part in (observations, chosen if spec.num_actions else pushed, returns)
@@ -89,10 +91,8 @@ def test_padding_changes_nothing(backbone, tasks):
 
 @both
 def test_whatever_padding_holds_the_loss_is_the_same(backbone):
-    model, batch = (
-        make_model(CONTINUOUS, backbone=backbone),
-        make_batch(CONTINUOUS, [5, 2], 6, TASKS, [0, 1]),
-    )
+    model = make_model(CONTINUOUS, backbone=backbone)
+    batch = make_batch(CONTINUOUS, [5, 2], 6, TASKS, [0, 1])
     real, trash = batch.mask[..., None], 1e3
     noise = replace(
         batch,
@@ -108,14 +108,16 @@ def test_whatever_padding_holds_the_loss_is_the_same(backbone):
 
 
 def test_the_loss_weighs_every_real_step_alike():
-    model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
+    model = make_model(CONTINUOUS)
+    batch = make_batch(CONTINUOUS, [6, 2], 6)
     with torch.no_grad():
         each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
         torch.testing.assert_close(model(batch)["nll"], (each[0].sum() + each[1, :2].sum()) / 8)
 
 
 def test_the_weight_of_an_action_multiplies_its_loss():
-    model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 3], 6)
+    model = make_model(CONTINUOUS)
+    batch = make_batch(CONTINUOUS, [6, 3], 6)
     weight = batch.mask.float()
     weight[0, 1], weight[1, 0] = 0.25, 0
     known = replace(batch, action_weight=weight, loss_mask=batch.mask & (weight > 0))
@@ -126,7 +128,8 @@ def test_the_weight_of_an_action_multiplies_its_loss():
 
 
 def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
-    model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
+    model = make_model(CONTINUOUS)
+    batch = make_batch(CONTINUOUS, [6, 2], 6)
     loss_mask = batch.mask.clone()
     loss_mask[0, 2:5] = False
     with torch.no_grad():
@@ -138,10 +141,8 @@ def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
 
 
 def test_max_return_is_an_expectile_on_rows_with_the_null_return():
-    model, batch = (
-        make_model(CONTINUOUS, objective=MAX_RETURN),
-        make_batch(CONTINUOUS, [3, 2, 3, 1], 4),
-    )
+    model = make_model(CONTINUOUS, objective=MAX_RETURN)
+    batch = make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
     model.normalizer.return_mean.fill_(1.0)
     model.normalizer.return_scale.fill_(2.0)
     with torch.no_grad():
@@ -172,10 +173,8 @@ def test_a_prediction_depends_on_neither_its_action_nor_the_future(backbone, spe
     step 4 if an action.
     """
     head = "discrete" if spec.num_actions else "gaussian"
-    model, batch = (
-        make_model(spec, backbone=backbone, head=head, condition_on=returns),
-        make_batch(spec, [6, 6], 6, TASKS[:1]),
-    )
+    model = make_model(spec, backbone=backbone, head=head, condition_on=returns)
+    batch = make_batch(spec, [6, 6], 6, TASKS[:1])
     before = hidden_states(model, batch)
     for name, first in (
         ("observations", 3),
@@ -189,7 +188,8 @@ def test_a_prediction_depends_on_neither_its_action_nor_the_future(backbone, spe
 
 @both
 def test_a_prediction_depends_on_the_past(backbone):
-    model, batch = make_model(CONTINUOUS, backbone=backbone), make_batch(CONTINUOUS, [6], 6)
+    model = make_model(CONTINUOUS, backbone=backbone)
+    batch = make_batch(CONTINUOUS, [6], 6)
     for name in ("observations", "actions", "returns_to_go"):
         part = getattr(batch, name).clone()
         part[:, 0] += 1
@@ -222,7 +222,8 @@ def test_each_row_reads_its_own_text(backbone):
 
 
 def test_without_conditioning_returns_have_no_effect():
-    model, batch = make_model(CONTINUOUS, condition_on="none"), make_batch(CONTINUOUS, [6], 6)
+    model = make_model(CONTINUOUS, condition_on="none")
+    batch = make_batch(CONTINUOUS, [6], 6)
     other = replace(batch, returns_to_go=batch.returns_to_go + 5)
     with torch.no_grad():
         assert torch.equal(model(other)["nll"], model(batch)["nll"])
@@ -286,7 +287,8 @@ def test_observations_and_returns_are_standardised_by_hand():
             )
         ]
     )
-    seen, wanted = torch.tensor([[4.0, 7.0], [8.0, 9.0]]), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+    seen = torch.tensor([[4.0, 7.0], [8.0, 9.0]])
+    wanted = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
     torch.testing.assert_close(units.observations(seen), wanted, rtol=1e-4, atol=0)
     torch.testing.assert_close(
         units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5])
@@ -368,7 +370,8 @@ def test_a_masked_action_is_never_chosen():
 
 
 def test_the_loss_counts_allowed_actions_alone():
-    model, batch = make_model(DISCRETE, head="discrete"), make_batch(DISCRETE, [6], 6)
+    model = make_model(DISCRETE, head="discrete")
+    batch = make_batch(DISCRETE, [6], 6)
     # nothing else is allowed: nothing to learn
     only = torch.nn.functional.one_hot(batch.actions[..., 0].long(), 4).bool()
     with torch.no_grad():
@@ -377,7 +380,8 @@ def test_the_loss_counts_allowed_actions_alone():
 
 @torch.no_grad()
 def test_hidden_numbers_of_an_observation_have_no_effect():
-    model, batch = make_model(CONTINUOUS, hide_observations="0,2"), make_batch(CONTINUOUS, [6], 6)
+    model = make_model(CONTINUOUS, hide_observations="0,2")
+    batch = make_batch(CONTINUOUS, [6], 6)
     near(model.normalizer.observations(torch.ones(3)), [0, 1, 0])
     for column, changes in ((0, False), (1, True), (2, False)):
         other = batch.observations.clone()

@@ -92,7 +92,8 @@ def test_the_teacher_finds_the_action_that_is_paid_best():
     torch.manual_seed(0)
     learner = TeamTD3(2, 3, 1, discount=0.0)
     for k in range(400):
-        seen, taken = torch.randn(64, 2, 3), 2 * torch.rand(64, 2, 1) - 1
+        seen = torch.randn(64, 2, 3)
+        taken = 2 * torch.rand(64, 2, 1) - 1
         paid = -10 * (taken[..., 0] - 0.5).square()
         learner.update(seen, taken, paid, torch.randn(64, 2, 3), actor=k % 2 == 1)
     with torch.no_grad():

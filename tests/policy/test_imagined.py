@@ -38,7 +38,8 @@ def run(tmp_path_factory):
 
 def test_a_value_is_restored_and_planned_to(run):
     policy, other = (decisionllm.load(run) for _ in range(2))
-    imagined, places = policy.model.planner, np.array([[0.5, 0.5], [-1, 2]], np.float32)
+    imagined = policy.model.planner
+    places = np.array([[0.5, 0.5], [-1, 2]], np.float32)
     assert imagined.change_scale.abs().max() < 1 and imagined.values[1].frequencies.max() > 1, (
         "as fitted"
     )
@@ -75,15 +76,13 @@ def test_a_plan_takes_allowed_actions_only(allowed):
     other ones.
     """
     moves = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
-    policy, masks = (
-        make_policy(
-            moves,
-            head="discrete",
-            planner=node("planner", "value", discount=0.9),
-            planning_horizon=3,
-        ),
-        np.arange(4)[None] == allowed,
+    policy = make_policy(
+        moves,
+        head="discrete",
+        planner=node("planner", "value", discount=0.9),
+        planning_horizon=3,
     )
+    masks = np.arange(4)[None] == allowed
     values = torch.full((1, 4), 0.1)
     values[0, (allowed + 1) % 4] = 0.5
     policy.model.planner.plan = lambda states, steps: values
@@ -118,10 +117,8 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
         f"cache_dir={tmp_path}/data",
     )
     assert command("train", *SHORT, *words) == 0
-    policy, store = (
-        decisionllm.load(tmp_path / "run"),
-        open_store(next((tmp_path / "data" / "stores").glob("altered-*"))),
-    )
+    policy = decisionllm.load(tmp_path / "run")
+    store = open_store(next((tmp_path / "data" / "stores").glob("altered-*")))
     known = policy.model.planner.known
     assert known.any(1).sum() == len(store.tasks) > 1
     torch.testing.assert_close(
@@ -198,10 +195,8 @@ def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
 def test_a_run_imagines_a_dataset(run, tmp_path):
     imagined = node("dataset", "imagined", run=str(run), episodes=6, steps=4)
     store = prepare(imagined, tmp_path)
-    policy, data = (
-        decisionllm.load(run),
-        open_store(next((run.parent / "data" / "stores").glob("altered-*"))),
-    )
+    policy = decisionllm.load(run)
+    data = open_store(next((run.parent / "data" / "stores").glob("altered-*")))
     assert len(store.lengths) <= 6 and store.lengths.max() <= 4 and store.spec == data.spec
     first = store.episode(int(store.lengths.argmax()))
     assert (data.observations == first.observations[0]).all(1).any(), (

@@ -15,10 +15,8 @@ SPEC = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-2.0, 0.0), high=(2
 def histories(spec, targets=(None, 2.0, -1.0), steps=6):
     rng, A = np.random.default_rng(0), spec.action_dim
     for t in range(steps):
-        observations, rewards = (
-            rng.normal(size=(t + 1, spec.observation_dim)).astype(np.float32),
-            rng.normal(size=t),
-        )
+        observations = rng.normal(size=(t + 1, spec.observation_dim)).astype(np.float32)
+        rewards = rng.normal(size=t)
         yield History(
             observations, np.zeros((t, A), np.float32), rewards, targets[t % len(targets)]
         )
@@ -35,7 +33,8 @@ def histories(spec, targets=(None, 2.0, -1.0), steps=6):
     ids=str,
 )
 def test_recorded_operations_give_the_same_actions(options, monkeypatch):
-    policy, predicts = make_policy(SPEC, window=1, stride=1, **options), "target_return" in options
+    policy = make_policy(SPEC, window=1, stride=1, **options)
+    predicts = "target_return" in options
     given = [*histories(SPEC, (None, 2.0, -1.0) if policy.return_conditioned else (None,))]
 
     def played():
@@ -61,7 +60,8 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
     policy = make_policy(ENTITIES, window=1, stride=1, head="discrete", entity_layers=1)
     policy.warm_up()
     assert not policy.recorded
-    policy, freeze = make_policy(SPEC, window=1, stride=1), torch.jit.freeze
+    policy = make_policy(SPEC, window=1, stride=1)
+    freeze = torch.jit.freeze
 
     def slightly_wrong(listed):
         frozen = freeze(listed)
@@ -73,7 +73,8 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
 
 
 def test_a_tracer_that_fails_changes_no_answer(monkeypatch, caplog):
-    policy, [first, *_] = make_policy(SPEC, window=1, stride=1), histories(SPEC, (2.0,))
+    policy = make_policy(SPEC, window=1, stride=1)
+    [first, *_] = histories(SPEC, (2.0,))
     wanted = policy.act_with_returns([first])
     monkeypatch.setattr(torch.jit, "trace", None)
     policy.warm_up()

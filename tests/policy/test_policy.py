@@ -53,10 +53,8 @@ class World:
 
     def seen(self, rows, t):
         """What the rows see at step t, as `Session.act` takes it."""
-        brought, masks = (
-            self.rewards[rows, t - 1] if t else None,
-            None if self.masks is None else self.masks[rows, t],
-        )
+        brought = self.rewards[rows, t - 1] if t else None
+        masks = None if self.masks is None else self.masks[rows, t]
         return self.observations[rows, t], brought, masks
 
 
@@ -147,10 +145,8 @@ def test_it_does_with_the_predicted_maximum_return(window, stride, backbone):
 
 
 def test_the_maximum_return_is_predicted_from_null_returns():
-    policy, world = (
-        make_policy(CONTINUOUS, target_return=None, objective=MAX_RETURN, window=15, stride=7),
-        World(CONTINUOUS),
-    )
+    policy = make_policy(CONTINUOUS, target_return=None, objective=MAX_RETURN, window=15, stride=7)
+    world = World(CONTINUOUS)
     world.targets = [None] * 4
     policy.model.normalizer.return_range.copy_(torch.tensor([-9.0, 9.0]))
     calls = []
@@ -176,7 +172,8 @@ def test_the_maximum_return_is_predicted_from_null_returns():
 
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_it_does_for_discrete_actions_and_takes_allowed_ones(backbone):
-    policy, world = make_policy(DISCRETE, backbone=backbone, head="discrete"), World(DISCRETE)
+    policy = make_policy(DISCRETE, backbone=backbone, head="discrete")
+    world = World(DISCRETE)
     actions = play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(4))
     assert np.take_along_axis(world.masks, actions.astype(int), 2).all()
     assert len(np.unique(actions)) > 1
@@ -265,8 +262,10 @@ def test_deciding_again_changes_nothing(window, stride):
     """Deciding twice, as after a lost response, gives the same action, and the same actions after
     it.
     """
-    policy, world = make_policy(CONTINUOUS, window=window, stride=stride), World(CONTINUOUS)
-    session, rows = policy.begin(world.tasks, 15, world.targets), np.arange(4)
+    policy = make_policy(CONTINUOUS, window=window, stride=stride)
+    world = World(CONTINUOUS)
+    session = policy.begin(world.tasks, 15, world.targets)
+    rows = np.arange(4)
     for t in range(8):
         wanted = policy.act([world.history(i, t) for i in rows])
         session.observe(*world.seen(rows, t))
@@ -280,7 +279,8 @@ def test_deciding_again_changes_nothing(window, stride):
 def test_steps_without_a_decision_are_read_at_the_next_one(returns):
     """Actions may be taken elsewhere: only at steps 0, 1, 4, 5 and 10 the session decides."""
     options = {} if returns else {"target_return": None, "objective": MAX_RETURN}
-    policy, world = make_policy(CONTINUOUS, window=6, stride=3, **options), World(CONTINUOUS)
+    policy = make_policy(CONTINUOUS, window=6, stride=3, **options)
+    world = World(CONTINUOUS)
     world.targets, rows = [returns] * 4, np.arange(4)
     session = policy.begin(world.tasks, 15, returns)
     for t in range(11):
@@ -293,7 +293,8 @@ def test_steps_without_a_decision_are_read_at_the_next_one(returns):
 
 
 def test_a_session_returns_its_histories():
-    policy, world = make_policy(DISCRETE, head="discrete"), World(DISCRETE)
+    policy = make_policy(DISCRETE, head="discrete")
+    world = World(DISCRETE)
     session = policy.begin(world.tasks, 15, world.targets)
     play(policy, world, session, np.arange(4), 0, 5)
     session.observe(*world.seen(np.arange(4), 5))
@@ -323,7 +324,8 @@ def test_each_way_to_decode_gives_other_actions():
 
 
 def test_a_history_has_its_own_target_return_or_the_policys():
-    policy, world = make_policy(CONTINUOUS, target_return=3.0), World(CONTINUOUS)
+    policy = make_policy(CONTINUOUS, target_return=3.0)
+    world = World(CONTINUOUS)
 
     def act(target):
         first = History(world.observations[0, :1], np.zeros((0, 2)), np.zeros(0), target)
@@ -340,10 +342,8 @@ def test_received_rewards_are_subtracted_without_a_return_horizon():
     a horizon.
     """
     for return_horizon, alike in ((0, True), (4, False)):
-        policy, world = (
-            make_policy(CONTINUOUS, window=1, stride=1, return_horizon=return_horizon),
-            World(CONTINUOUS),
-        )
+        policy = make_policy(CONTINUOUS, window=1, stride=1, return_horizon=return_horizon)
+        world = World(CONTINUOUS)
         past = world.observations[0, :2], np.zeros((1, 2), np.float32)
         one = policy.act([History(*past, np.array([2.0]), target_return=5.0)])
         other = policy.act([History(*past, np.array([0.0]), target_return=3.0)])
@@ -359,11 +359,9 @@ def test_a_decision_does_not_depend_on_the_other_rows():
 
 
 def test_steps_before_the_window_have_no_effect():
-    policy, world, other = (
-        make_policy(CONTINUOUS, window=6, stride=3),
-        World(CONTINUOUS),
-        World(CONTINUOUS),
-    )
+    policy = make_policy(CONTINUOUS, window=6, stride=3)
+    world = World(CONTINUOUS)
+    other = World(CONTINUOUS)
     other.observations[:, :3] += 1
     act = lambda world, t: policy.act([world.history(0, t)])  # noqa: E731
     assert not np.allclose(act(world, 5), act(other, 5), atol=1e-3)  # steps 0 .. 5
@@ -425,10 +423,13 @@ def test_a_policy_that_cannot_act_is_refused():
 )
 def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
     spec = DISCRETE if "head" in options else CONTINUOUS
-    policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)
+    policy = make_policy(spec, **options)
+    world = World(spec)
+    now = np.zeros(4, int)
     if policy.target_return is None:
         world.targets = [None, 0.5, None, None]
-    session, rng = policy.begin(world.tasks, 15, world.targets), np.random.default_rng(0)
+    session = policy.begin(world.tasks, 15, world.targets)
+    rng = np.random.default_rng(0)
     while (now < 15).any():
         rows = (
             np.flatnonzero((now < 15) & (rng.random(4) < 0.5)) if now.sum() >= 12 else np.arange(4)
@@ -450,7 +451,8 @@ def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
 
 def test_a_session_keeps_a_text_once_for_all_its_rows():
     """Forty rows with two texts need the room of two texts, and not of forty."""
-    policy, tasks = make_policy(CONTINUOUS, window=1, stride=1), [TASKS[0], TASKS[1]] * 20
+    policy = make_policy(CONTINUOUS, window=1, stride=1)
+    tasks = [TASKS[0], TASKS[1]] * 20
     session = policy.begin(tasks, 15)
     session.act(np.zeros((40, 3), np.float32))
     config = policy.model.backbone.config
@@ -461,7 +463,8 @@ def test_a_session_keeps_a_text_once_for_all_its_rows():
         * config.num_key_value_heads
         * (config.hidden_size // config.num_attention_heads)
     )
-    texts, steps = 2 * session.text_room, 40 * policy.model.tokenizer.tokens
+    texts = 2 * session.text_room
+    steps = 40 * policy.model.tokenizer.tokens
     assert sum(cache.nbytes for cache in session.caches.values()) == token * (texts + steps)
 
 
@@ -491,14 +494,12 @@ def test_rows_that_are_given_away_again_and_again_need_no_more_memory(options):
 @pytest.mark.parametrize("family", ["ours", "OPT"])
 def test_a_row_may_be_given_to_another_episode(family, tmp_path):
     policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
-    world, other = (
-        World(CONTINUOUS),
-        World(
-            CONTINUOUS,
-            ["Go south, and then on to the goal.", "", "", TASKS[0]],
-            (None, 0, 9, 1),
-            seed=1,
-        ),
+    world = World(CONTINUOUS)
+    other = World(
+        CONTINUOUS,
+        ["Go south, and then on to the goal.", "", "", TASKS[0]],
+        (None, 0, 9, 1),
+        seed=1,
     )
     session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
     for rows, t in (([0, 2], 0), ([1], 5)):

@@ -280,7 +280,8 @@ def test_teams_of_one_do_not_depend_on_each_other(tmp_path):
     moves.
     """
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
-    model, batch = joint(), batch_of(replace(window, team=np.arange(3)), log)
+    model = joint()
+    batch = batch_of(replace(window, team=np.arange(3)), log)
     for name in ("observations", "actions", "returns_to_go"):
         change = moved(model, batch, name, (1, 2))
         assert (change[[0, 2]] == 0).all() and change[1, 3] > 1e-6
@@ -303,7 +304,8 @@ def test_actions_outside_the_loss_mask_are_hidden(tmp_path):
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     loss_mask = window.mask.copy()
     loss_mask[1, 2] = False
-    model, batch = joint(), batch_of(replace(window, loss_mask=loss_mask), log)
+    model = joint()
+    batch = batch_of(replace(window, loss_mask=loss_mask), log)
     assert (moved(model, batch, "actions", (1, 2)) == 0).all() and moved(
         model, batch, "actions", (1, 1)
     ).max() > 1e-5
@@ -347,7 +349,8 @@ class World:
     def play(self, session):
         """Every action, (N, steps, A), zeros where an agent had ended."""
         N, steps = self.observations.shape[:2]
-        alive, actions = np.arange(N), np.zeros((N, steps, session.actions.shape[-1]), np.float32)
+        alive = np.arange(N)
+        actions = np.zeros((N, steps, session.actions.shape[-1]), np.float32)
         for t in range(steps):
             masks = None if self.masks is None else self.masks[alive, t]
             actions[alive, t] = session.act(
@@ -455,7 +458,9 @@ def test_a_session_per_agent_equals_the_plain_policy():
 
 
 def test_teams_are_independent_and_ended_members_stay_in_windows():
-    model, world, other = joint(CONTINUOUS), World(CONTINUOUS), World(CONTINUOUS)
+    model = joint(CONTINUOUS)
+    world = World(CONTINUOUS)
+    other = World(CONTINUOUS)
     other.observations[world.groups == 0] += 1
     other.observations[1, 1] += 1  # of group 2, gone from step 3 on
     play = lambda w: w.play(policy_of(model, 10, 5).begin(w.tasks, 10, None, w.groups))  # noqa: E731

@@ -49,7 +49,9 @@ def test_the_next_run_improves_the_optimum_more_than_a_repeated_run():
     """Root mean square error of log N at two hundred times the largest budget, over ten studies of
     Chinchilla's published law.
     """
-    true, flops, errors = law.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28), 5.76e23, []
+    true = law.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
+    flops = 5.76e23
+    errors = []
     budget, size = (
         x.ravel() for x in np.meshgrid(np.geomspace(6e18, 3e21, 6), np.geomspace(0.2, 5, 6))
     )
@@ -92,10 +94,8 @@ def test_a_study_gives_the_score_to_expect_and_the_edges_of_its_sweep(tmp_path, 
     study["tuned"]["30k"] = {"0.001": 1.0, "0.01": 9.0}
     (tmp_path / "study.json").write_text(json.dumps(study))
     assert command("scale", "action=advise", "flops=6e8", f"read={tmp_path}/study.json") == 0
-    found, printed = (
-        json.loads((tmp_path / "advice.json").read_text()),
-        " ".join(capsys.readouterr().out.split()),
-    )
+    found = json.loads((tmp_path / "advice.json").read_text())
+    printed = " ".join(capsys.readouterr().out.split())
     score = 100 / (1 + np.exp(3 * (found["loss"]["value"] - 1)))
     assert found["score"]["low"] - 1 < score < found["score"]["high"] + 1
     for words in (

@@ -56,10 +56,8 @@ def cluster():
 def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, cluster):
     killed, out = [], tmp_path / "out"
     with executors.from_config(CONFIG | {"gpus": 0.5}) as (start, workers, _):
-        devices, broken = (
-            start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])),
-            start(lambda: 1 / 0),
-        )
+        devices = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"]))
+        broken = start(lambda: 1 / 0)
         for worker in (devices, broken):
             worker.join()
             assert not worker.is_alive()
@@ -110,7 +108,8 @@ def test_a_failed_job_of_submitit_gives_its_reason(tmp_path):
         "out": str(tmp_path),
     }
     with executors.from_config(CONFIG | config) as (start, _, _):
-        broken, killed = start(lambda: 1 / 0), start(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        broken = start(lambda: 1 / 0)
+        killed = start(lambda: os.kill(os.getpid(), signal.SIGKILL))
         for worker in (broken, killed):
             worker.join()
         assert (

@@ -278,7 +278,8 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path, capfd):
 
 def test_a_worker_ends_with_its_driver(tmp_path):
     """It finishes its run and takes no other."""
-    names, alive = ledger.plan(tmp_path / "study", jobs(3)), tmp_path / "alive"
+    names = ledger.plan(tmp_path / "study", jobs(3))
+    alive = tmp_path / "alive"
     with alive.open("w") as driver:
         fcntl.flock(driver, fcntl.LOCK_EX)
 

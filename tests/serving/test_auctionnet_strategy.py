@@ -77,18 +77,20 @@ class Seat:
     """
 
     def __init__(self, market, strategy, skip=()):
-        self.market, self.strategy, self.skip, self.settle = market, strategy, skip, market.settle
+        self.market = market
+        self.strategy = strategy
+        self.skip = skip
+        self.settle = market.settle
         self.history, self.multipliers = [[], [], [], [], []], []
-        market.settle, market.roster = self.record, [*market.roster, (np.array([SEAT]), self)]
+        market.settle = self.record
+        market.roster = [*market.roster, (np.array([SEAT]), self)]
 
     features = "repaired"
 
     def act(self, states, context):
-        values, sigmas, step = (
-            self.market.values[:, SEAT],
-            self.market.sigmas[:, SEAT],
-            context.step,
-        )
+        values = self.market.values[:, SEAT]
+        sigmas = self.market.sigmas[:, SEAT]
+        step = context.step
         self.strategy.remaining_budget = context.remaining[0]
         self.bids = (
             60.0 * values
@@ -172,11 +174,9 @@ def test_in_a_replay_it_bids_like_an_evaluation():
     loaded, env = run(), world("replay", budget=20.0)
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
-    strategy, history, offers = (
-        strategy_for(env, loaded),
-        [[], [], [], [], []],
-        env.simulation.days[0][0],
-    )
+    strategy = strategy_for(env, loaded)
+    history = [[], [], [], [], []]
+    offers = env.simulation.days[0][0]
     for step, (prices, values, sigmas, _) in enumerate(offers.steps):
         bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
         made = offers.step(
@@ -239,7 +239,9 @@ def test_a_period_begins_with_the_settings_of_the_simulator():
     again = DecisionLLMBiddingStrategy(run=loaded)
     assert (again.budget, again.cpa, again.category) == (100, 2, 1)
     for strategy in (first, again):  # one has played, one is new
-        strategy.budget, strategy.cpa, strategy.category = 3000.0, 90.0, 4
+        strategy.budget = 3000.0
+        strategy.cpa = 90.0
+        strategy.category = 4
         strategy.reset()
         assert strategy.remaining_budget == 3000
     values = np.linspace(0.001, 0.01, 5)
@@ -268,7 +270,8 @@ def test_the_remaining_budget_of_the_simulator_counts():
 
 
 def test_a_step_without_opportunities_is_a_step():
-    strategy, none = DecisionLLMBiddingStrategy(100.0, cpa=10.0, run=run()), np.zeros(0)
+    strategy = DecisionLLMBiddingStrategy(100.0, cpa=10.0, run=run())
+    none = np.zeros(0)
     assert strategy.bidding(0, none, none, [], [], [], [], []).shape == (0,)
     assert strategy.bidding(
         1, none, none, [np.zeros((0, 2))], [none], [np.zeros((0, 3))], [np.zeros((0, 2))], [none]
@@ -285,7 +288,8 @@ def test_wrong_arguments_are_refused_by_name(monkeypatch):
         DecisionLLMBiddingStrategy()
     with pytest.raises(ValueError, match="expected a run of an auction dataset, got one of 'maze'"):
         DecisionLLMBiddingStrategy(run=(None, {}, {"dataset": {"name": "maze"}}))
-    strategy, value = DecisionLLMBiddingStrategy(run=run()), np.array([0.5])
+    strategy = DecisionLLMBiddingStrategy(run=run())
+    value = np.array([0.5])
     with pytest.raises(ValueError, match="historyBid: expected 1 steps before step 1, got 0"):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [], [[[0, 0, 0]]], [[[0, 0]]], [[1.0]])
     with pytest.raises(
@@ -303,7 +307,8 @@ def test_a_policy_of_served_texts_needs_a_text():
     loaded = run(text="served")
     with pytest.raises(ValueError, match="text=served: this policy has no text template"):
         DecisionLLMBiddingStrategy(run=loaded)
-    strategy, value = DecisionLLMBiddingStrategy(run=loaded, text="Bid high."), np.array([0.5])
+    strategy = DecisionLLMBiddingStrategy(run=loaded, text="Bid high.")
+    value = np.array([0.5])
     strategy.bidding(0, value, value, [], [], [], [], [])
     assert strategy.session.tasks == ["Bid high."]
 

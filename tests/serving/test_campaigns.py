@@ -147,12 +147,10 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
     """Seven campaigns, some of them at a time, with rows for three: each is evicted again and
     again.
     """
-    policy, rng, now, answers = (
-        policy_of(**options),
-        np.random.default_rng(0),
-        np.zeros(7, int),
-        [[] for _ in range(7)],
-    )
+    policy = policy_of(**options)
+    rng = np.random.default_rng(0)
+    now = np.zeros(7, int)
+    answers = [[] for _ in range(7)]
     manager = CampaignManager(policy, SPEC, cache_bytes=10**9, max_campaigns=3)
     ids = [manager.open(**settings(i)) for i in range(7)]
     while (now < STEPS).any():
@@ -185,10 +183,8 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
 def test_a_window_of_one_step_without_text_needs_no_session(options):
     policy = policy_of(window=1, stride=1, **options)
     plain = ObservationSpec("auctionnet", "progress", "expected_value")
-    alone, batched = (
-        CampaignManager(policy, plain),
-        CampaignManager(policy, plain, cache_bytes=10**8),
-    )
+    alone = CampaignManager(policy, plain)
+    batched = CampaignManager(policy, plain, cache_bytes=10**8)
     ids = [[manager.open(**settings(i)) for i in range(5)] for manager in (alone, batched)]
     for t in range(3):
         wanted = [alone.tick(id, **drawn(i, t))["multiplier"] for i, id in enumerate(ids[0])]
@@ -429,7 +425,9 @@ def test_bids_for_a_replayed_day_equal_an_evaluation():
         Spec(first.shape[1], 1, 48, (0.0,), (HIGH,)), window=6, stride=2, target_return=20.0
     )
     policy.model.normalizer.observation_scale.fill_(50.0)
-    session, observations, rewards = policy.begin(env.tasks, 48), first, None
+    session = policy.begin(env.tasks, 48)
+    observations = first
+    rewards = None
     manager = CampaignManager(policy, spec)
     id = manager.open(
         budget=float(env.budgets[0]),
@@ -570,7 +568,8 @@ def test_a_failing_batch_is_decided_one_by_one():
 
 def test_a_cache_row_with_another_past_is_not_used():
     policy, ticks = policy_of(), [drawn(0, t) for t in range(3)]
-    cache, manager = Cache(policy, room=10**8, rows=2, horizon=STEPS), CampaignManager(policy, SPEC)
+    cache = Cache(policy, room=10**8, rows=2, horizon=STEPS)
+    manager = CampaignManager(policy, SPEC)
     id = manager.open(**settings(0))
     for t in range(2):
         manager.tick(id, **ticks[t])
@@ -622,7 +621,8 @@ def test_the_cache_stays_within_its_memory_for_longer_texts():
 
 def test_a_journal_reads_back_requests_and_answers(tmp_path):
     manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "deep" / "j"), name="m1")
-    id, other = manager.open(**settings(0), name="shoes"), manager.open(**settings(1))
+    id = manager.open(**settings(0), name="shoes")
+    other = manager.open(**settings(1))
     answers = [manager.tick(id, **drawn(0, t)) for t in range(3)]
     manager.close(other)
     journal = Journal(tmp_path / "deep" / "j")

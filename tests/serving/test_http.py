@@ -231,7 +231,9 @@ class Slow:
     """A policy that waits while its gate is closed."""
 
     def __init__(self, policy):
-        self.policy, self.gate, self.called = policy, threading.Event(), threading.Event()
+        self.policy = policy
+        self.gate = threading.Event()
+        self.called = threading.Event()
         self.gate.set()
 
     def __getattr__(self, name):
@@ -419,7 +421,9 @@ def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
 def test_a_replay_does_not_delay_other_requests():
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
         id, manager = begun(client), client.app.state.service.campaigns
-        replayed, begins, gate = manager.replayed, threading.Event(), threading.Event()
+        replayed = manager.replayed
+        begins = threading.Event()
+        gate = threading.Event()
 
         def slow(*given, **more):
             begins.set()
@@ -591,7 +595,9 @@ def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
 @pytest.mark.numeric
 def test_a_campaign_over_http_equals_the_manager(client):
     alone = CampaignManager(policy_of(), SPEC)
-    mine, id, answers = alone.open(**settings_of(3)), begun(client, 3, name="shoes"), []
+    mine = alone.open(**settings_of(3))
+    id = begun(client, 3, name="shoes")
+    answers = []
     for t in range(STEPS):
         answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert answer.status_code == 200
@@ -1005,11 +1011,10 @@ def test_metrics_count_ticks_and_requests(client):
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_that_exist(client):
-    docs, text = Path(__file__).parents[2] / "docs" / "monitoring", client.get("/metrics").text
-    panels, rules = (
-        json.loads((docs / "grafana.json").read_text())["panels"],
-        yaml.safe_load((docs / "alerts.yaml").read_text()),
-    )
+    docs = Path(__file__).parents[2] / "docs" / "monitoring"
+    text = client.get("/metrics").text
+    panels = json.loads((docs / "grafana.json").read_text())["panels"]
+    rules = yaml.safe_load((docs / "alerts.yaml").read_text())
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
     queries += [rule["expr"] for rule in rules["groups"][0]["rules"]]
     assert len(queries) == 21 and all(panel["description"] for panel in panels)
@@ -1097,11 +1102,9 @@ def fits(document, case):
 def test_generated_requests_cause_no_server_error(client, mode):
     """Every operation of the document, with bodies that fit it and bodies that do not."""
     document = schemathesis.openapi.from_url(str(client.base_url.join("/openapi.json")))
-    operations, open_campaign, codes = (
-        [found.ok() for found in document.get_all_operations()],
-        begun(client),
-        set(),
-    )
+    operations = [found.ok() for found in document.get_all_operations()]
+    open_campaign = begun(client)
+    codes = set()
     if mode is schemathesis.GenerationMode.NEGATIVE:
         operations = [operation for operation in operations if operation.body]
 
@@ -1258,7 +1261,8 @@ def test_the_pause_before_a_new_start_grows():
     dead = SimpleNamespace(is_alive=lambda: False, exitcode=1)
     replica, pauses = replicas.Replica(0, ctypes.c_double(1.0)), []
     for now in (10, 20, 30, 40, 50, 60, 70, 80, 90, 1000):
-        replica.process, replica.started = dead, now - 5 if now < 1000 else 100
+        replica.process = dead
+        replica.started = now - 5 if now < 1000 else 100
         replicas.look_after(replica, now)
         pauses.append(replica.due - now)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 0]
@@ -1268,10 +1272,8 @@ def test_the_pause_before_a_new_start_grows():
 def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
     policy, _, known = loading.load(run)
-    alone, journal = (
-        CampaignManager(policy, ObservationSpec.of(known["dataset"])),
-        f"journal={tmp_path}/j",
-    )
+    alone = CampaignManager(policy, ObservationSpec.of(known["dataset"]))
+    journal = f"journal={tmp_path}/j"
     mine = alone.open(**settings_of(0))
     wanted = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
     answers = []
@@ -1307,7 +1309,8 @@ def shown(run, tmp_path_factory):
     """
     path = tmp_path_factory.mktemp("shown")
     tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url="))
-    block, found = PAGE.split("```python\n")[1].split("```")[0], SimpleNamespace(path=path)
+    block = PAGE.split("```python\n")[1].split("```")[0]
+    found = SimpleNamespace(path=path)
     with program(run, f"shadow={run}", f"journal={path}/j") as (process, client):
         url = str(client.base_url)
         lines = tour.split("```")[0].replace("http://127.0.0.1:8080", url.rstrip("/"))

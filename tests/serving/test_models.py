@@ -290,7 +290,9 @@ def test_a_replica_without_the_new_model_asks_to_try_again(server, monkeypatch):
 
 
 def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
-    app, gate, begins = server.app(), threading.Event(), threading.Event()
+    app = server.app()
+    gate = threading.Event()
+    begins = threading.Event()
     made = server.model
 
     def slow(path, journal):

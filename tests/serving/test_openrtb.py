@@ -232,7 +232,8 @@ def test_bids_between_two_ticks_stay_within_the_budget():
         assert third["price"] == pytest.approx(3000) and not any(others), "10 are left"
         # it has no token
         with httpx.Client(base_url=client.base_url, timeout=PATIENCE) as exchange:
-            won, lost = first["nurl"].replace("${AUCTION_PRICE}", "500"), second["lurl"]
+            won = first["nurl"].replace("${AUCTION_PRICE}", "500")
+            lost = second["lurl"]
             for notice in (won, won, lost):
                 assert exchange.get(notice.removeprefix("http://localhost")).status_code == 204
         assert bid() and bid() and not bid(), (
@@ -324,7 +325,9 @@ def test_the_time_before_a_request_is_read_counts(served):
     client.post(
         f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}}
     )
-    loop, busy, over = client.app.state.service.loop, threading.Event(), threading.Event()
+    loop = client.app.state.service.loop
+    busy = threading.Event()
+    over = threading.Event()
     loop.call_soon_threadsafe(lambda: (busy.set(), over.wait(PATIENCE)))
     busy.wait(PATIENCE)
     threading.Timer(1.0, over.set).start()
@@ -343,7 +346,8 @@ def test_a_request_that_waited_too_long_has_no_bid():
 
 def test_a_wrong_request_over_http_names_its_field(served):
     client, _, id = served
-    unknown, worthless = send(client, "unknown"), send(client, id, value=2)
+    unknown = send(client, "unknown")
+    worthless = send(client, id, value=2)
     assert unknown.status_code == 404 and unknown.json()["detail"][0]["loc"] == [
         "body",
         "ext.campaign",

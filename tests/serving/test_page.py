@@ -29,7 +29,8 @@ RESULT = {
     "exposed_value": 0.4,
 }
 COMING = {"value": 0.01, "volume": 100}
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and "CI" not in os.environ,

@@ -104,7 +104,8 @@ def test_a_failing_shadow_touches_no_answer(tmp_path, caplog):
 
 
 def test_under_load_its_decisions_are_dropped_first():
-    shadow, waiting = shadow_of(Journal(), max_queue=2), threading.Event()
+    shadow = shadow_of(Journal(), max_queue=2)
+    waiting = threading.Event()
     with shadow.run(lambda: not waiting.is_set()):  # ticks wait for their answers all the time
         for index in range(5):
             shadow.offer("id", drawn(0, index), '{"multiplier": 1.0}')

@@ -45,7 +45,8 @@ def encoder(layers, embedding, entity_schema=LAYOUT):
 @torch.no_grad()
 def test_the_order_of_entities_of_a_kind_has_no_effect(layers, embedding):
     encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
-    landmarks, agents = x[:, 3:15].view(-1, 4, 3), x[:, 15:].view(-1, 2, 5)
+    landmarks = x[:, 3:15].view(-1, 4, 3)
+    agents = x[:, 15:].view(-1, 2, 5)
     other = torch.cat(
         [x[:, :3], landmarks[:, [2, 0, 3, 1]].flatten(1), agents.flip(1).flatten(1)], 1
     )
@@ -72,7 +73,8 @@ def test_empty_slots_change_nothing(layers, embedding):
     """The same weights on the same two landmarks with room for two and for four, and with no entity
     present.
     """
-    wide, x = encoder(layers, embedding), torch.from_numpy(drawn(present=1.0))
+    wide = encoder(layers, embedding)
+    x = torch.from_numpy(drawn(present=1.0))
     x[:, 3 + 6 : 15] = 0
     narrow = encoder(layers, embedding, (("own", 3, 1), ("landmark", 3, 2), ("agent", 5, 2)))
     narrow.load_state_dict(wide.state_dict())
@@ -83,7 +85,8 @@ def test_empty_slots_change_nothing(layers, embedding):
 
 @ways
 def test_each_present_entity_has_an_effect(layers, embedding):
-    encode, x = encoder(layers, embedding), torch.from_numpy(drawn()).requires_grad_()
+    encode = encoder(layers, embedding)
+    x = torch.from_numpy(drawn()).requires_grad_()
     (slope,) = torch.autograd.grad(encode(x).square().sum(), x)
     seen = slope[:, 3:15].view(-1, 4, 3).abs().amax(-1) > 0
     assert torch.equal(seen, x[:, 3:15].view(-1, 4, 3)[..., 0] > 0.5)
@@ -94,7 +97,8 @@ def test_units_are_fitted_to_the_present_entities_of_a_kind():
     x[:, 4:15:3] = (x[:, 4:15:3] * 5 + 7) * x[:, 3:15:3]  # a number of landmarks, about 7
     normalizer.fit([(x, np.arange(200.0))])
     units = normalizer.observations(torch.from_numpy(x)).numpy()
-    landmarks, before = units[:, 3:15].reshape(-1, 4, 3), x[:, 3:15].reshape(-1, 4, 3)
+    landmarks = units[:, 3:15].reshape(-1, 4, 3)
+    before = x[:, 3:15].reshape(-1, 4, 3)
     there = before[..., 0] > 0.5
     assert set(landmarks[..., 0].ravel()) == {0.0, 1.0} and (landmarks[~there] == 0).all()
     np.testing.assert_allclose(landmarks[there][:, 1:].mean(0), 0, atol=1e-5)

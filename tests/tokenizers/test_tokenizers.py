@@ -81,10 +81,8 @@ def test_texts_are_padded_on_the_right():
 
 
 def test_a_team_text_has_every_sentence_once():
-    one, other = (
-        "A team of 2. At most 8 steps. Role: scout.",
-        "A team of 2. At most 8 steps. Role: guard.",
-    )
+    one = "A team of 2. At most 8 steps. Role: scout."
+    other = "A team of 2. At most 8 steps. Role: guard."
     assert (
         text.of_team([one, other])
         == text.of_team([other, one])

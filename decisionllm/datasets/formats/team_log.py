@@ -126,7 +126,8 @@ class Log:
         """
         if not wrong.any():
             return
-        first, columns = np.argmax(wrong), self.tables[table]
+        first = np.argmax(wrong)
+        columns = self.tables[table]
         names = ("group", "step", "agent" if table == "agents" else "team")
         row = rows[first]
         key = ", ".join(f"{name} {columns[name][row]}" for name in names if name in columns)

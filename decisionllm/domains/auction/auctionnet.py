@@ -405,7 +405,9 @@ def read_traffic(file: Path) -> Log:
     remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
     order = whole_days(file, sums, numbered=False, remark=remark)
     days = {name: column[order].reshape(-1, STEPS) for name, column in sums.items()}
-    remaining, volume, spend = days["remainingBudget"], days["volume"], days["spend"]
+    remaining = days["remainingBudget"]
+    volume = days["volume"]
+    spend = days["spend"]
     fixed = constants(file, days, remaining, DAY)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
     differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]

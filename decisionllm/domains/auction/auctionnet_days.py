@@ -68,7 +68,8 @@ def price_day(file: Path, prices: str) -> days.Day:
         wanted = "a name that ends with the period's number, such as lwc_period_7.parquet"
         raise ValueError(f"expected {wanted}")
     columns = joined(file, PRICES, missing=False)
-    step, price = columns["timeStepIndex"], columns["leastWinningCost"]
+    step = columns["timeStepIndex"]
+    price = columns["leastWinningCost"]
     if (np.diff(step) < 0).any():
         raise ValueError("timeStepIndex: expected steps in order")
     period = int(found[1])

@@ -210,7 +210,8 @@ def summary(
     impressions = _finite(impressions_name, impressions, (n, 2))
     market_prices = _finite(price_name, market_prices, (n,))
     won, price = auction[:, 0], auction[:, 2]
-    exposed, converted = impressions[:, 0], impressions[:, 1]
+    exposed = impressions[:, 0]
+    converted = impressions[:, 1]
     conversions = _total(converted)
     share = max(n, 1)
     return {

@@ -69,7 +69,8 @@ class Campaign:
         Raises:
             ValueError: no text is given, and text=served has no template.
         """
-        budget, target_cpa = settings["budget"], settings["target_cpa"]
+        budget = settings["budget"]
+        target_cpa = settings["target_cpa"]
         H = settings["horizon"]
         task = settings["text"]
         if task is None:

@@ -189,7 +189,8 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     """
     act, spread = teacher.oracle, 0.25
     if behaviour == "teacher":
-        act, spread = teacher.fit(curves, seed=seed).act, 0.1
+        act = teacher.fit(curves, seed=seed).act
+        spread = 0.1
     generator = torch.Generator().manual_seed(seed)
     drawn = teacher.draw(curves, num_campaigns, generator)
     factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
@@ -200,7 +201,8 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     means = np.stack([d.mean_value for d in curves.days])  # (D, T, N)
     steps = []
     for t in range(STEPS):
-        volume, value = volumes[day, t], means[day, t, advertiser]
+        volume = volumes[day, t]
+        value = means[day, t, advertiser]
         opportunities = np.maximum(volume, 1)
         before = {"states": log.observe(value, volume), "remaining": log.remaining}
         with torch.no_grad():
@@ -323,7 +325,8 @@ def relabelled(log: Log, copies: int, seed: int = 0) -> Log:
     days = log.rows(again)
     low, high = np.log([0.5 * log.budget.min(), 1.5 * log.budget.max()])
     budget = three_digits(np.exp(rng.uniform(low, high, len(again))))
-    low, high = 0.8 * log.target_cpa.min(), 1.1 * log.target_cpa.max()
+    low = 0.8 * log.target_cpa.min()
+    high = 1.1 * log.target_cpa.max()
     target_cpa = three_digits(rng.uniform(low, high, len(again)))
     before = days.budget[:, None] - days.remaining  # (K, T), spent before each step
     cost = np.diff(before, axis=1, append=days.spend[:, None])

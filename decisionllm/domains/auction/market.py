@@ -337,7 +337,8 @@ def realised_value(
 
     All (m,), noise (m, 2).
     """
-    low, high = ndtr(-2 * noise[..., 0]), ndtr(2 * noise[..., 1])
+    low = ndtr(-2 * noise[..., 0])
+    high = ndtr(2 * noise[..., 1])
     z = ndtri(low + u * (high - low))
     return np.asarray(np.clip(value + sigma * z, 0, 1))
 

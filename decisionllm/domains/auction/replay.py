@@ -89,7 +89,10 @@ class PricedPeriod:
                 paid = np.cumsum(price[shuffled])
                 won[m] = np.searchsorted(paid, remaining[m], side="right")
                 kept = shuffled[: won[m]]
-                bought, value, u, z = bought[kept], value[kept], u[kept], z[kept]
+                bought = bought[kept]
+                value = value[kept]
+                u = u[kept]
+                z = z[kept]
                 spend[m] = paid[won[m] - 1] if won[m] else 0
                 lost[m] = exposed_value[m] - value.sum()
                 exposed_value[m] = value.sum()

@@ -160,7 +160,9 @@ class Maze(Grid):
         offset = position + FRAME - cell  # within [-0.5, 0.5]
         near = np.abs(offset) > 0.5 - RADIUS - margin
         rows = np.flatnonzero(near.any(1))
-        cell, offset, near = cell[rows], offset[rows], near[rows]
+        cell = cell[rows]
+        offset = offset[rows]
+        near = near[rows]
         side = np.where(offset < 0, -1, 1)
         to_face = 0.5 - np.abs(offset)  # (M, 2) distance to the plane to the next cell, per axis
         boxes = np.array([[1, 0], [0, 1], [1, 1]])

@@ -112,7 +112,8 @@ class Maze(Grid):
 
     def waypoint(self, positions: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """The middle of the next cell on a shortest path, (N, 2); positions and goals: (N, 2)."""
-        now, target = self.number(cell_of(positions)), self.number(cell_of(goals))
+        now = self.number(cell_of(positions))
+        target = self.number(cell_of(goals))
         return middle(self._paths[0][now, target])
 
     def inside(self, positions: np.ndarray) -> np.ndarray:
@@ -147,7 +148,8 @@ class Maze(Grid):
         h = TIME_STEP
         for _ in range(SUBSTEPS):
             # Runge-Kutta of fourth order
-            v1, a1 = velocity, self._accelerate(positions, velocity)
+            v1 = velocity
+            a1 = self._accelerate(positions, velocity)
             v2 = velocity + h / 2 * a1
             a2 = self._accelerate(positions + h / 2 * v1, v2)
             v3 = velocity + h / 2 * a2

@@ -146,7 +146,9 @@ class Spread:
         """
         alive = self.alive[worlds]
         landmark_mask = self.landmark_mask[worlds]
-        E, n, m = len(alive), int(alive[0].sum()), int(landmark_mask[0].sum())
+        E = len(alive)
+        n = int(alive[0].sum())
+        m = int(landmark_mask[0].sum())
         if (alive.sum(1) != n).any() or (landmark_mask.sum(1) != m).any():
             wanted = "expected worlds with equal numbers of agents and of landmarks"
             raise ValueError(f"observe: {wanted}; see Spread.alike")

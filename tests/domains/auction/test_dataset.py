@@ -33,10 +33,8 @@ from decisionllm.domains.auction.rules import behaviour_roster
 from tests.conftest import episode, make_store, near, node
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
-TRAFFIC_LOG, ITS_TRAJECTORIES = (
-    FIXTURES / "traffic_period-7.csv.gz",
-    FIXTURES / "trajectories_period-7.csv.gz",
-)
+TRAFFIC_LOG = FIXTURES / "traffic_period-7.csv.gz"
+ITS_TRAJECTORIES = FIXTURES / "trajectories_period-7.csv.gz"
 TRAJECTORY_LOG = FIXTURES / "trajectories_periods_7_8.csv.gz"
 
 
@@ -246,7 +244,8 @@ def test_trajectories_and_their_traffic_are_the_same_episodes():
 def test_context_features_are_those_of_live_campaigns():
     log = auctionnet.read(TRAJECTORY_LOG)
     seen = observations(log, ObservationSpec(context_features="progress"))[:, :, 16:]
-    live, zeros = Campaigns(log.budget, log.target_cpa), np.zeros(len(log.period))
+    live = Campaigns(log.budget, log.target_cpa)
+    zeros = np.zeros(len(log.period))
     spend = np.append(-np.diff(log.remaining, axis=1), zeros[:, None], 1)
     for t in range(48):
         near(seen[:, t], live.context(), axis=0)
@@ -408,7 +407,8 @@ def test_files_folders_and_patterns_of_several_periods(tmp_path):
 
 @pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".parquet"])
 def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys):
-    source, target = put(tmp_path / "log.csv", traffic()), tmp_path / "out" / f"trajectories{kind}"
+    source = put(tmp_path / "log.csv", traffic())
+    target = tmp_path / "out" / f"trajectories{kind}"
     config = {
         "dataset": node("dataset", "auction", path=str(source)),
         "cache_dir": str(tmp_path / "home"),
@@ -454,7 +454,8 @@ def test_wrong_exports_are_refused(tmp_path):
 
 
 def test_blocks_do_not_change_a_log_or_its_row_numbers(tmp_path, monkeypatch):
-    a, b = put(tmp_path / "a.csv", traffic()), put(tmp_path / "b.csv", trajectories(tmp_path))
+    a = put(tmp_path / "a.csv", traffic())
+    b = put(tmp_path / "b.csv", trajectories(tmp_path))
     auctionnet.write(tmp_path / "c.parquet", auctionnet.read(b))
     whole = [auctionnet.read(path) for path in (a, b, tmp_path / "c.parquet")]
     monkeypatch.setattr(auctionnet, "BLOCK", 1000)

@@ -61,7 +61,8 @@ def test_the_replay_of_curves_agrees_with_that_of_rows():
     multiplier buy.
     """
     day = linear()
-    rows, curves = price_period(2, day.traffic(), day.by_step(day.market_price)), Curves([day])
+    rows = price_period(2, day.traffic(), day.by_step(day.market_price))
+    curves = Curves([day])
     advertiser, rng = np.arange(48), np.random.default_rng(0)
     for exact, tolerance in ((True, 1e-5), (False, 0.03)):
         spent, bought = np.zeros((2, 2, 48))
@@ -87,13 +88,15 @@ def test_the_replay_of_curves_agrees_with_that_of_rows():
 
 def test_the_budget_ends_both_replays():
     day = linear()
-    rows, curves = price_period(2, day.traffic(), day.by_step(day.market_price)), Curves([day])
+    rows = price_period(2, day.traffic(), day.by_step(day.market_price))
+    curves = Curves([day])
     budgets, advertiser = np.full(48, 1000.0), np.arange(48)
     campaigns = Campaigns(curves, *map(torch_of, (np.zeros(48, int), advertiser, budgets, budgets)))
     remaining, value = budgets.copy(), np.zeros(48)
     for step in range(48):
         made = rows.step(step, advertiser, np.full(48, 150.0), remaining, keys=advertiser[:, None])
-        remaining, value = remaining - made["spend"], value + made["exposed_value"]
+        remaining = remaining - made["spend"]
+        value = value + made["exposed_value"]
         campaigns.bid(torch_of(np.full(48, 150.0)))
     near(campaigns.remaining.numpy(), remaining, 0.02, scale=1000)
     near(campaigns.value.numpy(), value, 0.05)

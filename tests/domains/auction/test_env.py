@@ -316,7 +316,9 @@ def test_a_bidder_receives_its_own_features():
     episodes, _ = played(env, lambda tasks: env.player(Watched(), tasks))
     states, context = calls[6]
     own = Campaigns(PUBLISHED["budgets"], PUBLISHED["target_cpa"])
-    own.means, own.volumes, own.now = env.campaigns.means, env.campaigns.volumes, 6
+    own.means = env.campaigns.means
+    own.volumes = env.campaigns.volumes
+    own.now = 6
     recent = [
         STATE.index(name) for name in ("bid, last 3", "market price, last 3", "value, last 3")
     ]
@@ -653,7 +655,8 @@ def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
         "new_frames"
     ] * 7 + ["contrast"]
     episodes = rollout(always(80.0), held_out, seed=0)
-    by_kind, scores = held_out.metrics(episodes)["by_kind"], held_out.score(episodes)
+    by_kind = held_out.metrics(episodes)["by_kind"]
+    scores = held_out.score(episodes)
     assert by_kind == {
         kind: round(float(scores[np.array(kinds) == kind].mean()), 4)
         for kind in ("new_frames", "contrast", "unseen_words")

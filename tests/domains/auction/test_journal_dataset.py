@@ -36,11 +36,11 @@ def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
         **options,
     )
     env.reset(0)
-    manager, N = (
-        CampaignManager(loaded[0], ObservationSpec.of(loaded[2]["dataset"]), Journal(path)),
-        len(env.budgets),
-    )
-    observations, done, result = [[] for _ in range(N)], [[] for _ in range(N)], [None] * N
+    manager = CampaignManager(loaded[0], ObservationSpec.of(loaded[2]["dataset"]), Journal(path))
+    N = len(env.budgets)
+    observations = [[] for _ in range(N)]
+    done = [[] for _ in range(N)]
+    result = [None] * N
 
     act = loaded[0].act_with_returns
 

@@ -64,7 +64,9 @@ three = {
 @pytest.mark.parametrize("period", [0, 7, 20])
 def test_traffic_is_auctionnets_to_the_bit(period):
     golden = json.loads((FIXTURES / "pvgen_golden.json").read_text())["episodes"][str(period)]
-    digests, counts, means = (hashlib.sha256(), hashlib.sha256()), [], []
+    digests = (hashlib.sha256(), hashlib.sha256())
+    counts = []
+    means = []
     for values, sigmas in opportunities(period):
         if not counts:
             assert values[0].tolist() == golden["first_row_tick0_pvalue"]
@@ -219,7 +221,9 @@ def drawn_densely(values, sigmas, errors):
 def test_auctionnets_draws_skip_values_of_zero_and_restart(spread):
     rng = np.random.default_rng(5)
     values = rng.random((500, 6)) * (rng.random((500, 6)) < 0.8)
-    sigmas, bids, errors = spread * values, rng.random((500, 6)), rng.random((6, 2))
+    sigmas = spread * values
+    bids = rng.random((500, 6))
+    errors = rng.random((6, 2))
     assert (
         spread < 1
         or (np.clip(values - 2 * sigmas * errors[:, 0], 0, 1) == 0).sum() > (values == 0).sum()
@@ -246,7 +250,8 @@ def test_our_draws_agree_with_auctionnets_in_distribution():
 
 def test_exposed_ads_convert_at_their_value_in_every_slot():
     n = 60_000
-    bids, values = np.tile([4.0, 3.0, 2.0, 1.0], (n, 1)), np.full((n, 4), 0.3)
+    bids = np.tile([4.0, 3.0, 2.0, 1.0], (n, 1))
+    values = np.full((n, 4), 0.3)
     # the error is symmetric here
     outcome = auction(bids, values, 0.1 * np.ones((n, 4)), np.ones((4, 2)))
     rate = outcome.converted.sum(0)[:3] / outcome.exposed.sum(0)[:3]

@@ -69,11 +69,9 @@ def test_the_oracle_counts_what_was_spent_and_converted():
         (4, 240, 40, FIRST),
     ):
         c = campaigns(1e6, limit, steps(dear=50))
-        c.step, c.conversions, c.spend = (
-            24,
-            torch.tensor([float(conversions)]),
-            torch.tensor([float(spend)]),
-        )
+        c.step = 24
+        c.conversions = torch.tensor([float(conversions)])
+        c.spend = torch.tensor([float(spend)])
         assert oracle(c).item() == pytest.approx(GRID[best])
 
 

@@ -40,7 +40,9 @@ def test_one_step_equals_mujoco(name):
             push = rng.uniform(-1.3, 1.3, states[:, 2:].shape)
         expected = []
         for state, action in zip(states, push, strict=True):
-            data.qpos[:], data.qvel[:], data.ctrl[:] = state[:2], np.clip(state[2:], -5, 5), action
+            data.qpos[:] = state[:2]
+            data.qvel[:] = np.clip(state[2:], -5, 5)
+            data.ctrl[:] = action
             data.qacc_warmstart[:] = 0
             mujoco.mj_step(model, data)
             touched += data.ncon > 0

@@ -45,7 +45,9 @@ class Duel:
 
     def __init__(self, seeds, map="3m"):
         self.odd, E = np.asarray(seeds) % 2 == 1, len(seeds)
-        self.health, self.places, self.time = np.ones((E, 5)), np.zeros((E, 5, 2)), 0
+        self.health = np.ones((E, 5))
+        self.places = np.zeros((E, 5, 2))
+        self.time = 0
         self.kinds = np.broadcast_to([2, 2, 3], (E, 3))
         self.over, self.terminated, self.won = np.zeros((3, E), bool)
         self.alive = np.ones((E, 3), bool)
@@ -71,17 +73,16 @@ class Duel:
             views[..., at + 1] = 0.1 + 0.1 * e
             views[..., at + 7] = 1
             views[..., at : at + UNIT] *= self.health[:, None, 3 + e, None] > 0
-        views[..., -OWN], views[..., -OWN + 1 : -OWN + 3] = self.health[:, :3], 0.25
+        views[..., -OWN] = self.health[:, :3]
+        views[..., -OWN + 1 : -OWN + 3] = 0.25
         return views
 
     def step(self, actions):
         self.time += 1
         self.taken.append(actions)
-        going, before, hits = (
-            ~self.over,
-            self.health.copy(),
-            allowed(self.masks, actions) & self.acting,
-        )
+        going = ~self.over
+        before = self.health.copy()
+        hits = allowed(self.masks, actions) & self.acting
         for w in np.flatnonzero(going):
             for i in range(3):
                 if hits[w, i] and actions[w, i] > STOP:
@@ -91,7 +92,8 @@ class Duel:
                     standing = [e, *np.flatnonzero(before[w, :3] > 0)]
                     self.health[w, next(i for i in standing if before[w, i] > 0)] -= 0.6
         self.health = self.health.clip(0)
-        ours, theirs = self.health[:, :3] > 0, (self.health[:, 3:] > 0).any(1)
+        ours = self.health[:, :3] > 0
+        theirs = (self.health[:, 3:] > 0).any(1)
         won = going & ours.any(1) & ~theirs
         self.alive = np.where(going[:, None], ours, self.alive)
         self.terminated = self.terminated | (going & ~(ours.any(1) & theirs))
@@ -231,10 +233,8 @@ def schema_of(env, episode):
 
 
 def test_observations_have_the_entity_schema_of_the_log(duel):
-    made, env = (
-        smax.load(map="duel", groups=3, text="informative"),
-        SmaxTeams(1, map="duel", text="informative"),
-    )
+    made = smax.load(map="duel", groups=3, text="informative")
+    env = SmaxTeams(1, map="duel", text="informative")
     assert made.spec.entity_schema == env.entity_schema and {e.task for e in made.episodes} == set(
         env.tasks
     )
@@ -280,7 +280,8 @@ def test_a_forbidden_action_is_counted_and_does_nothing(duel):
 def test_no_policy_takes_a_forbidden_action_unless_unmasked(duel, monkeypatch):
     """Random weights would take one: the mask alone prevents it."""
     monkeypatch.setattr(Duel, "hit", 0.25)
-    spec, counts = smax.load(map="duel", groups=2).spec, {SmaxTeams: 0, Unmasked: 0}
+    spec = smax.load(map="duel", groups=2).spec
+    counts = {SmaxTeams: 0, Unmasked: 0}
     policy = make_policy(spec, head="discrete", decode="sample")
     for kind in counts:
         env = kind(20, map="duel")
@@ -298,7 +299,8 @@ def view(enemies, own=(0.25, 0.5)):
     made = np.zeros((1, 1, len(enemies) * UNIT + OWN), np.float32)
     for e, (health, x, y, kind) in enumerate(enemies):
         if health:
-            made[0, 0, e * UNIT : e * UNIT + 3], made[0, 0, e * UNIT + 7 + kind] = (health, x, y), 1
+            made[0, 0, e * UNIT : e * UNIT + 3] = (health, x, y)
+            made[0, 0, e * UNIT + 7 + kind] = 1
     made[0, 0, -OWN + 1 : -OWN + 3] = own
     return made
 
@@ -316,7 +318,9 @@ def view(enemies, own=(0.25, 0.5)):
 )
 def test_teachers_choose_by_their_observations(enemies, reach, expert, medium):
     class World:
-        facts, alive, observations = Duel.facts, np.ones((1, 1), bool), view(enemies)
+        facts = Duel.facts
+        alive = np.ones((1, 1), bool)
+        observations = view(enemies)
         masks = np.array([1, 1, 1, 1, 1, *reach], bool)[None, None]
 
     for name, wanted in (("expert", expert), ("medium", medium)):

@@ -68,7 +68,8 @@ def test_in_a_varying_log_a_tenth_of_the_teams_lose_an_agent():
     assert len(died) == 20 and (log.agents["step"][died] == HORIZON // 2).all()
     sizes = np.diff(log.agents["observation_offsets"])
     for row in died:
-        group, agent = log.agents["group"][row], log.agents["agent"][row]
+        group = log.agents["group"][row]
+        agent = log.agents["agent"][row]
         mine = log.agents["group"] == group
         assert not (
             mine & (log.agents["agent"] == agent) & (log.agents["step"] > HORIZON // 2)

@@ -45,8 +45,10 @@ def test_random_play_scores_about_0_and_the_expert_about_100():
 
 
 def test_a_world_plays_the_same_beside_others():
-    alone, many = SpreadTeams(5), SpreadTeams(5, agents="2,3,5", crash="4", partner="random")
-    one, beside = play(alone)[0]["per agent"], play(many)[0]["per agent, 3 agents"]
+    alone = SpreadTeams(5)
+    many = SpreadTeams(5, agents="2,3,5", crash="4", partner="random")
+    one = play(alone)[0]["per agent"]
+    beside = play(many)[0]["per agent, 3 agents"]
     assert [e.rewards.tolist() for e in one] == [e.rewards.tolist() for e in beside]
     assert (alone.score(one) == many.score(beside)).all()
 

@@ -113,11 +113,9 @@ def test_the_teachers_action_follows_from_the_own_observation():
     for _ in range(5):
         actions = teacher.act(world)
         for row, seen in enumerate(world.observe().astype(np.float64)):
-            velocity, landmarks, others = (
-                seen[:2],
-                seen[4:12].reshape(4, 2),
-                seen[12:18].reshape(3, 2),
-            )
+            velocity = seen[:2]
+            landmarks = seen[4:12].reshape(4, 2)
+            others = seen[12:18].reshape(3, 2)
             # it is the first, at the origin of its own observation
             agents = np.concatenate([np.zeros((1, 2)), others])
             mine = linear_sum_assignment(np.linalg.norm(agents[:, None] - landmarks, axis=-1))[1][0]
@@ -175,7 +173,8 @@ def test_random_play_has_the_return_that_omar_printed():
 
 def test_omars_rules_by_hand():
     world = Spread([3], 2, "omar")
-    world.positions[0], world.landmarks[0] = [[0, 0], [0.2, 0]], [[0, 0.05], [0, 1]]
+    world.positions[0] = [[0, 0], [0.2, 0]]
+    world.landmarks[0] = [[0, 0.05], [0, 1]]
     world._measure()
     assert world.rewards()[0] == pytest.approx([10 + 1 - 5] * 2), (
         "the first agent is the nearest to both landmarks, at 0.05 and 1"

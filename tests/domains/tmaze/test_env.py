@@ -38,7 +38,8 @@ def test_the_expert_wins_all_and_a_log_has_the_same_layout():
 
 def test_a_step_takes_as_many_passes_as_the_team_has_members_and_per_agent_one():
     env, log = teams()
-    model, calls = make_model(log.spec, head="discrete", execution="both", condition_on="none"), {}
+    model = make_model(log.spec, head="discrete", execution="both", condition_on="none")
+    calls = {}
     for execution in ("joint", "per_agent"):
         policy = Policy(model, env.horizon, 1, None, execution=execution)
         with (

@@ -44,10 +44,8 @@ def test_a_weight_is_the_exponential_of_the_advantage_up_to_twenty():
 
 
 def test_deviation_and_mean_weight_follow_the_targets_of_whole_batches():
-    weights, mask = (
-        AdvantageWeighted(4, SPEC, temperature=2.0, expectile=0.7),
-        torch.tensor([[True, True, False]]),
-    )
+    weights = AdvantageWeighted(4, SPEC, temperature=2.0, expectile=0.7)
+    mask = torch.tensor([[True, True, False]])
     # micro-batches of one step: advantages 3 and -1 have deviation 2; weights are e^1.5 and e^-0.5
     for part in (0, 1):
         weights.weights(torch.tensor([[3.0, -1.0, torch.nan]]), mask & (torch.arange(3) == part))
