@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
 Targets = float | Sequence[float] | np.ndarray | None
+Seed = int | Sequence[int] | np.random.SeedSequence  # of a generator of numpy
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 Letters = list[tuple[str, bool]]  # of each dimension: its letter, and whether it is one more
 

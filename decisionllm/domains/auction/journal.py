@@ -21,7 +21,7 @@ from typing import Any
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
-Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
+Entry = tuple[str, tuple[object, ...]]  # an SQL statement and its values
 
 VERSION = 2  # of the tables
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
@@ -340,7 +340,7 @@ class Journal:
         rows = self._read(f"SELECT {TICK} FROM ticks WHERE campaign = ? AND step = ?", id, step)
         return self._tick_of(rows[0]) if rows else None
 
-    def _listed(self, which: str, *values: Any) -> list[Row]:
+    def _listed(self, which: str, *values: object) -> list[Row]:
         """Campaigns with the answer to their last tick, without those of which a row is damaged."""
         found = []
         query = f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} {which}"
@@ -381,11 +381,11 @@ class Journal:
             logger.error("journal %s: %s", self.path, message)
         return DamagedRowError(message)
 
-    def _read(self, query: str, *values: Any) -> list[Any]:
+    def _read(self, query: str, *values: object) -> list[Any]:
         with self._reading:
             return self._reader.execute(query, values).fetchall()
 
-    def _list(self, query: str, *values: Any) -> list[Any]:
+    def _list(self, query: str, *values: object) -> list[Any]:
         """Rows of a query that reads many of them, on a connection of its own."""
         with self._listing:
             return self._lister.execute(query, values).fetchall()
