@@ -20,7 +20,10 @@ from decisionllm.schema import Episode, Json, Spec
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.figure import Figure
 
+    from decisionllm.models.normalizer import Normalizer
+    from decisionllm.policy.policy import Policy
     from decisionllm.schema import Batch
 
 
@@ -152,7 +155,7 @@ class Env(Protocol):
         """Further columns of a result row, JSON values."""
         return {}
 
-    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
+    def draw(self, episodes: Sequence[Episode], title: str) -> Figure | None:
         """A matplotlib figure of these episodes, or None."""
         return None
 
@@ -160,7 +163,7 @@ class Env(Protocol):
         """Scripted players to compare with: {name: tasks -> player}."""
         return {}
 
-    def probe(self, policy: Any) -> Json:
+    def probe(self, policy: Policy) -> Json:
         """Further columns of the result rows of a trained `Policy` that need no rollout, JSON
         values. A value with the keys rows, columns and shares is drawn as a heat map."""
         return {}
@@ -239,7 +242,7 @@ class Head(Protocol):
 class ActionModel(Protocol):
     """What an objective uses of a model, which is a `models.sequence.SequenceModel`."""
 
-    normalizer: Any
+    normalizer: Normalizer
 
     def distribution(
         self,
