@@ -20,6 +20,8 @@ from decisionllm.schema import Json
 from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from decisionllm.serving.middleware import Access
     from decisionllm.serving.model_folder import ModelFolder
     from decisionllm.serving.shadow import Shadow
@@ -78,7 +80,7 @@ def serve(config: Json) -> None:
         f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}",
         flush=True,
     )
-    if several:
+    if app is None:
         listener.close()
         with logs.written(config["log"]):
             replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
@@ -150,7 +152,7 @@ def listen(host: str, port: int, **options: Any) -> socket.socket:
     )
 
 
-def application(config: Json, replica: int | None = None) -> Any:
+def application(config: Json, replica: int | None = None) -> "FastAPI":
     """The FastAPI app of this config; a token is read from the environment of its process.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from decisionllm.datasets.store import Store
 from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.schema import Spec, Targets
@@ -36,7 +37,7 @@ def library() -> Any:
 
 
 def transitions(
-    store: Any,
+    store: Store,
     episodes: np.ndarray | Sequence[int],
     *,
     ends: bool = False,

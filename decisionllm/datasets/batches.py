@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import sampling, team_windows, windows
@@ -15,6 +14,10 @@ from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.registry import build
 from decisionllm.schema import Batch, Json, Window
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,8 @@ def to_batch(
     *,
     store: Store,
     tasks: Sequence[str],
-    encode: Callable[[Sequence[str]], tuple[Tensor, Tensor]],
-    device: torch.device | str,
+    encode: Callable[[Sequence[str]], tuple["Tensor", "Tensor"]],
+    device: "torch.device | str",
 ) -> Batch:
     """These rows of a window, with their texts, on the device. tasks: the texts by number; encode:
     texts -> ids, mask.

@@ -54,7 +54,7 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: Any) -> None:
+def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
@@ -120,7 +120,7 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     return info
 
 
-def longer(path: Path, **different: tuple[Any, Any]) -> str:
+def longer(path: Path, **different: tuple[object, object]) -> str:
     """How to train for longer than a run was begun for, as a message."""
     was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
     now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())

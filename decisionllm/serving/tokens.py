@@ -95,7 +95,7 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
     return found
 
 
-def _entry(name: str, table: Any) -> tuple[bytes, Caller]:
+def _entry(name: str, table: object) -> tuple[bytes, Caller]:
     if not NAME.fullmatch(name):
         raise ValueError(f"tokens: expected names of letters, digits, _ . and -, got {name!r}")
     if not isinstance(table, Mapping):
