@@ -16,8 +16,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from decisionllm.schema import Json
-
 
 def cache_dir() -> Path:
     """$DECISIONLLM_HOME, or ~/.cache/decisionllm: the default of the option cache_dir, and where
@@ -225,6 +223,6 @@ def _digest(path: Path) -> str:
     return f"{size} bytes, sums {zlib.crc32(columns.tobytes(), crc):08x}"
 
 
-def read_lines(path: Path) -> list[Json]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of JSON values."""
     return [json.loads(line) for line in path.read_text().splitlines()]

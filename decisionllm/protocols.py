@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from decisionllm.models.normalizer import Normalizer
-    from decisionllm.policy.policy import Policy
     from decisionllm.schema import Batch
 
 
@@ -163,7 +161,7 @@ class Env(Protocol):
         """Scripted players to compare with: {name: tasks -> player}."""
         return {}
 
-    def probe(self, policy: Policy) -> Json:
+    def probe(self, policy: Any) -> Json:
         """Further columns of the result rows of a trained `Policy` that need no rollout, JSON
         values. A value with the keys rows, columns and shares is drawn as a heat map."""
         return {}
@@ -242,7 +240,7 @@ class Head(Protocol):
 class ActionModel(Protocol):
     """What an objective uses of a model, which is a `models.sequence.SequenceModel`."""
 
-    normalizer: Normalizer
+    normalizer: Any
 
     def distribution(
         self,

@@ -19,7 +19,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch  # an exported policy acts without it
-    from _typeshed import DataclassInstance
 
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
@@ -48,11 +47,11 @@ def stored(dtype: type, default: object) -> Any:
     return field(default=default, kw_only=True, metadata={"dtype": dtype})
 
 
-def check_record(record: DataclassInstance) -> None:
+def check_record(record: StepColumns[Array] | History) -> None:
     """Raise a ValueError if an array of a record has another shape than its field says, or a number
     that is not finite.
     """
-    kind = type(record)
+    kind: type = type(record)
     sizes: dict[str, int] = {}  # by letter
     for name, letters, optional in _shapes(kind):
         value = vars(record)[name]
@@ -120,7 +119,7 @@ def differs(*columns: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _shapes(record: type[DataclassInstance]) -> list[tuple[str, Letters, bool]]:
+def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
     """(name, dimensions, whether it may be left out) of each array of a record."""
     found = []
     lead = record.lead if issubclass(record, StepColumns) else []

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from decisionllm.datasets.store import Store
 from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.schema import Spec, Targets
@@ -37,7 +36,7 @@ def library() -> Any:
 
 
 def transitions(
-    store: Store,
+    store: Any,
     episodes: np.ndarray | Sequence[int],
     *,
     ends: bool = False,
