@@ -80,7 +80,7 @@ def check(precision: str) -> bool:
     return sharded
 
 
-def begin(precision: str, *, cpu: bool, **options: Any) -> Accelerator:
+def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
     """The accelerator of a run.
 
     Args:
@@ -137,9 +137,9 @@ def prepare(
     plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or [
         *model.backbone.core._no_split_modules
     ]
-    model, optimizer = accelerator.prepare(model, optimizer)
-    model.backbone.shard()
-    return model, optimizer
+    prepared, stepped = accelerator.prepare(model, optimizer)
+    prepared.backbone.shard()
+    return prepared, stepped
 
 
 def reshard(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decisionllm.checks import one_of
 from decisionllm.config import train_config
@@ -146,10 +146,9 @@ def replica(config: Json, number: int, beat: replicas.Beat) -> None:
         protocol.server(app, beat=beat).run(sockets=[listener])
 
 
-def listen(host: str, port: int, **options: Any) -> socket.socket:
-    return socket.create_server(
-        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, **options
-    )
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=reuse_port)
 
 
 def application(config: Json, replica: int | None = None) -> "FastAPI":

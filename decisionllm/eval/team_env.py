@@ -3,13 +3,13 @@ count worlds, drawings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from decisionllm.datasets.team_layout import canonical, entity_schema
 from decisionllm.datasets.team_texts import task_text, team_facts
-from decisionllm.datasets.team_worlds import Game, World
+from decisionllm.datasets.team_worlds import Game, W
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -174,7 +174,7 @@ class TeamEnv(Env):
         return {name: partial(begin, name) for name in self.teachers}
 
 
-class WorldTeams(TeamEnv):
+class WorldTeams(TeamEnv, Generic[W]):
     """Worlds as of `team_worlds`, which a team wins or loses.
 
     Each agent of the team plays until it ends, and has the team's reward.
@@ -188,11 +188,11 @@ class WorldTeams(TeamEnv):
     """
 
     unit = "worlds won, %"
-    world: World
+    world: W
 
     def __init__(
         self,
-        game: Game,
+        game: Game[W],
         num_episodes: int,
         labels: Sequence[str] = ("",),
         **given: Any,

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -221,7 +220,9 @@ def content(path: Path) -> Json:
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)
-        parsed: Any = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        parsed: object = (json.loads if path.suffix == ".json" else yaml.safe_load)(
+            path.read_text()
+        )
         if not isinstance(parsed, dict) or not parsed:
             raise ValueError(f"expected keys with values, got {parsed}")
         return parsed

@@ -215,7 +215,7 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         url: str,
         token: str | None = None,
         timeout: float = 5.0,
-        **more: Any,
+        **more: object,
     ) -> None:
         import httpx  # pip install decisionllm[serve]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from decisionllm.checks import one_of
 from decisionllm.schema import Json
@@ -108,7 +108,7 @@ class Writer(logging.Handler):
         self.sample = sample
         self.slow = slow
         self.as_json, self.stream, self.dropped = kind == "json", stream, 0
-        self.waiting: deque[tuple[Any, ...]] = deque()
+        self.waiting: deque[tuple[float, str, str, Json, Json | None]] = deque()
         self.stopped = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:

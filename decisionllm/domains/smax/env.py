@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @register("env", "smax", text="${text}", map="${dataset.map}", frames="${text_wordings}")
-class SmaxTeams(WorldTeams):
+class SmaxTeams(WorldTeams[Smax]):
     """num_episodes battles under each condition: undisturbed, then with each crash.
 
     Args:
@@ -33,7 +33,6 @@ class SmaxTeams(WorldTeams):
 
     unit = "battles won, %"
     averages = ("deaths", "out_of_time")
-    world: Smax
 
     def __init__(
         self,
