@@ -305,6 +305,7 @@ class _Adapted(torch.autograd.Function):
 
 
 def _all_adapted(layers: tuple[nn.Module, ...]) -> TypeGuard[tuple[AdaptedLinear, ...]]:
+    """Whether each of these is a linear map with one plain LoRA adapter, see `_adapted`."""
     return all(map(_adapted, layers))
 
 

@@ -47,7 +47,7 @@ class World(Protocol):
         ...
 
 
-W = TypeVar("W", bound=World)
+W = TypeVar("W", bound=World)  # the worlds of a game
 Played = TypeVar("Played", bound=World, contravariant=True)
 
 

@@ -220,9 +220,8 @@ def content(path: Path) -> Json:
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)
-        parsed: object = (json.loads if path.suffix == ".json" else yaml.safe_load)(
-            path.read_text()
-        )
+        parse = json.loads if path.suffix == ".json" else yaml.safe_load
+        parsed: object = parse(path.read_text())
         if not isinstance(parsed, dict) or not parsed:
             raise ValueError(f"expected keys with values, got {parsed}")
         return parsed
