@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from decisionllm import __version__
 from decisionllm.checks import unknown
 from decisionllm.command_line import UsageError, checked_options, configs, explain, store_choices
 from decisionllm.sweep import run_directory, swept_keys
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 COMMANDS = {
     "data": "make or import a dataset and print its card",
@@ -86,7 +89,7 @@ def run(command: str, overrides: list[str]) -> int:
     overrides = with_action(command, overrides)
     codes = [0]
 
-    def job(config: Any) -> None:
+    def job(config: "DictConfig") -> None:
         chosen = HydraConfig.get().runtime.choices
         given = HydraConfig.get().overrides.task
         try:
@@ -126,7 +129,7 @@ def is_for_hydra(overrides: list[str]) -> bool:
     return any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in overrides)
 
 
-def start(command: str, overrides: list[str], job: Callable[[Any], None]) -> None:
+def start(command: str, overrides: list[str], job: Callable[["DictConfig"], None]) -> None:
     """Compose the config of a command and call `job` with it.
 
     Hydra's entry point does the same for one job, but composes everything once more before, to

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory, hardware
+
+if TYPE_CHECKING:
+    from d3rlpy.algos import QLearningAlgoBase
 
 
 def baseline(config: Node) -> Path:
@@ -122,7 +125,11 @@ def baseline(config: Node) -> Path:
 
 
 def train(
-    algorithm: Any, known: list[np.ndarray], run: Path, config: Node, console: Console
+    algorithm: "QLearningAlgoBase",
+    known: list[np.ndarray],
+    run: Path,
+    config: Node,
+    console: Console,
 ) -> None:
     """Update the algorithm with batches of these transitions; write mean losses to losses.jsonl."""
     steps = config["steps"]

@@ -3,12 +3,11 @@ that is known.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import Any
 
 
-def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The message for an unknown name, with the nearest that is known."""
     known = list(known)
     near = get_close_matches(str(name), known, 1)
@@ -44,13 +43,13 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
     return f"no key {key!r} in the config; {remedy}"
 
 
-def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
+def one_of(name: str, value: object, known: Collection[str]) -> None:
     """Raise a ValueError that names the known values unless `value` is one of them."""
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
 
 
-def listed(given: Any) -> list[str]:
+def listed(given: object) -> list[str]:
     """A list, or words separated by commas, as a list of words; "" -> []."""
     if isinstance(given, list | tuple):
         words = list(given)
@@ -61,7 +60,9 @@ def listed(given: Any) -> list[str]:
     return [str(word).strip() for word in words]
 
 
-def ranges(name: str, given: Any, *, nothing: str = "", within: range | None = None) -> list[int]:
+def ranges(
+    name: str, given: object, *, nothing: str = "", within: range | None = None
+) -> list[int]:
     """ "4,0-2" -> [4, 0, 1, 2], each once.
 
     Args:

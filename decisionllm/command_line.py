@@ -9,13 +9,16 @@ from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
 from decisionllm.config import TrainConfig, flat, merged, plain
 from decisionllm.registry import Node
 from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 KINDS = {
     bool: "true or false",
@@ -82,7 +85,7 @@ def store_choices() -> None:
     OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
 
 
-def policy_name(choice: str, *, _root_: Any) -> str:
+def policy_name(choice: str, *, _root_: "DictConfig") -> str:
     """The name of a policy by default: of the backbone that is built, safe in a path.
 
     Args:
@@ -106,7 +109,7 @@ def policy_name(choice: str, *, _root_: Any) -> str:
     return safe or choice
 
 
-def checked_options(config: Any, command: str, chosen: Json, words: Iterable[str]) -> Node:
+def checked_options(config: "DictConfig", command: str, chosen: Json, words: Iterable[str]) -> Node:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
     nothing reads.
 
@@ -146,7 +149,12 @@ def checked_options(config: Any, command: str, chosen: Json, words: Iterable[str
 
 
 def check_key(
-    config: Any, defaults: Any, key: str, *, known: Collection[str], given: Collection[str]
+    config: "DictConfig",
+    defaults: "DictConfig",
+    key: str,
+    *,
+    known: Collection[str],
+    given: Collection[str],
 ) -> None:
     """Give a key of a config the type of its default, or raise a UsageError; a default of a choice
     that another `_target_` replaced is taken out.
@@ -177,14 +185,14 @@ def check_key(
         raise UsageError(unknown_key(key, known))
 
 
-def is_replaced(config: Any, defaults: Any, node: str) -> bool:
+def is_replaced(config: "DictConfig", defaults: "DictConfig", node: str) -> bool:
     """Whether the user gave a node another `_target_` than that of its choice."""
     target = f"{node}._target_"
     return bool(selected(config, target, strict=True) != selected(defaults, target))
 
 
 @cache
-def defaults_of(command: str, *choices: str) -> Any:
+def defaults_of(command: str, *choices: str) -> "DictConfig":
     """The config of a command with these choices and no other word, such as "dataset=synthetic".
 
     The jobs of a sweep, and the cells of a study, share one. It is only read.
@@ -194,7 +202,7 @@ def defaults_of(command: str, *choices: str) -> Any:
     return hydra.compose(command, [*choices])
 
 
-def selected(node: Any, key: str, *, strict: bool = False) -> Any:
+def selected(node: "DictConfig", key: str, *, strict: bool = False) -> Any:
     """The value of a key of a config, nested configs as plain containers. strict: a reference that
     leads nowhere is an error.
     """
@@ -204,7 +212,7 @@ def selected(node: Any, key: str, *, strict: bool = False) -> Any:
     return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
 
-def references_to_runs(config: Any) -> Node:
+def references_to_runs(config: "DictConfig") -> Node:
     """Take out and return the options of an env named in `evaluate` that refer to options of each
     run, see `env_options_of`.
     """
@@ -218,7 +226,7 @@ def references_to_runs(config: Any) -> Node:
     return references
 
 
-def takes_any_keys(config: Any, defaults: Any, at: str) -> bool:
+def takes_any_keys(config: "DictConfig", defaults: "DictConfig", at: str) -> bool:
     """Whether a node, or one above it, is {} by default, or an option of a registered choice that
     is null or missing by default.
     """
@@ -236,7 +244,7 @@ def takes_any_keys(config: Any, defaults: Any, at: str) -> bool:
     return False
 
 
-def expanded(path: Any) -> Any:
+def expanded(path: object) -> object:
     """A path, or a list of paths, with the home folder in place of `~`."""
     if isinstance(path, list):
         return [expanded(each) for each in path]
@@ -357,7 +365,7 @@ def _is_read(override: str) -> bool:
     return True
 
 
-def leaves(config: Any) -> list[str]:
+def leaves(config: "DictConfig") -> list[str]:
     """The keys of a config of Hydra, those of its nodes with dots: ["steps", "head.deviation",
     ...].
     """

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from decisionllm import registry
 from decisionllm.registry import Node
 from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 @dataclass
@@ -134,7 +137,7 @@ class TrainConfig:
     act: ActOptions = field(default_factory=ActOptions)
 
 
-def plain(config: Any) -> Node:
+def plain(config: "TrainConfig | DictConfig | Json") -> Node:
     """A TrainConfig, or a dict of its form, as resolved plain dicts."""
     from omegaconf import OmegaConf
 

@@ -214,7 +214,7 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
         "the trajectory"
     )
     if task:
-        tokens = [own_tokenizer().decode([token]) for token in ids[0].tolist()]
+        tokens = [str(own_tokenizer().decode([token])) for token in ids[0].tolist()]
         yield f"  text {'|'.join(tokens)}"
     else:
         yield "  no text"

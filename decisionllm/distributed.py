@@ -13,9 +13,10 @@ from accelerate import (
     DistributedType,
     FullyShardedDataParallelPlugin,
 )
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import str_to_bool
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -36,7 +37,7 @@ REFUSED = {  # what accelerate can set and a training here does not do: the reme
 # a group goes; it does so while it holds Python's lock if that reference is DDP's, and a thread
 # that wants this lock then waits for ever (pytorch/pytorch#56297). Held here, the group outlives
 # the model: the last reference is Python's, which lets the lock go.
-_group: list[Any] = []
+_group: list[object] = []
 
 
 def check(precision: str) -> bool:
@@ -79,7 +80,7 @@ def check(precision: str) -> bool:
     return sharded
 
 
-def begin(precision: str, *, cpu: bool, **options: Any) -> Any:
+def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
     """The accelerator of a run.
 
     Args:
@@ -109,8 +110,8 @@ def begin(precision: str, *, cpu: bool, **options: Any) -> Any:
 
 
 def prepare(
-    accelerator: Any, model: Any, optimizer: torch.optim.Optimizer, *, alike: bool
-) -> tuple[Any, Any]:
+    accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, *, alike: bool
+) -> tuple[nn.Module, AcceleratedOptimizer]:
     """Model and optimiser wrapped by accelerate; with FSDP2 each block of the backbone is gathered
     while it is read.
 
@@ -130,18 +131,18 @@ def prepare(
         accelerator.ddp_handler = DistributedDataParallelKwargs(
             static_graph=alike, find_unused_parameters=not alike
         )
-        wrapped: tuple[Any, Any] = accelerator.prepare(model, optimizer)
+        wrapped: tuple[nn.Module, AcceleratedOptimizer] = accelerator.prepare(model, optimizer)
         return wrapped
     plugin = accelerator.state.fsdp_plugin
     plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or [
         *model.backbone.core._no_split_modules
     ]
-    model, optimizer = accelerator.prepare(model, optimizer)
-    model.backbone.shard()
-    return model, optimizer
+    prepared, stepped = accelerator.prepare(model, optimizer)
+    prepared.backbone.shard()
+    return prepared, stepped
 
 
-def reshard(model: Any) -> None:
+def reshard(model: nn.Module) -> None:
     """Divide the weights of a sharded model that are in no block, such as word embeddings; a
     forward without a backward pass leaves them gathered."""
     if isinstance(model, FSDPModule):
@@ -169,7 +170,7 @@ def lost(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
-def counter(accelerator: Any) -> Callable[[], int]:
+def counter(accelerator: Accelerator) -> Callable[[], int]:
     """What counts its calls over all processes of a run, also once their connection is lost."""
     store = (
         torch.distributed.distributed_c10d._get_default_store()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import Node, build
 from decisionllm.runs import directory, hardware
-from decisionllm.schema import Episode, Json, Report, Spec
+from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
 # options of acting that a result row has in a column, or in the name of its policy
 IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
@@ -121,7 +121,7 @@ def check_options(config: Node) -> list[Path]:
     return runs
 
 
-def run_directories(given: Any) -> list[Path]:
+def run_directories(given: object) -> list[Path]:
     """The run directories that a path or pattern, or a list of them, names, in their order."""
     found: list[Path] = []
     for pattern in given if isinstance(given, list) else [given]:
@@ -300,18 +300,18 @@ def policy_contenders(
     return contenders
 
 
-def targets(loaded: Loaded, env: Env, config: Node) -> dict[float | None, Any]:
+def targets(loaded: Loaded, env: Env, config: Node) -> dict[float | None, Targets]:
     """Target returns: the headline, quantiles of the training returns, and given returns.
 
     Returns:
         {name in a result row: one target for all episodes, or (N,) one for each}.
     """
     policy, info = loaded.policy, loaded.info
-    found: dict[float | None, Any] = {headline(policy): headline(policy)}
+    found: dict[float | None, Targets] = {headline(policy): headline(policy)}
     if not policy.return_conditioned:
         return found
     for quantile in config["target_quantiles"]:
-        each: Any = env.target_returns(info["dataset"], quantile)
+        each: Targets = env.target_returns(info["dataset"], quantile)
         if each is None:
             each = directory.target(info, quantile)
         found.setdefault(float(np.mean(each)), each)

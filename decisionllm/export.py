@@ -8,7 +8,7 @@ import logging
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ def language_model(run: Path, path: Path) -> None:
 
 
 def write(
-    policy: Any,
+    policy: Policy,
     path: str | Path,
     run_info: Json,
     *,
@@ -149,7 +149,7 @@ def write(
         (partial / "policy.json").write_text(json.dumps(info, indent=1))
 
 
-def check(policy: Any) -> None:
+def check(policy: object) -> None:
     """Raise a ValueError that says why a policy cannot be exported, if it cannot."""
     if not isinstance(policy, Policy):
         raise ValueError(BASELINE)

@@ -20,6 +20,7 @@ from decisionllm.schema import Episode, Json, Spec
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.figure import Figure
 
     from decisionllm.schema import Batch
 
@@ -152,7 +153,7 @@ class Env(Protocol):
         """Further columns of a result row, JSON values."""
         return {}
 
-    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
+    def draw(self, episodes: Sequence[Episode], title: str) -> Figure | None:
         """A matplotlib figure of these episodes, or None."""
         return None
 

@@ -44,7 +44,7 @@ Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
 
 
-def register(group: str, name: str, /, **defaults: Any) -> Callable[[Thing], Thing]:
+def register(group: str, name: str, /, **defaults: object) -> Callable[[Thing], Thing]:
     """Mark a function or class as the choice `group=name`, with these defaults in place of its
     signature's.
     """
@@ -52,7 +52,7 @@ def register(group: str, name: str, /, **defaults: Any) -> Callable[[Thing], Thi
 
 
 @cache
-def discover() -> dict[str, dict[str, dict[str, Any]]]:
+def discover() -> dict[str, dict[str, Node]]:
     """The registered choices: {group: {name: {"_target_": ..., key: default, ...}}}."""
     return {group: made for group, made in _registered().items() if group not in FUNCTIONS}
 
@@ -73,9 +73,9 @@ def function(group: str, name: str) -> Callable[..., Any] | None:
 
 
 @cache
-def _registered() -> dict[str, dict[str, dict[str, Any]]]:
+def _registered() -> dict[str, dict[str, Node]]:
     """All that `register` marks, as `discover` returns it."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found: dict[str, dict[str, Node]] = {}
     for module, path in _modules():
         for node in ast.parse(path.read_text()).body:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -114,9 +114,9 @@ def _modules() -> Iterator[tuple[str, Path]]:
         yield entry.value, Path(spec.origin)
 
 
-def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]) -> Node:
+def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: Node) -> Node:
     """The config node of a registered function or class. An option without a default is `???`."""
-    options: dict[str, Any] = {}
+    options: Node = {}
     called = _called(node)
     if called is not None:
         for parameter, value in zip(called.args.kwonlyargs, called.args.kw_defaults, strict=True):
@@ -142,7 +142,7 @@ def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
     return None
 
 
-def choice(group: str, name: str, /, **options: Any) -> Node:
+def choice(group: str, name: str, /, **options: object) -> Node:
     """The config node of a registered choice, for Python: choice("dataset", "synthetic",
     episodes=40).
 
@@ -164,7 +164,7 @@ def choice(group: str, name: str, /, **options: Any) -> Node:
     return known[name] | options
 
 
-def build(node: Node, *supplied: Any) -> Any:
+def build(node: Node, *supplied: object) -> Any:
     """Call what a config node names: `_target_` with the supplied positional arguments and the
     node's keys.
 
@@ -196,7 +196,7 @@ def build(node: Node, *supplied: Any) -> Any:
     return thing(*supplied, **options)
 
 
-def _without_references(target: str, thing: Callable[..., Any], options: dict[str, Any]) -> Node:
+def _without_references(target: str, thing: Callable[..., object], options: Node) -> Node:
     """The options without those whose value is an unresolved "${...}"; a ValueError if the callable
     has no default for one.
     """

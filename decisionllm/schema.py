@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
 Targets = float | Sequence[float] | np.ndarray | None
+Seed = int | Sequence[int] | np.random.SeedSequence  # of a generator of numpy
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 Letters = list[tuple[str, bool]]  # of each dimension: its letter, and whether it is one more
 
@@ -41,16 +42,16 @@ def column(shape: str, dtype: type, **options: Any) -> Any:
     return shaped(f"* {shape}", dtype=dtype, **options)
 
 
-def stored(dtype: type, default: Any) -> Any:
+def stored(dtype: type, default: object) -> Any:
     """A field with one value an episode."""
     return field(default=default, kw_only=True, metadata={"dtype": dtype})
 
 
-def check_record(record: Any) -> None:
+def check_record(record: StepColumns[Array] | History) -> None:
     """Raise a ValueError if an array of a record has another shape than its field says, or a number
     that is not finite.
     """
-    kind: Any = type(record)
+    kind: type = type(record)
     sizes: dict[str, int] = {}  # by letter
     for name, letters, optional in _shapes(kind):
         value = vars(record)[name]
@@ -72,7 +73,7 @@ def check_record(record: Any) -> None:
             raise ValueError(f"{kind.__name__}.{name}: expected finite numbers, got {got}")
 
 
-def _sizes_of(value: Any, letters: Letters, sizes: dict[str, int]) -> dict[str, int] | None:
+def _sizes_of(value: object, letters: Letters, sizes: dict[str, int]) -> dict[str, int] | None:
     """The size of each letter in a value's shape; None if the shape does not fit the known ones."""
     shape = getattr(value, "shape", None)
     if shape is None or len(shape) != len(letters):
@@ -91,7 +92,7 @@ def _described(letter: str, more: bool, sizes: dict[str, int]) -> str:
     return f"{name}={sizes[letter] + more}" if letter in sizes else name
 
 
-def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
+def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None:
     """Raise a ValueError about the first wrong entry, if there is one.
 
     Args:
@@ -118,15 +119,16 @@ def differs(*columns: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _shapes(record: Any) -> list[tuple[str, Letters, bool]]:
+def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
     """(name, dimensions, whether it may be left out) of each array of a record."""
     found = []
+    lead = record.lead if issubclass(record, StepColumns) else []
     for each in fields(record):
         if "shape" not in each.metadata:
             continue
         dimensions: list[str] = []
         for part in each.metadata["shape"]:
-            dimensions += record.lead if part == "*" else [part]
+            dimensions += lead if part == "*" else [part]
         letters = [(name.removesuffix("+1"), name.endswith("+1")) for name in dimensions]
         found.append((each.name, letters, each.default is None))
     return found
@@ -185,9 +187,9 @@ class Spec:
             )
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> Spec:
+    def of(cls, saved: Json) -> Spec:
         """The spec that JSON holds, whose lists are tuples here."""
-        tuples: dict[str, Any] = {
+        tuples: Json = {
             key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()
         }
         return cls(**tuples)
@@ -243,7 +245,7 @@ class Episode(StepColumns[np.ndarray]):
     return_after_exit: float | None = stored(np.float32, None)
     part: int | None = stored(np.int32, None)  # of a mixture: which of its datasets
     # of a rollout, beside the rewards; not stored
-    outcome: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    outcome: Json = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
@@ -365,9 +367,9 @@ class Report:
     seconds: float
     # the options that identify the run, see `identity.options_of`; {} for a scripted player; None:
     # not recorded
-    options: dict[str, Any] | None = None
+    options: Json | None = None
     # versions, fingerprint, commit: whatever belongs to this row
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: Json = field(default_factory=dict)
 
     def row(self) -> Json:
         """The line of results.jsonl, as a dict."""

@@ -6,7 +6,7 @@ import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decisionllm.checks import one_of
 from decisionllm.config import train_config
@@ -20,6 +20,8 @@ from decisionllm.schema import Json
 from decisionllm.serving import logs, replicas
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from decisionllm.serving.middleware import Access
     from decisionllm.serving.model_folder import ModelFolder
     from decisionllm.serving.shadow import Shadow
@@ -78,7 +80,7 @@ def serve(config: Json) -> None:
         f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}",
         flush=True,
     )
-    if several:
+    if app is None:
         listener.close()
         with logs.written(config["log"]):
             replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
@@ -144,13 +146,12 @@ def replica(config: Json, number: int, beat: replicas.Beat) -> None:
         protocol.server(app, beat=beat).run(sockets=[listener])
 
 
-def listen(host: str, port: int, **options: Any) -> socket.socket:
-    return socket.create_server(
-        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, **options
-    )
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=reuse_port)
 
 
-def application(config: Json, replica: int | None = None) -> Any:
+def application(config: Json, replica: int | None = None) -> "FastAPI":
     """The FastAPI app of this config; a token is read from the environment of its process.
 
     Args:

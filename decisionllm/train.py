@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
+from torch import nn
 
 from decisionllm import distributed
 from decisionllm.config import OptimOptions, TrainConfig, plain, train_config
@@ -75,10 +76,10 @@ class Training:
     console: Console | None
     data: dict[str, Data]
     shares: dict[str, list[float]]
-    model: Any
+    model: nn.Module
     inner: Model
     optimizer: torch.optim.Optimizer
-    wrapped: Any
+    wrapped: AcceleratedOptimizer
     loop: Loop
     watch: ScoreWatch | None
 
@@ -91,7 +92,7 @@ class Training:
         if self.console is not None:
             self.console.print(line)
 
-    def batch(self, space: str, window: Window, rows: Any = ALL) -> Batch:
+    def batch(self, space: str, window: Window, rows: slice | np.ndarray = ALL) -> Batch:
         """These rows of a window of an embodiment, with their texts, on the device."""
         data = self.data[space]
         encode = self.inner.backbone.encode
@@ -104,7 +105,7 @@ class Training:
             device=self.accelerator.device,
         )
 
-    def terms(self, model: Any, batch: Batch, space: str) -> dict[str, torch.Tensor]:
+    def terms(self, model: nn.Module, batch: Batch, space: str) -> dict[str, torch.Tensor]:
         """The terms of the loss of a batch of an embodiment."""
         with self.accelerator.autocast():
             terms: dict[str, torch.Tensor] = model(batch, space) if space else model(batch)
@@ -208,8 +209,8 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     restore_or_describe(config, stores, data, model, begun=begun, main=main)
     with_texts = {(name, bool(task)) for name, store in stores.items() for task in store.tasks}
     alike = config.team.execution == "per_agent" and len(with_texts) == 1
-    model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
-    inner = accelerator.unwrap_model(model)
+    prepared, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
+    inner = accelerator.unwrap_model(prepared)
     if begun:
         resume(loop, run, inner, optimizer)
     if main:
@@ -225,7 +226,17 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
             asdict(config), info, config.log.rollout_episodes, str(accelerator.device)
         )
     training = Training(
-        config, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop, watch
+        config,
+        accelerator,
+        console,
+        data,
+        shares,
+        prepared,
+        inner,
+        optimizer,
+        wrapped,
+        loop,
+        watch,
     )
     announce(training)
     return training
@@ -285,7 +296,7 @@ def open_stores(
     return stores, shares, data
 
 
-def divided(window: Window, part: int, parts: int) -> Any:
+def divided(window: Window, part: int, parts: int) -> slice | np.ndarray:
     """The rows of a window that are one of its parts: an index.
 
     The rows of a team stay together.
@@ -293,7 +304,7 @@ def divided(window: Window, part: int, parts: int) -> Any:
     return slice(part, None, parts) if window.team is None else window.team % parts == part
 
 
-def processes(config: TrainConfig) -> Any:
+def processes(config: TrainConfig) -> Accelerator:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its
     processes.
     """
@@ -601,7 +612,7 @@ def trainer_state(
     return {f"{names[weight]}/{key}": distributed.whole(value) for weight, key, value in moments}
 
 
-def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
+def resume(loop: Loop, run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the optimiser of a run's last checkpoint, and where its loop was."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())

@@ -8,7 +8,6 @@ heads, d head width, m = H / G * n queries of a row for each key head. A grid ha
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decisionllm.backbones.layouts import drop
+from decisionllm.backbones.parts import Saved
 
 # places for each row in a grid; with more of them, most of a product would be thrown away
 SPARSE = 2
@@ -211,6 +211,10 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return taken
 
 
+class _Size(Saved):
+    size: torch.Size
+
+
 class _Rows(torch.autograd.Function):
     """x[index] of the first dimension.
 
@@ -218,13 +222,13 @@ class _Rows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx: _Size, x: Tensor, index: Tensor) -> Tensor:
         ctx.size = x.shape
         ctx.save_for_backward(index)
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Size, gradient: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         flat = gradient.new_zeros(ctx.size[0], ctx.size[1:].numel())
         return flat.index_add_(0, index, gradient.flatten(1)).view(ctx.size), None

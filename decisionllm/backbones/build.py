@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from decisionllm.backbones.cut import cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
@@ -20,6 +21,12 @@ from decisionllm.checks import one_of
 from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    ModelWithTokenizer = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_SECONDS = 5.0  # how long the hub may take to say that it has a model
@@ -164,8 +171,7 @@ def pretrained(
     read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
     try:
         if run:
-            model, tokenizer = model_of_run(path, weights)
-            model.to(DTYPES[dtype])
+            model, tokenizer = model_of_run(path, weights, DTYPES[dtype])
         elif local:
             model, tokenizer = read(source, local_files_only=True)
         else:
@@ -217,7 +223,7 @@ def smollm2(
 
 def of_transformers(
     source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype
-) -> tuple[Any, Any]:
+) -> "ModelWithTokenizer":
     """The language model of a folder or of the hub, and its tokenizer.
 
     Args:
@@ -238,7 +244,7 @@ def of_transformers(
     ), tokenizer
 
 
-def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]:
+def of_hub(hub_id: str, read: Callable[..., "ModelWithTokenizer"]) -> "ModelWithTokenizer":
     """A model of the hub and its tokenizer: the copy in the cache, or a download after one request
     that answers.
 
@@ -269,8 +275,8 @@ def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]
     return read(hub_id, local_files_only=False)
 
 
-def model_of_run(path: Path, weights: str) -> tuple[Any, Any]:
-    """The language model that a run trained whole, on any data, and its tokenizer."""
+def model_of_run(path: Path, weights: str, dtype: torch.dtype) -> "ModelWithTokenizer":
+    """The language model that a run trained whole, on any data, as this type, and its tokenizer."""
     import yaml
 
     config = yaml.safe_load((path / "config.yaml").read_text())
@@ -300,10 +306,10 @@ def model_of_run(path: Path, weights: str) -> tuple[Any, Any]:
                 if n.startswith("backbone.model.")
             }
         )
-    return backbone.model, backbone.tokenizer
+    return backbone.model.to(dtype), backbone.tokenizer
 
 
-def drawn(config: Any, seed: int) -> Any:
+def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
     """A transformers model with weights drawn from the seed; the global random state stays as it
     is.
     """
@@ -311,10 +317,11 @@ def drawn(config: Any, seed: int) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModel.from_config(config)
+        model: PreTrainedModel = AutoModel.from_config(config)
+        return model
 
 
-def shuffle(model: Any, seed: int) -> None:
+def shuffle(model: nn.Module, seed: int) -> None:
     """Permute the numbers within each weight tensor but adapters, in place: same distribution of
     numbers, nothing learned.
     """
@@ -329,8 +336,8 @@ def shuffle(model: Any, seed: int) -> None:
 
 
 def tuned(
-    model: Any,
-    tokenizer: Any,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
     seed: int,
     tune: str,
     lora_rank: int,
@@ -351,7 +358,7 @@ def tuned(
     """
     one_of("backbone.tune", tune, ("lora", "full", "frozen"))
     if tune == "lora":
-        model = add_adapters(
+        adapted = add_adapters(
             model,
             rank=lora_rank,
             alpha=lora_alpha,
@@ -359,8 +366,8 @@ def tuned(
             seed=seed,
             first=text_layers,
         )
-    else:
-        model.requires_grad_(tune == "full")
+        return Backbone(adapted, tokenizer, tune)
+    model.requires_grad_(tune == "full")
     return Backbone(model, tokenizer, tune)
 
 

@@ -16,14 +16,18 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.files import cache_dir
 from decisionllm.tokenizers.text import padded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
 
 # Where SmolLM2-135M (30 blocks) reads sixty wordings of a goal best, of those that were tried: 12
 # and 18. See LOG.md.
@@ -33,7 +37,7 @@ DEFAULT = -1  # of both options: by these shares
 
 
 def cut_at(
-    core: Any, text_layers: int, layers: int, *, tune: str, supported: bool
+    core: "PreTrainedModel", text_layers: int, layers: int, *, tune: str, supported: bool
 ) -> tuple[int, int]:
     """How many blocks read texts alone, and how many there are in all, of these options.
 
@@ -74,26 +78,33 @@ def cut_at(
     return text_layers, layers
 
 
-def whole_since(core: Any, tune: str, supported: bool) -> str:
+def whole_since(core: "PreTrainedModel", tune: str, supported: bool) -> str:
     """Why a model can't be cut; empty if it can be."""
     if not supported or not hasattr(core, "layers"):
         return f"the blocks of {type(core).__name__} are not supported"
     return "tune=full trains every block" if tune == "full" else ""
 
 
-def keep_blocks(core: Any, layers: int) -> None:
+def blocks_of(core: "PreTrainedModel") -> nn.ModuleList:
+    """The blocks of a model that can be cut."""
+    blocks = core.layers
+    assert isinstance(blocks, nn.ModuleList)
+    return blocks
+
+
+def keep_blocks(core: "PreTrainedModel", layers: int) -> None:
     """Leave out the blocks of a transformers model above the first ones. layers: how many stay."""
     if layers < core.config.num_hidden_layers:
-        del core.layers[layers:]
+        del blocks_of(core)[layers:]
         _describe(core.config, slice(0, layers))
 
 
 @contextmanager
-def only_blocks(core: Any, chosen: slice) -> Iterator[None]:
+def only_blocks(core: "PreTrainedModel", chosen: slice) -> Iterator[None]:
     """Let the library's own forward of a model run some of its blocks alone, within the block of
     this statement.
     """
-    whole, before = core.layers, core.config
+    whole, before = blocks_of(core), core.config
     core.layers = whole[chosen]
     core.config = type(before).from_dict(before.to_dict())
     core.config._attn_implementation = before._attn_implementation
@@ -112,7 +123,7 @@ def _number(blocks: Any) -> None:
         block.self_attn.layer_idx = i
 
 
-def _describe(config: Any, chosen: slice) -> None:
+def _describe(config: "PreTrainedConfig", chosen: slice) -> None:
     """Let a config of transformers describe these blocks of its model alone."""
     # whether each block sees all tokens or a sliding window
     kinds = getattr(config, "layer_types", None)
@@ -135,7 +146,9 @@ class TextLayers:
         text_layers: how many of its blocks read texts.
     """
 
-    def __init__(self, core: Any, tokenizer: Any, text_layers: int) -> None:
+    def __init__(
+        self, core: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", text_layers: int
+    ) -> None:
         self.core = core
         self.tokenizer = tokenizer
         self.text_layers = text_layers
@@ -165,7 +178,7 @@ class TextLayers:
         device = self.core.device
         before = self.core.norm
         training = self.core.training
-        self.core.norm = torch.nn.Identity()  # the norm belongs behind the last block
+        self.core.norm = nn.Identity()  # the norm belongs behind the last block
         self.core.eval()
         try:
             # What is kept must not depend on the autocast of whoever reads a text first.
@@ -182,10 +195,10 @@ class TextLayers:
         return [row[real].cpu() for row, real in zip(out.last_hidden_state, mask, strict=True)]
 
 
-def weights_digest(core: Any, text_layers: int) -> str:
+def weights_digest(core: "PreTrainedModel", text_layers: int) -> str:
     """A hash of the weights that read texts: the word embeddings and the lower blocks."""
     digest = hashlib.blake2b(str(text_layers).encode(), digest_size=12)
-    for module in (core.get_input_embeddings(), *core.layers[:text_layers]):
+    for module in (core.get_input_embeddings(), *blocks_of(core)[:text_layers]):
         for name, weight in module.named_parameters():
             digest.update(name.encode())
             digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

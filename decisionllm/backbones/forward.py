@@ -11,7 +11,7 @@ supported is read by `plain`.
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,22 @@ from decisionllm.backbones.attention import TextAttention, attend
 from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers, only_blocks
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
+from decisionllm.backbones.parts import TextReader
+from decisionllm.schema import Json
 from decisionllm.tokenizers import text
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
 # by which a layout may differ from the library's forward, as a share of the largest number
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
+Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -43,7 +52,12 @@ class Backbone(nn.Module):
 
     model: Any
 
-    def __init__(self, model: Any, tokenizer: Any, tune: str) -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel | PeftModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        tune: str,
+    ) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -51,7 +65,7 @@ class Backbone(nn.Module):
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
         # the lower blocks, see `cut_off`.
-        self.features: Any = None
+        self.features: TextReader | None = None
         self.first = 0  # the block at which the tokens of a trajectory enter, counted from 0
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
@@ -106,7 +120,7 @@ class Backbone(nn.Module):
         return ids, mask
 
     @property
-    def text_tokenizer(self) -> Any:
+    def text_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Of what reads the texts: the text encoder's where there is one."""
         return self.tokenizer if self.features is None else self.features.tokenizer
 
@@ -119,12 +133,12 @@ class Backbone(nn.Module):
     def words(self, task: str) -> list[str]:
         """The tokens of a text, as text."""
         ids, _ = text.encode(self.text_tokenizer, [task])
-        return [self.text_tokenizer.decode([i]) for i in ids[0].tolist()]
+        return [str(self.text_tokenizer.decode([i])) for i in ids[0].tolist()]
 
     def embed(self, text_ids: Tensor) -> Tensor:
         """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""
         words = self.core.get_input_embeddings() if self.features is None else self.features
-        return words(text_ids)  # type: ignore[no-any-return]  # of transformers
+        return words(text_ids)
 
     def forward(
         self,
@@ -198,13 +212,13 @@ class Backbone(nn.Module):
         text_ids: Tensor,
         text_mask: Tensor,
         text_index: Tensor,
-        **options: Any,
+        **options: bool,
     ) -> Any:
         """The output of the library's own forward on tokens after their texts."""
         mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         x = tokens.to(self.dtype)
-        given = {"attention_mask": mask.long()} | options
+        given: Json = {"attention_mask": mask.long()} | options
         if self.first:
             past = self._library_cache(text_ids, text_mask, text_index)
             given |= {
@@ -221,7 +235,9 @@ class Backbone(nn.Module):
             inputs_embeds=torch.cat([texts, x], 1), position_ids=positions, use_cache=False, **given
         )
 
-    def _library_cache(self, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Any:
+    def _library_cache(
+        self, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
+    ) -> "DynamicCache":
         """Keys and values of the text of each row, as the library keeps them."""
         from transformers import DynamicCache
 
@@ -425,7 +441,7 @@ def _itself(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def _call(step: Callable[..., Any], *given: Any) -> Any:
+def _call(step: Callable[[*Given], Result], *given: *Given) -> Result:
     return step(*given)
 
 

@@ -7,15 +7,16 @@ A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `no
 
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from decisionllm.backbones.lora import linear, pack
+from decisionllm.backbones.parts import GPT2Block, GPT2Model, LlamaBlock, LlamaModel, RMSNorm, Saved
 
 ALL = slice(None)
+Rope = tuple[Tensor, ...]  # cosines and sines of positions; () where the model has none
 
 
 class Llama:
@@ -24,12 +25,12 @@ class Llama:
     blocks = attrgetter("layers")
     attention_dropout = attrgetter("self_attn.attention_dropout")
 
-    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
+    def enter(self, core: LlamaModel, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
         cos, sin = (part[:, None] for part in core.rotary_emb(x, positions))  # (B, 1, n, d)
         left, right = sin.chunk(2, -1)
         return x, (cos, torch.cat([-left, right], -1))
 
-    def pack(self, block: Any) -> None:
+    def pack(self, block: LlamaBlock) -> None:
         attention, mlp = block.self_attn, block.mlp
         pack(attention.q_proj, attention.k_proj, attention.v_proj)
         pack(attention.o_proj)
@@ -37,7 +38,7 @@ class Llama:
         pack(mlp.down_proj)
 
     def project(
-        self, block: Any, x: Tensor, rope: Any, out: slice
+        self, block: LlamaBlock, x: Tensor, rope: Rope, out: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.self_attn
         h = _rms(block.input_layernorm, x)
@@ -53,13 +54,13 @@ class Llama:
             k = _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 
-    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+    def finish(self, block: LlamaBlock, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + linear(mixed, block.self_attn.o_proj)[0]
         mlp = block.mlp
         gate, up = linear(_rms(block.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
         return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
 
-    def norm(self, core: Any, x: Tensor) -> Tensor:
+    def norm(self, core: LlamaModel, x: Tensor) -> Tensor:
         return _rms(core.norm, x)
 
 
@@ -69,15 +70,15 @@ class GPT2:
     blocks = attrgetter("h")
     attention_dropout = attrgetter("attn.attn_dropout.p")
 
-    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
+    def enter(self, core: GPT2Model, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
         x = x + core.wpe(positions)
-        return (drop(x, core.drop.p) if core.training else x), None
+        return (drop(x, core.drop.p) if core.training else x), ()
 
-    def pack(self, block: Any) -> None:
+    def pack(self, block: GPT2Block) -> None:
         """Its maps have no packed form."""
 
     def project(
-        self, block: Any, x: Tensor, rope: Any, out: slice
+        self, block: GPT2Block, x: Tensor, rope: Rope, out: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.attn
         h = block.ln_1(x)
@@ -94,21 +95,21 @@ class GPT2:
         split = partial(_split_heads, width=attention.head_dim)
         return split(q), split(k), split(v)
 
-    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+    def finish(self, block: GPT2Block, x: Tensor, mixed: Tensor) -> Tensor:
         attention, mlp = block.attn, block.mlp
         mixed = attention.c_proj(mixed)
         x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
         out = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
         return x + (drop(out, mlp.dropout.p) if block.training else out)
 
-    def norm(self, core: Any, x: Tensor) -> Tensor:
-        return core.ln_f(x)  # type: ignore[no-any-return]  # of transformers
+    def norm(self, core: GPT2Model, x: Tensor) -> Tensor:
+        return core.ln_f(x)
 
 
-def _rms(norm: Any, x: Tensor) -> Tensor:
+def _rms(norm: RMSNorm, x: Tensor) -> Tensor:
     """RMS norm, in one call where the module is the library's usual one."""
     if not hasattr(norm, "variance_epsilon"):
-        return norm(x)  # type: ignore[no-any-return]  # of transformers
+        return norm(x)
     if (
         torch.is_grad_enabled()
         and x.dtype == torch.bfloat16
@@ -119,19 +120,23 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
+class _Epsilon(Saved):
+    epsilon: float
+
+
 class _FrozenRMS(torch.autograd.Function):
     """RMS norm of frozen weight, whose gradient is that of layer norm with a mean of 0, which torch
     has in one call.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: _Epsilon, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         ctx.epsilon = epsilon
         ctx.save_for_backward(x, weight)
         return F.rms_norm(x, weight.shape, weight, epsilon)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _Epsilon, gradient: Tensor) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
         D = weight.numel()
         scale = (

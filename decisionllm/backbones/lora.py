@@ -1,21 +1,31 @@
 """Low-rank adapters (LoRA) by peft, and a fused product for several adapted maps of one input."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decisionllm.backbones.cut import blocks_of
+from decisionllm.backbones.parts import AdaptedLinear, Saved
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
 ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
 
 
 def add_adapters(
-    model: Any, *, rank: int, alpha: int, targets: str, seed: int, first: int = 0
-) -> Any:
+    model: PreTrainedModel, *, rank: int, alpha: int, targets: str, seed: int, first: int = 0
+) -> PeftModel:
     """Wrap a transformers model with LoRA adapters, drawn from the seed; only they are trained.
 
     Args:
@@ -47,24 +57,25 @@ def add_adapters(
         return get_peft_model(model, config)
 
 
-def names_from(model: Any, names: str | list[str], first: int) -> str:
+def names_from(model: PreTrainedModel, names: str | list[str], first: int) -> str:
     """A pattern, as peft takes it, of the maps with these names in the blocks from the first one
     on.
 
     It matches on AutoModel, whose blocks are `layers.0`, and on AutoModelForCausalLM, whose blocks
     are `model.layers.0`.
     """
+    layers = blocks_of(model)
     if names == "all-linear":
         found = set()
-        for path, module in model.layers[first].named_modules():
+        for path, module in layers[first].named_modules():
             if isinstance(module, nn.Linear):
                 found.add(path.rpartition(".")[2])
         names = sorted(found)
-    blocks = "|".join(str(i) for i in range(first, len(model.layers)))
+    blocks = "|".join(str(i) for i in range(first, len(layers)))
     return rf"(.*\.)?layers\.({blocks})\.(.*\.)?({'|'.join(names)})"
 
 
-def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
+def save_adapter(model: PeftModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write an adapter as peft does, its weights by their names on AutoModel and again by those on
     AutoModelForCausalLM.
 
@@ -79,7 +90,7 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     """
     from peft import get_peft_model_state_dict
 
-    model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
+    model.save_pretrained(str(folder), state_dict=weights, save_embedding_layers=False)
     own = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
     others = _names_below_output(own, model.get_base_model())
     # safetensors takes no tensor twice
@@ -88,7 +99,7 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
 
 
 def by_own_names(
-    weights: Mapping[str, Tensor], expected: Iterable[str], core: Any
+    weights: Mapping[str, Tensor], expected: Iterable[str], core: nn.Module
 ) -> dict[str, Tensor]:
     """The weights that `save_adapter` wrote, or a version before with one name each, without the
     names on AutoModelForCausalLM.
@@ -103,7 +114,7 @@ def by_own_names(
     return {name: weight for name, weight in weights.items() if name not in others}
 
 
-def _names_below_output(names: Iterable[str], core: Any) -> dict[str, str]:
+def _names_below_output(names: Iterable[str], core: nn.Module) -> dict[str, str]:
     """{name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an attribute
     beside its output map.
     """
@@ -114,12 +125,12 @@ def _names_below_output(names: Iterable[str], core: Any) -> dict[str, str]:
     return {name: inside + name.removeprefix(wrapper) for name in names}
 
 
-def linear(x: Tensor, *layers: Any) -> list[Tensor]:
+def linear(x: Tensor, *layers: nn.Module) -> list[Tensor]:
     """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes."""
     packed = layers[0].__dict__.get("packed")
     if packed is not None and not torch.is_grad_enabled() and packed.serves(x, layers):
         outputs = packed(x.flatten(0, -2))
-    elif all(map(_adapted, layers)):
+    elif _all_adapted(layers):
         A, B, scales = _adapters(layers)
         frozen = [(layer.base_layer.weight, layer.base_layer.bias) for layer in layers]
         outputs = _Adapted.apply(x.flatten(0, -2), frozen, scales, *A, *B)  # type: ignore[no-untyped-call]  # of torch
@@ -128,7 +139,7 @@ def linear(x: Tensor, *layers: Any) -> list[Tensor]:
     return [out.unflatten(0, x.shape[:-1]) for out in outputs]
 
 
-def _plain(x: Tensor, layer: Any) -> Tensor:
+def _plain(x: Tensor, layer: nn.Module) -> Tensor:
     """x through one map. A module's call takes half the time of a small product."""
     if type(layer) is nn.Linear:
         return F.linear(x, layer.weight, layer.bias)
@@ -138,14 +149,14 @@ def _plain(x: Tensor, layer: Any) -> Tensor:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def pack(*layers: Any) -> None:
+def pack(*layers: nn.Module) -> None:
     """Let `linear` compute these maps of one input by two products where no gradient is wanted,
     equal within rounding.
 
     Their frozen weights become views of one matrix. Layers without adapters, or of which only some
     have a bias, stay as they are.
     """
-    if not all(map(_adapted, layers)):
+    if not _all_adapted(layers):
         return
     biased = {layer.base_layer.bias is not None for layer in layers}
     if len(biased) == 1:
@@ -157,7 +168,7 @@ class _Packed:
     matrix, the wide sides in another.
     """
 
-    def __init__(self, layers: tuple[Any, ...]) -> None:
+    def __init__(self, layers: tuple[AdaptedLinear, ...]) -> None:
         A, _, _ = _adapters(layers)
         bases = [layer.base_layer for layer in layers]
         ranks = sum(len(a) for a in A)
@@ -177,10 +188,10 @@ class _Packed:
             base.weight.data = part
             self.pointers.append(part.data_ptr())
 
-    def __deepcopy__(self, memo: Any) -> None:
+    def __deepcopy__(self, memo: object) -> None:
         """A copy of the layers has weights of its own."""
 
-    def serves(self, x: Tensor, layers: tuple[Any, ...]) -> bool:
+    def serves(self, x: Tensor, layers: tuple[object, ...]) -> bool:
         """Whether these are the layers, none of them moved, cast, merged, disabled or given another
         adapter since, and x (..., in) is of their type.
         """
@@ -190,7 +201,7 @@ class _Packed:
             return False
         if x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return False
-        for layer, pointer in zip(layers, self.pointers, strict=True):
+        for layer, pointer in zip(self.layers, self.pointers, strict=True):
             if layer.base_layer.weight.data_ptr() != pointer:
                 return False
             if layer.merged or layer.disable_adapters or layer.active_adapters != self.active:
@@ -199,7 +210,7 @@ class _Packed:
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         A, B, scales = _adapters(self.layers)
-        biases = []
+        biases: list[Tensor] = []
         if self.bias is not None:
             biases = [layer.base_layer.bias for layer in self.layers]
         versions = [(x.data_ptr(), x._version) for x in (*A, *B, *biases)]
@@ -220,7 +231,7 @@ def _scaled(tensors: Iterable[Tensor], scales: Iterable[float]) -> list[Tensor]:
     return [tensor * scale for tensor, scale in zip(tensors, scales, strict=True)]
 
 
-def _adapters(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[float]]:
+def _adapters(layers: Sequence[AdaptedLinear]) -> tuple[list[Tensor], list[Tensor], list[float]]:
     """Narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of these
     layers.
     """
@@ -233,6 +244,11 @@ def _adapters(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[f
     return A, B, scales
 
 
+class _Scales(Saved):
+    given: torch.dtype
+    scales: list[float]
+
+
 class _Adapted(torch.autograd.Function):
     """Several frozen linear maps with adapters: rows (n, in) -> (n, out) each.
 
@@ -242,7 +258,11 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, frozen: list[Any], scales: list[float], *adapters: Tensor
+        ctx: _Scales,
+        rows: Tensor,
+        frozen: list[tuple[Tensor, Tensor | None]],
+        scales: list[float],
+        *adapters: Tensor,
     ) -> tuple[Tensor, ...]:
         device = rows.device.type
         dtype = rows.dtype
@@ -265,7 +285,7 @@ class _Adapted(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _Scales, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, narrow, inner, *saved = ctx.saved_tensors
         k = len(ctx.scales)
         wide, weights = saved[:k], saved[k:]
@@ -282,6 +302,11 @@ class _Adapted(torch.autograd.Function):
         for part, g in zip(inner.split(ranks, -1), gradients, strict=True):
             of_B.append((part.t() @ g).t())
         return of_rows, None, None, *of_A, *of_B
+
+
+def _all_adapted(layers: tuple[nn.Module, ...]) -> TypeGuard[tuple[AdaptedLinear, ...]]:
+    """Whether each of these is a linear map with one plain LoRA adapter, see `_adapted`."""
+    return all(map(_adapted, layers))
 
 
 def _adapted(layer: Any) -> bool:

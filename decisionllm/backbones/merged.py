@@ -3,12 +3,16 @@ they adapt.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from decisionllm.backbones.forward import Backbone
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 ROWS, LENGTH = 2, 16  # of the words that both models read
 
@@ -43,7 +47,7 @@ def save_merged(backbone: Backbone, folder: Path) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-def _count_blocks(backbone: Backbone, core: Any) -> None:
+def _count_blocks(backbone: Backbone, core: "PreTrainedModel") -> None:
     """Let the config say how many blocks the model has, also where it was cut after it was read."""
     if backbone.layout is None:
         return
@@ -53,7 +57,7 @@ def _count_blocks(backbone: Backbone, core: Any) -> None:
         core.config.layer_types = core.config.layer_types[:count]
 
 
-def _read_alone(folder: Path) -> Any:
+def _read_alone(folder: Path) -> "PreTrainedModel":
     """The model of a folder; a ValueError unless the folder has all its weights and no others."""
     from transformers import AutoModel
 
@@ -66,11 +70,12 @@ def _read_alone(folder: Path) -> Any:
             f"{type(model).__name__}: expected a model that transformers reads back whole, got "
             f"{wrong}"
         )
-    return model
+    found: PreTrainedModel = model
+    return found
 
 
 @torch.no_grad()
-def _hidden(model: Any) -> Tensor:
+def _hidden(model: "PreTrainedModel") -> Tensor:
     """Hidden states of some words, (ROWS, LENGTH, D) float32."""
     ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % model.config.vocab_size
     hidden: Tensor = model.eval()(input_ids=ids, use_cache=False).last_hidden_state

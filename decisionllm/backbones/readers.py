@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,10 +95,11 @@ class FrozenFeatures(nn.Module):
         """Token ids of texts (U, L) as rows of the table (U, L); padding is 0."""
         return self.kept.rows(ids, mask)
 
-    def forward(self, rows: Tensor) -> Any:
+    def forward(self, rows: Tensor) -> Tensor:
         """Rows of the table (U, L) -> embeddings (U, L, D)."""
         features = self.kept[rows].to(self.mean.device)
-        return self.out((features - self.mean) / self.scale)
+        embeddings: Tensor = self.out((features - self.mean) / self.scale)
+        return embeddings
 
     @torch.no_grad()
     def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -18,6 +18,9 @@ from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
+
+if TYPE_CHECKING:
+    import h5py
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
@@ -84,7 +87,7 @@ def open_folder(*, path: str) -> Store:
     return open_store(Path(path).expanduser())
 
 
-def files(*, path: str, **options: Any) -> list[Path]:
+def files(*, path: str, **options: object) -> list[Path]:
     """The files that these options read: a store is checked by its own card."""
     file = Path(path).expanduser()
     return [file] if file.is_file() else []
@@ -317,12 +320,14 @@ def open_columns(
     return list(file), {key: file[key] for key in keys if key in file}  # `in` finds nested keys too
 
 
-def numbers_of(column: Any) -> int:
+def numbers_of(column: "np.ndarray | h5py.Dataset") -> int:
     """Numbers in one row of a column."""
     return int(np.prod(column.shape[1:]))
 
 
-def check_shapes(path: Path, columns: Mapping[str, Any], widths: Mapping[str, int]) -> int:
+def check_shapes(
+    path: Path, columns: Mapping[str, "np.ndarray | h5py.Dataset"], widths: Mapping[str, int]
+) -> int:
     """The number of rows of all columns.
 
     Args:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from decisionllm.datasets.wordings import Wordings
 from decisionllm.registry import build
 from decisionllm.schema import Batch, Json, Window
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Data:
@@ -24,7 +28,7 @@ class Data:
     steps: windows.Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
-    sampler: Any  # step -> Window
+    sampler: Callable[[int], Window]  # of a step
     # the same of held-out episodes, of each part of a mixture; {} without any
     validators: Json
     tasks: Sequence[str]  # the texts of windows, by index
@@ -72,10 +76,10 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
             "none; give more"
         )
-    if config.team.execution == "per_agent":
-        data = Data(store, steps, episodes, held_out, sampler, validators, list(store.tasks))
-    else:
-        data = Data(store, steps, episodes, held_out, sampler, validators, sampler.tasks)
+    tasks: Sequence[str] = list(store.tasks)
+    if isinstance(sampler, team_windows.TeamSampler):
+        tasks = sampler.tasks
+    data = Data(store, steps, episodes, held_out, sampler, validators, tasks)
     return reworded(config, augmented(config, data), sampler.texts)
 
 
@@ -174,7 +178,7 @@ def reworded(config: TrainConfig, data: Data, texts: int) -> Data:
     )
 
 
-def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., Any]:
+def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., sampling.Sampler]:
     """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes,
     or of teams.
     """
@@ -185,7 +189,7 @@ def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., Any]:
     return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
 
 
-def by_part(store: Store, option: str, value: Any) -> Json:
+def by_part(store: Store, option: str, value: object) -> Json:
     """An option of draws by part of the data: the part's own, or `value`."""
     known = store.info.get("parts", {})
     return {label: known.get(label, {}).get(option, value) for label in store.parts}
@@ -221,7 +225,13 @@ def some_texts(data: Data, batches: int = 8) -> list[str]:
 
 
 def to_batch(
-    window: Window, rows: Any, *, store: Store, tasks: Sequence[str], encode: Any, device: Any
+    window: Window,
+    rows: slice | np.ndarray,
+    *,
+    store: Store,
+    tasks: Sequence[str],
+    encode: Callable[[Sequence[str]], tuple["Tensor", "Tensor"]],
+    device: "torch.device | str",
 ) -> Batch:
     """These rows of a window, with their texts, on the device. tasks: the texts by number; encode:
     texts -> ids, mask.

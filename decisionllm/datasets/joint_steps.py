@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
-from decisionllm.datasets.team_layout import Blocks
 from decisionllm.schema import Json
+from decisionllm.tokenizers.entities import Blocks
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,12 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
 
 if TYPE_CHECKING:
-    from minari import MinariDataset
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
+    from minari import EpisodeData, MinariDataset
+    from minari.data_collector import EpisodeBuffer
+
+    from decisionllm.datasets.spaces import ActionSpace, AnySpace
 
 RADIUS = 0.45  # of PointMaze's goals
 
@@ -129,7 +134,7 @@ def _spec(dataset: "MinariDataset", episodes: Iterable[Episode], horizon: int) -
 
 def _episode(
     dataset: "MinariDataset",
-    raw: Any,
+    raw: "EpisodeData",
     part: str,
     fixed: Callable[[np.ndarray], np.ndarray] | None,
 ) -> Episode:
@@ -161,7 +166,7 @@ def _episode(
     )
 
 
-def files(*, minari_id: str, **options: Any) -> list[Path]:
+def files(*, minari_id: str, **options: object) -> list[Path]:
     """The files that `load` reads with these options."""
     return sorted(path for path in folder(minari_id).rglob("*") if path.is_file())
 
@@ -190,7 +195,7 @@ def find(minari_id: str) -> "MinariDataset":
         return minari.MinariDataset(str(data))
 
 
-def _raw_episodes(dataset: "MinariDataset") -> Iterator[Any]:
+def _raw_episodes(dataset: "MinariDataset") -> Iterator["EpisodeData"]:
     """The episodes of a Minari dataset."""
     with explained(f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN):
         yield from dataset.iterate_episodes()
@@ -243,7 +248,7 @@ def fixed_reward(dataset: "MinariDataset") -> Callable[[np.ndarray], np.ndarray]
         A function of (n, 2) positions that returns (n,) float32.
     """
     options = evaluation(dataset).get("kwargs", {})
-    maze: list[list[Any]] = options.get("maze_map") or []
+    maze: list[list[object]] = options.get("maze_map") or []
     cells = np.argwhere([[cell == "g" for cell in row] for row in maze])
     if len(cells) != 1:
         wanted = "one goal cell 'g' in the map of its evaluation environment"
@@ -267,12 +272,12 @@ def save(
     minari_id: str,
     store: Store,
     *,
-    env: Any = None,
+    env: "Env[Any, Any] | EnvSpec | str | None" = None,
     reference: tuple[float, float] | None = None,
     final: np.ndarray | None = None,
-    observation_space: Any = None,
-    action_space: Any = None,
-) -> Any:
+    observation_space: "AnySpace | None" = None,
+    action_space: "ActionSpace | None" = None,
+) -> "MinariDataset":
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are
     left out.
 
@@ -316,7 +321,7 @@ def save(
     action_space = action_space or _plain_actions(store, named=env is not None)
     finals = store.final_observation if final is None else final
 
-    def buffer(e: int) -> Any:
+    def buffer(e: int) -> "EpisodeBuffer":
         episode = store.episode(e)
         last = episode.observations[-1] if finals is None else finals[e]
         rows = np.concatenate([episode.observations, last[None]])
@@ -357,7 +362,7 @@ def save(
     return dataset
 
 
-def _plain_actions(store: Store, *, named: bool) -> Any:
+def _plain_actions(store: Store, *, named: bool) -> "ActionSpace":
     """The action space of a store's spec.
 
     Args:

@@ -37,8 +37,14 @@ SAMPLING = (
 )
 
 
+Part = str | Json  # the name of a dataset, or its options
+Parts = Sequence[Part] | Mapping[str, Part]
+
+
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
-def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
+def load(
+    *, parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
+) -> Source:
     """Several datasets of one observation and action space, distinguished by their texts.
 
     Each is drawn as often as its `weight` says, whatever its size.
@@ -183,7 +189,7 @@ def is_mixture(node: Node) -> bool:
 
 
 def mixed(
-    parts: Any, options: Json | None = None, text: str = "none", text_wordings: int = 0
+    parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
     """The parts of one mixture, see `described`; a ValueError if one has a window of its own."""
     nodes = described(parts, options, text, text_wordings)
@@ -195,7 +201,7 @@ def mixed(
     return nodes
 
 
-def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
+def files(*, parts: Parts, options: Json | None = None, **texts: Any) -> list[Path]:
     """The files that the readers of the parts read."""
     found = []
     for part in described(parts, options, **texts).values():
@@ -204,7 +210,7 @@ def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
 
 
 def described(
-    parts: Any, options: Json | None = None, text: str = "none", text_wordings: int = 0
+    parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
     """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head", "tokenizer"
     and those of SAMPLING that a part has of its own.
@@ -218,7 +224,7 @@ def described(
     return made
 
 
-def labelled(parts: Any) -> list[tuple[str, Any]]:
+def labelled(parts: Parts) -> list[tuple[str, Part]]:
     """(label, part) of each part; the label is the name of its dataset if it has no other."""
     if not parts or not isinstance(parts, list | tuple | dict):
         wanted = "names of datasets, such as [maze2d-umaze,maze2d-medium]"
@@ -237,7 +243,7 @@ def labelled(parts: Any) -> list[tuple[str, Any]]:
 
 def described_part(
     label: str,
-    part: Any,
+    part: Part,
     options: Json,
     text: str,
     text_wordings: int,
@@ -322,8 +328,8 @@ def spaces(specs: Mapping[str, Spec]) -> str:
 @register("dataset", "embodiments", text="${text}", text_wordings="${text_wordings}")
 def embodiments(
     *,
-    parts: Any,
-    options: Any = None,
+    parts: Parts,
+    options: Json | None = None,
     text: str = "none",
     text_wordings: int = 0,
 ) -> Source:

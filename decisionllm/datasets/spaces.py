@@ -12,20 +12,23 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
     from gymnasium import Space, spaces
 
+    AnySpace = Space[Any]
     ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
 
+Part = Sequence[str | int]  # its name, and how many numbers of an observation it has
 MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
 
 VECTOR = "observation"  # name of the one part of an observation that is not a Dict
 
 
-def flatten(values: Any, space: "Space[Any]") -> np.ndarray:
+def flatten(values: Any, space: "AnySpace") -> np.ndarray:
     """Observations of n steps as rows.
 
     Args:
@@ -51,7 +54,7 @@ def flatten(values: Any, space: "Space[Any]") -> np.ndarray:
     return np.concatenate(columns, axis=1)
 
 
-def unflatten(rows: np.ndarray, space: "Space[Any]") -> Any:
+def unflatten(rows: np.ndarray, space: "AnySpace") -> Any:
     """Rows (n, S) as stacked observations of a space, of its types: the inverse of `flatten`."""
     from gymnasium import spaces
 
@@ -81,14 +84,14 @@ def _of_box(rows: np.ndarray, space: "spaces.Box") -> np.ndarray:
         return np.asarray(nearest.astype(space.dtype))
 
 
-def fits(rows: np.ndarray, space: "Space[Any]") -> bool:
+def fits(rows: np.ndarray, space: "AnySpace") -> bool:
     """Whether every row (n, S) is an observation of the space, from which `flatten` makes the same
     row."""
     values = unflatten(rows, space)
     return _within(values, space) and np.array_equal(flatten(values, space), rows)
 
 
-def _within(values: Any, space: "Space[Any]") -> bool:
+def _within(values: Any, space: "AnySpace") -> bool:
     """Whether stacked observations lie within the bounds of every Box of their space."""
     from gymnasium import spaces
 
@@ -99,7 +102,7 @@ def _within(values: Any, space: "Space[Any]") -> bool:
     return True
 
 
-def observation_parts(space: "Space[Any]") -> list[tuple[str, int]]:
+def observation_parts(space: "AnySpace") -> list[tuple[str, int]]:
     """The layout that `flatten` gives to an observation.
 
     Args:
@@ -126,7 +129,7 @@ def observation_parts(space: "Space[Any]") -> list[tuple[str, int]]:
     return parts
 
 
-def _sorted(space: "Space[Any]") -> list[tuple[str, "Space[Any]"]]:
+def _sorted(space: "AnySpace") -> list[tuple[str, "AnySpace"]]:
     """(key, space) of the parts of a Dict, in the order of their columns; a ValueError for another
     space."""
     from gymnasium import spaces
@@ -146,7 +149,7 @@ def stack(observations: Sequence[Any]) -> Any:
     return np.stack(observations)
 
 
-def stated_parts(parts: Sequence[Sequence[Any]], observation_dim: int) -> list[list[Any]]:
+def stated_parts(parts: Sequence[Part], observation_dim: int) -> list[list[str | int]]:
     """The parts that a user states for a log, as the info of a dataset holds them: [[name,
     numbers], ...].
 
@@ -168,12 +171,12 @@ def stated_parts(parts: Sequence[Sequence[Any]], observation_dim: int) -> list[l
     return [list(part) for part in stated]
 
 
-def in_words(parts: Sequence[Sequence[Any]]) -> str:
+def in_words(parts: Sequence[Part]) -> str:
     """A layout for a message: "goal 1, pos 2"."""
     return ", ".join(f"{name} {size}" for name, size in parts)
 
 
-def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -> Json:
+def action_spec(space: "AnySpace", least: ArrayLike = -np.inf, most: ArrayLike = np.inf) -> Json:
     """The action fields of a Spec. A Box without finite bounds takes the least and the most of the
     data."""
     from gymnasium import spaces
@@ -187,7 +190,7 @@ def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -
     return {"action_dim": 1, "num_actions": prod(action_parts(space))}
 
 
-def action_parts(space: "Space[Any]") -> list[int]:
+def action_parts(space: "AnySpace") -> list[int]:
     """How many values each part of a discrete action has: [n] of a Discrete, its sizes of a
     MultiDiscrete, [] of a Box.
 
@@ -212,7 +215,7 @@ def action_parts(space: "Space[Any]") -> list[int]:
     return sizes
 
 
-def encode_actions(actions: Any, space: "Space[Any]") -> np.ndarray:
+def encode_actions(actions: Any, space: "AnySpace") -> np.ndarray:
     """Actions of a space, stacked, as rows of a policy: (n, A) float32; a discrete action is one
     index, counted from 0.
 

@@ -30,10 +30,12 @@ from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from filelock import FileLock
+from numpy.typing import DTypeLike
 
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
@@ -179,9 +181,14 @@ class Columns:
         self._begin("offsets", np.int64).append(np.zeros(1))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None:
-            self.closing.__exit__(kind, *error)
+            self.closing.__exit__(kind, error, trace)
             return
         with self.closing:
             for file in self.files.values():
@@ -222,7 +229,7 @@ class Columns:
         rows["offsets"] = np.array([self.steps + len(episode.rewards)])
         return rows
 
-    def _begin(self, name: str, dtype: Any) -> "Column":
+    def _begin(self, name: str, dtype: DTypeLike) -> "Column":
         """Open the file of a new column."""
         self.files[name] = self.closing.enter_context(Column(self.folder / f"{name}.npy", dtype))
         return self.files[name]
@@ -237,7 +244,7 @@ class Column:
         dtype: of its rows.
     """
 
-    def __init__(self, path: Path, dtype: Any) -> None:
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self.path = path
         self.dtype = np.dtype(dtype)
         self.shape: tuple[int, ...] = (0,)
@@ -358,12 +365,12 @@ def _fingerprint(spec: Json, tasks: list[str], arrays: Json) -> str:
 
 
 def _hashed(
-    digest: Any,
+    digest: hashlib.blake2b,
     spec: Json,
     tasks: list[str],
     arrays: Json,
-    parts: Iterable[Any],
-) -> Iterator[Any]:
+    parts: Iterable[tuple[slice, slice]],
+) -> Iterator[tuple[slice, slice]]:
     """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are
     read.
     """
@@ -410,7 +417,7 @@ def _label(module: str) -> str:
     return module.removesuffix(".dataset").rpartition(".")[2]
 
 
-def _key(content: Any) -> str:
+def _key(content: object) -> str:
     """A short hash of JSON values, for the name of a folder."""
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=6).hexdigest()
 
@@ -430,7 +437,7 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
     """
     dataset = data_node(dataset)
     module = dataset["_target_"].rpartition(".")[0]
-    stamps: list[Any] = [
+    stamps: list[object] = [
         [str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)
     ]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []

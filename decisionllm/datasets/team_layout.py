@@ -1,16 +1,14 @@
 """Raw observations of an agent -> one layout of numbers, the same for any number of entities."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from decisionllm.schema import Json
+from decisionllm.tokenizers.entities import Blocks
 from decisionllm.tokenizers.entities import blocks as placed
 
 Schema = tuple[tuple[str, int, int], ...]  # Spec.entity_schema
-# (kind, width, count) of a raw observation; a list of lists where it was JSON
-Blocks = Sequence[Sequence[Any]]
 
 
 def canonical(

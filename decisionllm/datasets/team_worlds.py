@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -47,16 +47,20 @@ class World(Protocol):
         ...
 
 
-class Controller(Protocol):
+W = TypeVar("W", bound=World)  # the worlds of a game
+Played = TypeVar("Played", bound=World, contravariant=True)
+
+
+class Controller(Protocol[Played]):
     """Scripted players of E worlds."""
 
-    def act(self, world: Any) -> np.ndarray:
+    def act(self, world: Played) -> np.ndarray:
         """(E, N) int, each allowed."""
         ...
 
 
 @dataclass(frozen=True)
-class Game:
+class Game(Generic[W]):
     """A kind of world, what is known of it, and its scripted players: what its logs and its
     evaluation share.
 
@@ -70,14 +74,16 @@ class Game:
             type.
     """
 
-    begin: Callable[[np.ndarray], World]
-    describe: Callable[[Any], Json]
+    begin: Callable[[np.ndarray], W]
+    describe: Callable[[W], Json]
     teachers: Sequence[str]
-    teacher: Callable[..., Controller]
-    types: Callable[[Any], np.ndarray] | None = None
+    teacher: Callable[..., Controller[W]]
+    types: Callable[[W], np.ndarray] | None = None
 
 
-def generate(game: Game, log: str, *, groups: int = 2000, noise: float = 0.0, seed: int = 0) -> Log:
+def generate(
+    game: Game[W], log: str, *, groups: int = 2000, noise: float = 0.0, seed: int = 0
+) -> Log:
     """The columns of a log.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def rollout_returns_to_go(
 
 
 def of_histories(
-    histories: Sequence[History], target_returns: Any, *, return_horizon: int = 0
+    histories: Sequence[History], target_returns: np.ndarray, *, return_horizon: int = 0
 ) -> Steps:
     """The steps of N histories with these target returns (N,).
 

@@ -131,14 +131,14 @@ def read(path: Path) -> Library:
     return Library(frames, world)
 
 
-def _has_keys(given: Any, keys: Sequence[str]) -> bool:
+def _has_keys(given: object, keys: Sequence[str]) -> bool:
     """Whether the content of a library file has these keys and all KINDS."""
     if not isinstance(given, dict) or given.keys() - {"world"} != set(keys):
         return False
     return set(given["held_out"] or ()) == set(KINDS)
 
 
-def _check_frame(frame: Any, known: list[str], identify: list[str], where: str) -> None:
+def _check_frame(frame: object, known: list[str], identify: list[str], where: str) -> None:
     """Raise a ValueError unless a frame names known fields, of which some identify a task."""
     if not isinstance(frame, str) or not frame:
         raise ValueError(f"{where}: expected a sentence with fields")
@@ -287,7 +287,7 @@ class Wordings(Sequence[str]):
         self.facts = [facts.get(task, {}) for task in tasks]
         # tasks of one world with the same fields can be contrasted
         kinds = [(_world(known), *sorted(known)) for known in self.facts]
-        same: dict[Any, list[int]] = {}
+        same: dict[tuple[Sequence[str], ...], list[int]] = {}
         for i, fields in enumerate(kinds):
             same.setdefault(fields, []).append(i)
         self.others = [same[fields] for fields in kinds]  # of each task, itself among them

@@ -110,7 +110,7 @@ class GymnasiumEnv(Env):
         observations = [minari.observed(seen, self.part) for seen in self.observations]
         return flatten(stack(observations), self.observation_space)
 
-    def decode(self, action: np.ndarray) -> Any:
+    def decode(self, action: np.ndarray) -> int | np.ndarray:
         """An action of a policy (A,) as the environment takes it."""
         count = self.num_actions
         if count and not 0 <= action[0] < count:

@@ -17,7 +17,7 @@ from decisionllm.registry import Node, discover
 from decisionllm.runs.directory import MAY_DIFFER
 from decisionllm.schema import Json
 
-Row = dict[str, Any]
+Row = Json
 Options = Mapping[str, Any]
 
 GROUPS = ("dataset", "env", "backbone", "head", "tokenizer", "objective", *OPTIONAL)
@@ -194,7 +194,7 @@ def _may_follow(key: str) -> bool:
     return key.rpartition(".")[2] in MAY_FOLLOW
 
 
-def _as_seed(value: Any, seed: int) -> str:
+def _as_seed(value: object, seed: int) -> str:
     """The value with {seed} in place of this number: "runs/start-3" -> "runs/start-{seed}"."""
     return re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", str(value))
 
@@ -256,7 +256,7 @@ def _facts(members: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """A value in a label: a long one is cut, and a digest tells it from others that begin alike."""
     text = str(value)
     if len(text) <= LONGEST:

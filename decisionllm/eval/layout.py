@@ -1,9 +1,8 @@
 """Whether the observations and actions of an environment are laid out as those of the data."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from decisionllm.datasets.spaces import VECTOR, in_words
+from decisionllm.datasets.spaces import VECTOR, Part, in_words
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 
@@ -11,7 +10,7 @@ LIKE_THE_DATA = "give an environment like that of the data"
 
 
 def check_layout(
-    parts: Sequence[Sequence[Any]] | None,
+    parts: Sequence[Part] | None,
     env: Env,
     name: str,
     *,

@@ -4,7 +4,7 @@ others."""
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,17 @@ from decisionllm.registry import build, register
 from decisionllm.runs import directory
 from decisionllm.schema import Json
 
+if TYPE_CHECKING:
+    from gymnasium.spaces import Box, Discrete
+    from pettingzoo import ParallelEnv
+
+    from decisionllm.datasets.spaces import AnySpace
+
 # Copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
 FIRST = 2_000_000_000
 STARTS = 1000
 
-Actions = dict[tuple[int, str], Any]  # by copy and agent, as the environment takes them
+Actions = dict[tuple[int, str], object]  # by copy and agent, as the environment takes them
 
 
 class Result(NamedTuple):
@@ -93,7 +99,7 @@ class PettingZooTeams(TeamEnv):
         num_episodes: int,
         *,
         id: str,
-        arguments: Mapping[str, Any] = {},
+        arguments: Mapping[str, object] = {},
         path: str = "",
         meta: str = "",
         team: int = 0,
@@ -165,7 +171,7 @@ class PettingZooTeams(TeamEnv):
         self,
         chosen: Mapping[str, str],
         kinds: Mapping[str, str],
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> None:
         """Divide the agents between the policy (`played`), scripted partners and rivals.
 
@@ -239,7 +245,7 @@ class PettingZooTeams(TeamEnv):
         types = self.meta["types"]
         return canonical_rows(self.kinds, raw, starts, lengths, types, self.entity_schema)
 
-    def _read(self, row: int, agent: str, observation: Any, info: Mapping[str, Any]) -> None:
+    def _read(self, row: int, agent: str, observation: object, info: Mapping[str, object]) -> None:
         """Keep the observation and the action mask of a row."""
         self.raw[row], mask = split_observation(observation, info)
         size = len(self.raw[row])
@@ -286,7 +292,7 @@ class PettingZooTeams(TeamEnv):
 
     def chosen(self, actions: np.ndarray) -> Actions:
         """The actions (rows, A) of the rows that run."""
-        found = {}
+        found: Actions = {}
         for row in np.flatnonzero(self.running).tolist():
             w, agent = self.rows[row]
             found[w, agent] = to_space(self.spaces[agent], actions[row])
@@ -385,7 +391,7 @@ class Rival:
         ValueError: the run plays other agents, or was trained for other roles or actions.
     """
 
-    def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, Any]) -> None:
+    def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, object]) -> None:
         parts = [*directory.read(run)[1].get("parts", {})]
         played = []
         for self.policy, config, _ in loading.load_parts(run, parts):
@@ -435,20 +441,21 @@ def is_run(policy: str) -> bool:
     return "/" in policy or Path(policy, "run.json").is_file()
 
 
-def resolve(option: str, path: str) -> Any:
+def resolve(option: str, path: str) -> Callable[..., Any]:
     """The function of a dotted path."""
     module, _, name = path.rpartition(".")
     try:
-        return vars(import_module(module))[name]
+        found: Callable[..., Any] = vars(import_module(module))[name]
+        return found
     except ImportError as error:
         needs = "install its package, for mpe2: pip install 'decisionllm[marl]'"
         raise ImportError(f"{option}: cannot import {module} ({error}); {needs}") from error
     except (KeyError, ValueError) as error:
-        found = f"{module or 'no module'} has no {name}"
-        raise ValueError(f"{option}: expected the path of a function, but {found}") from error
+        lacks = f"{module or 'no module'} has no {name}"
+        raise ValueError(f"{option}: expected the path of a function, but {lacks}") from error
 
 
-def make_copies(id: str, arguments: Mapping[str, Any], count: int) -> list[Any]:
+def make_copies(id: str, arguments: Mapping[str, object], count: int) -> list["ParallelEnv"]:
     """`count` PettingZoo environments."""
     create = resolve("env.id", f"{id}.parallel_env")
     try:
@@ -460,8 +467,8 @@ def make_copies(id: str, arguments: Mapping[str, Any], count: int) -> list[Any]:
 def types_in_log(
     id: str,
     kinds: Mapping[str, str],
-    limits: Mapping[str, Any],
-    types: Mapping[str, Any],
+    limits: Mapping[str, Json],
+    types: Mapping[str, Json],
 ) -> dict[str, str]:
     """The type of each agent in the log: its own, or the only one, which public logs have for all.
 
@@ -487,24 +494,28 @@ def types_in_log(
     return found
 
 
-def observation_size(space: Any) -> int:
+def observation_size(space: "AnySpace") -> int:
     """Numbers of an observation, which in a dict space is `observation`."""
     from gymnasium.spaces import Dict
 
-    part: Any = space["observation"] if isinstance(space, Dict) else space
+    part = space["observation"] if isinstance(space, Dict) else space
+    assert part.shape is not None
     return int(np.prod(part.shape))
 
 
-def to_space(space: Any, action: np.ndarray) -> Any:
+def to_space(space: "Box | Discrete", action: np.ndarray) -> int | np.ndarray:
     """A policy's action (A,) as the environment takes it."""
     from gymnasium.spaces import Discrete
 
     if isinstance(space, Discrete):
         return int(action[0]) + int(space.start)
-    return np.clip(action.reshape(space.shape), space.low, space.high).astype(space.dtype)
+    clipped = np.clip(action.reshape(space.shape), space.low, space.high)
+    return np.asarray(clipped, space.dtype)
 
 
-def scripted(space: Any, mask: np.ndarray | None, rng: np.random.Generator | None) -> np.ndarray:
+def scripted(
+    space: "Box | Discrete", mask: np.ndarray | None, rng: np.random.Generator | None
+) -> np.ndarray:
     """A uniform random action (A,) that is allowed; without rng the first one, or zeros."""
     from gymnasium.spaces import Discrete
 

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-Row = dict[str, Any]
+Row = Json
 
 # rows that agree in these, in their configuration and in how they were evaluated are one result,
 # over seeds: see `identity.pools`
@@ -269,7 +269,7 @@ def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> Json:
     return tables
 
 
-def write_page(folder: Path, template: Path, images: Sequence[str], **values: Any) -> Path:
+def write_page(folder: Path, template: Path, images: Sequence[str], **values: object) -> Path:
     """Write report.html of a template with these values and images. Returns its path."""
     from jinja2 import Template
 

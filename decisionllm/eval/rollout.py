@@ -1,12 +1,16 @@
 """N episodes played in lock-step by one player."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decisionllm.protocols import Begin, Env, Player
 from decisionllm.schema import Episode, Targets
+
+if TYPE_CHECKING:
+    from decisionllm.baselines.d3rlpy import Baseline
+    from decisionllm.policy.policy import Policy
 
 
 def rollout(
@@ -82,7 +86,9 @@ def rollout(
     return episodes
 
 
-def begin_in(policy: Any, env: Env, target_returns: Targets, tasks: Sequence[str]) -> Player:
+def begin_in(
+    policy: "Policy | Baseline", env: Env, target_returns: Targets, tasks: Sequence[str]
+) -> Player:
     """A session of a `Policy`, or of a baseline, in an environment.
 
     The groups are read here, since a reset may change them.

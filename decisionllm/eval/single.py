@@ -1,12 +1,11 @@
 """Environments of this package as Gymnasium environments, so that an exported Minari dataset names
 the one it is scored in."""
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from numpy.typing import ArrayLike
 
 from decisionllm.datasets.spaces import fits, fits_actions
 from decisionllm.datasets.store import Store, blocks
@@ -19,7 +18,7 @@ from decisionllm.schema import Json, Spec
 BLOCK = 1 << 14  # rows that are compared at a time
 
 
-class Single(gymnasium.Env[np.ndarray, Any]):
+class Single(gymnasium.Env[np.ndarray, ArrayLike]):
     """One episode of an `Env`.
 
     Args:
@@ -54,7 +53,7 @@ class Single(gymnasium.Env[np.ndarray, Any]):
             seed = int(self.np_random.integers(2**31))
         return self.env.reset(seed)[0].astype(np.float32), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, Json]:
+    def step(self, action: ArrayLike) -> tuple[np.ndarray, float, bool, bool, Json]:
         after, rewards, ended, truncated = self.env.step(np.reshape(action, (1, -1)))
         observation = after[0].astype(np.float32)
         return observation, float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}

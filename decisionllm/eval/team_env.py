@@ -3,18 +3,22 @@ count worlds, drawings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from decisionllm.datasets.team_layout import canonical, entity_schema
 from decisionllm.datasets.team_texts import task_text, team_facts
-from decisionllm.datasets.team_worlds import Game
+from decisionllm.datasets.team_worlds import Game, W
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode, Json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Evaluation `seed` draws its worlds with seeds from STARTS * seed on; logs begin at a million
 STARTS = 1000
@@ -93,7 +97,7 @@ class TeamEnv(Env):
         """Steps of the last rollout that are drawn; none: no drawing."""
         return ()
 
-    def draw_world(self, axis: Any, world: int, step: int) -> None:
+    def draw_world(self, axis: "Axes", world: int, step: int) -> None:
         """Draw a world at one of its frames."""
 
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
@@ -126,7 +130,7 @@ class TeamEnv(Env):
             found[key] = round(float(mean), 4)
         return found
 
-    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
+    def draw(self, episodes: Sequence[Episode], title: str) -> "Figure | None":
         """A world of the last rollout as a strip of frames; with several conditions, also their
         mean scores."""
         world = episodes[0].group
@@ -149,7 +153,7 @@ class TeamEnv(Env):
             self._draw_scores(axes[-1])
         return made
 
-    def _draw_scores(self, axis: Any) -> None:
+    def _draw_scores(self, axis: "Axes") -> None:
         """Draw the mean score under each condition."""
         scores = self.world_scores(self.world_outcomes())
         means = {}
@@ -170,7 +174,7 @@ class TeamEnv(Env):
         return {name: partial(begin, name) for name in self.teachers}
 
 
-class WorldTeams(TeamEnv):
+class WorldTeams(TeamEnv, Generic[W]):
     """Worlds as of `team_worlds`, which a team wins or loses.
 
     Each agent of the team plays until it ends, and has the team's reward.
@@ -184,11 +188,11 @@ class WorldTeams(TeamEnv):
     """
 
     unit = "worlds won, %"
-    world: Any
+    world: W
 
     def __init__(
         self,
-        game: Game,
+        game: Game[W],
         num_episodes: int,
         labels: Sequence[str] = ("",),
         **given: Any,
@@ -203,7 +207,7 @@ class WorldTeams(TeamEnv):
         seeds = STARTS * seed + np.tile(np.arange(E), len(self.labels))
         self.world = self.game.begin(seeds)
         self.meta = self.game.describe(self.world)
-        kinds = np.zeros(self.world.alive.shape, int)
+        kinds: np.ndarray = np.zeros(self.world.alive.shape, int)
         if self.game.types:
             kinds = self.game.types(self.world)
         N = kinds.shape[1]

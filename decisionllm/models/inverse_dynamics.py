@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution
 from decisionllm.registry import register
 from decisionllm.schema import Spec
+
+Number = TypeVar("Number", float, Tensor)
 
 BATCH = 512  # steps of a log in a training step
 EVERY = 50  # training steps between two measurements of the held-out loss
@@ -69,7 +71,7 @@ class InverseDynamics(nn.Module):
         likelihood: Tensor = self(steps, masks).log_prob(self.units.actions(actions)[None])
         return -likelihood.mean()
 
-    def certainty(self, log_prob: Any) -> Any:
+    def certainty(self, log_prob: Number) -> Number:
         """Log-probabilities as 0 where an action is no likelier than any other, 1 where it is
         certain."""
         return (log_prob - self.uniform) / (-self.head.loss_floor - self.uniform)

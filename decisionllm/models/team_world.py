@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
-from decisionllm.datasets.team_layout import Blocks
 from decisionllm.models.imagined import fitted
+from decisionllm.tokenizers.entities import Blocks
 from decisionllm.tokenizers.entities import blocks as placed
 
 MEMBERS = 2  # of the ensemble

@@ -8,7 +8,7 @@ values of the window.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from decisionllm.datasets.windows import window_start
 from decisionllm.files import check_all, explained
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.schema import History, Json, Spec, Targets
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 FORMAT = 1  # of the folder
 FILES = ("policy.onnx", "policy.json")
@@ -58,7 +61,7 @@ class ExportedPolicy:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
 
-        def graph(name: str) -> Any:
+        def graph(name: str) -> "InferenceSession":
             path = str(folder / name)
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 

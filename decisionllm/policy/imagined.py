@@ -4,7 +4,6 @@ so that a plain model can be trained on what it does and act without planning.""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -182,7 +181,7 @@ def supported_episodes(played: Played, tasks: Sequence[str]) -> list[Episode]:
     return made
 
 
-def data_options(*, run: str, text: str = "none", **options: Any) -> Json:
+def data_options(*, run: str, text: str = "none", **options: object) -> Json:
     """See `datasets.store`.
 
     The texts of the data are those of the run; a ValueError for a `text` that can't be made of
@@ -192,7 +191,7 @@ def data_options(*, run: str, text: str = "none", **options: Any) -> Json:
     return {"run": run, "text": "", **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+def worded(store: Store, *, text: str = "none", **options: object) -> Store:
     """See `datasets.store`."""
     return with_texts(store, text or store.info["text"], [store.tasks[i] for i in store.task])
 

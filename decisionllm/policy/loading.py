@@ -13,6 +13,8 @@ from decisionllm.runs.directory import content, of_part, read, target
 from decisionllm.runs.hardware import usable
 from decisionllm.schema import Json
 
+Loaded = tuple[Any, Json, Json]  # a policy, the config of its run, what is known of it
+
 
 def load_policy(
     run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any
@@ -38,14 +40,14 @@ def load_policy(
     return load(run, part=part, device=device, **acting)[0]
 
 
-def load(path: str | Path, *, part: str | None = None, **acting: Any) -> tuple[Any, Json, Json]:
+def load(path: str | Path, *, part: str | None = None, **acting: Any) -> Loaded:
     """Load a run, or one part of a run on a mixture, see `load_parts`."""
     return load_parts(path, [] if part is None else [part], **acting)[-1]
 
 
 def load_parts(
-    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: Any
-) -> list[tuple[Any, Json, Json]]:
+    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: object
+) -> list[Loaded]:
     """Load a run once, to act in each of several datasets that it was trained on.
 
     Args:

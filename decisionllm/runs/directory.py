@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -54,7 +53,7 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: Any) -> None:
+def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
@@ -121,7 +120,7 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     return info
 
 
-def longer(path: Path, **different: tuple[Any, Any]) -> str:
+def longer(path: Path, **different: tuple[object, object]) -> str:
     """How to train for longer than a run was begun for, as a message."""
     was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
     now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())
@@ -223,7 +222,8 @@ def content(path: Path) -> Json:
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)
-        parsed: Any = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        parse = json.loads if path.suffix == ".json" else yaml.safe_load
+        parsed: object = parse(path.read_text())
         if not isinstance(parsed, dict) or not parsed:
             raise ValueError(f"expected keys with values, got {parsed}")
         return parsed

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from decisionllm.checks import one_of
@@ -66,7 +67,7 @@ def inline(config: Node) -> Iterator[Executor]:
 
 
 @contextmanager
-def ray_cluster(address: str) -> Iterator[Any]:
+def ray_cluster(address: str) -> Iterator[ModuleType]:
     """Ray with the cluster at an address, or with one of this machine during the context."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -105,7 +106,7 @@ def of_files(config: Node) -> Iterator[None]:
     with ray_cluster(config["address"]) as ray:
         remote = ray.remote(lambda function, file: function(file))
 
-        def each(function: Callable[[Path], Any], files: Iterable[Path]) -> Iterator[Any]:
+        def each(function: Callable[[Path], object], files: Iterable[Path]) -> Iterator[object]:
             for task in [remote.remote(function, file) for file in files]:
                 try:
                     yield ray.get(task)

@@ -1,7 +1,5 @@
 """The figures of a study."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -126,7 +124,7 @@ class Panels:
         return self.figures
 
 
-def colours(values: pd.Series) -> list[Any]:
+def colours(values: pd.Series) -> list[tuple[float, float, float]]:
     """A colour for each of the distinct values."""
     count = values.nunique()
     palettes = {10: "tab10", 20: "tab20"}
@@ -158,8 +156,8 @@ def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> N
         return
     at = np.geomspace(grid[x].min(), grid[x].max(), 60)
     for (label, part), colour in zip(grid.groupby(by, sort=False), palette, strict=True):
-        N: Any = part["non_embedding"].mean()
-        D: Any = part["data_steps"].mean()
+        N: float | np.ndarray = part["non_embedding"].mean()
+        D: float | np.ndarray = part["data_steps"].mean()
         if x == "non_embedding":
             N = at
         else:

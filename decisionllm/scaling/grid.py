@@ -4,11 +4,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,7 +43,7 @@ NOT_THE_RUNS = (
     "fresh",
 )
 
-Job = dict[str, Any]
+Job = Json
 
 
 def check(study: Node) -> Node:
@@ -75,7 +74,7 @@ def check(study: Node) -> Node:
     return study
 
 
-def is_of_grid(entry: Any, known: dict[str, list[str]]) -> bool:
+def is_of_grid(entry: object, known: dict[str, list[str]]) -> bool:
     """Whether an entry of `exclude` names axes of the grid and their values, `known` as words."""
     if not isinstance(entry, dict) or not entry:
         return False
@@ -84,7 +83,7 @@ def is_of_grid(entry: Any, known: dict[str, list[str]]) -> bool:
 
 def check_rule(part: str, options: Node) -> None:
     """Raise a ValueError if a rule of the study is unknown or lacks a value that it reads."""
-    rule: Any = options.get("rule")
+    rule: str = options.get("rule", "")
     one_of(f"study.{part}.rule", rule, RULES[part])
     for key in RULES[part][rule]:
         given = options.get(key)
@@ -93,7 +92,7 @@ def check_rule(part: str, options: Node) -> None:
             raise ValueError(f"study.{part}.{key}: {wanted}, got {given}")
 
 
-def as_words(values: Any) -> list[str]:
+def as_words(values: object) -> list[str]:
     """One value or several values of an axis, as words."""
     if not isinstance(values, list):
         values = [values]
@@ -131,7 +130,7 @@ def qualities(given: list[float] | dict[str, list[str]]) -> list[tuple[str, list
     return [(name, words, 0.0) for name, words in given.items()]
 
 
-def compose(command: str, words: list[Any]) -> Node:
+def compose(command: str, words: Iterable[object]) -> Node:
     """The config of a command as its command line composes it."""
     import hydra
     from hydra.errors import HydraException

@@ -73,13 +73,13 @@ class Worker(Protocol):
     def join(self) -> None: ...
 
 
-def encode(job: Any) -> tuple[str, bytes]:
+def encode(job: object) -> tuple[str, bytes]:
     """(name, bytes) of a job of JSON values; the order of keys does not matter."""
     content = json.dumps(job, sort_keys=True).encode()
     return _name(content), content
 
 
-def plan(root: str | Path, jobs: Iterable[Any]) -> list[str]:
+def plan(root: str | Path, jobs: Iterable[object]) -> list[str]:
     """Make a folder for each job that has none.
 
     Returns:

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -279,8 +278,8 @@ def paired(
     grid: pd.DataFrame,
     metric: str,
     axis: str,
-    value: Any,
-    reference: Any,
+    value: object,
+    reference: object,
 ) -> np.ndarray:
     """(n,) differences of a metric between runs with a value of an axis and a reference value.
 

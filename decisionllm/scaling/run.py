@@ -9,11 +9,11 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.runs.model import make_model
 from decisionllm.scaling import executors
-from decisionllm.schema import Json, Report, Spec
+from decisionllm.schema import Json, Report, Spec, Window
 from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
@@ -266,11 +266,12 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     sampler = sampling.sampler(data.get("rows_per_text", 1), store.task)
-    draw: Any = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
+    own = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
+    draw: Callable[[int], Window] = own
     tasks: Sequence[str] = store.tasks
     if words := wordings(store, config.get("text_wordings", 0)):
         tasks = words
-        draw = words.sampler(draw, task=store.task, seed=0, texts=draw.texts)
+        draw = words.sampler(own, task=store.task, seed=0, texts=own.texts)
     reading: Json = {"store": store, "tasks": tasks, "encode": model.backbone.encode}
     discrete = bool(store.spec.num_actions)
     sums = np.zeros(3)  # loss, error, actions

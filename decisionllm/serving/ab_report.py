@@ -8,7 +8,6 @@ model answered them.
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -31,7 +30,7 @@ class Outcome:
     """An ended campaign. Money in currency."""
 
     model: str
-    kind: tuple[Any, ...]  # its settings, see SAME
+    kind: tuple[object, ...]  # its settings, see SAME
     attainable: float  # conversions that its budget buys at the target CPA
     spend: float
     conversions: float
@@ -244,7 +243,7 @@ def in_batches(draw: Callable[[int], np.ndarray], count: int, n: int) -> np.ndar
     return np.concatenate(parts)
 
 
-Sums = Callable[[np.ndarray], tuple[Any, Any]]
+Sums = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def relative(scores: np.ndarray, expected: np.ndarray, sums: Sums) -> np.ndarray:
@@ -270,7 +269,7 @@ def expectation(outcomes: list[Outcome]) -> tuple[np.ndarray, np.ndarray]:
         (n,) expected scores, and (n,) factors by which the distance of a score from its own
         expectation is too small.
     """
-    kinds: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    kinds: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, outcome in enumerate(outcomes):
         kinds[outcome.kind].append(i)
     alone = [rows[0] for rows in kinds.values() if len(rows) == 1]

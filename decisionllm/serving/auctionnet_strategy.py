@@ -5,15 +5,20 @@ Source of the interface: AuctionNet (arXiv 2412.10798), `BaseBiddingStrategy`.
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decisionllm.domains.auction.campaign import HISTORIES, STEPS, offered, summary
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.exported import ExportedPolicy
 from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from decisionllm.policy.loading import Loaded
+    from decisionllm.policy.policy import Policy
 
 Arrays = list[np.ndarray]
 
@@ -104,7 +109,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         cpa: float = 2,
         category: int = 1,
         *,
-        run: str | Path | tuple[Any, Any, Any] | None = None,
+        run: "str | Path | Loaded | None" = None,
         target_return: float | None = None,
         text: str | None = None,
     ) -> None:
@@ -170,12 +175,12 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
             self.campaign.rewards[max(last, 0) : max(step, 1)],
         )
 
-    def _record(self, multiplier: Any) -> None:
-        self.session.record_action(multiplier)
+    def _record(self, multiplier: ArrayLike) -> None:
+        self.session.record_action(np.asarray(multiplier))
         self.campaign = self.campaign.record_action(np.ravel(multiplier)[0])
 
 
-def load(run: str | Path | tuple[Any, Any, Any]) -> tuple[Any, Json]:
+def load(run: "str | Path | Loaded") -> "tuple[Policy | ExportedPolicy, Json]":
     """The policy of a run or of an exported folder, and what is known of its dataset."""
     if not isinstance(run, tuple):
         if (Path(run) / "policy.onnx").is_file():
@@ -216,7 +221,7 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         url: str,
         token: str | None = None,
         timeout: float = 5.0,
-        **more: Any,
+        **more: object,
     ) -> None:
         import httpx  # pip install decisionllm[serve]
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 from decisionllm.serving.tracing import Timing
 
@@ -17,14 +17,16 @@ from decisionllm.serving.tracing import Timing
 QUIET = 8
 PAUSE = 0.05  # seconds after an error that is not one of the work
 logger = logging.getLogger("decisionllm.serving")
-Call = tuple[Any, asyncio.Future[Any], Timing]  # the item, its result, its times
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Call = tuple[Item, asyncio.Future[Result], Timing]  # the item, its result, its times
 
 
 class QueueFullError(Exception):
     """The queue has its most calls."""
 
 
-class Batcher:
+class Batcher(Generic[Item, Result]):
     """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a
     resulting exception is raised.
 
@@ -39,7 +41,7 @@ class Batcher:
 
     def __init__(
         self,
-        work: Callable[[list[Any]], list[Any]],
+        work: Callable[[list[Item]], Sequence[Result | Exception]],
         *,
         size: int,
         queue: int,
@@ -51,16 +53,16 @@ class Batcher:
         self.queue = queue
         self.wait = wait
         self.on_batch = on_batch
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[Call[Item, Result]] = deque()
         self.working: float | None = None  # time of the first call of the batch at work
         self.arrived = asyncio.Event()
         self.thread = ThreadPoolExecutor(1)
 
-    async def __call__(self, item: Any, timing: Timing | None = None) -> Any:
+    async def __call__(self, item: Item, timing: Timing | None = None) -> Result:
         """The result of the work on an item. timing: is given the times of the call."""
         if len(self.waiting) >= self.queue:
             raise QueueFullError
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.waiting.append((item, future, timing or Timing()))
         self.arrived.set()
         return await future
@@ -81,7 +83,7 @@ class Batcher:
         if self.waiting:
             self.arrived.set()
         while True:
-            taken: list[Call] = []
+            taken: list[Call[Item, Result]] = []
             try:
                 await self.arrived.wait()
                 await self._gather()
@@ -105,14 +107,14 @@ class Batcher:
             before = len(self.waiting)
             await asyncio.sleep(0)  # a timer would fire late on a busy machine
 
-    def _take(self) -> list[Call]:
+    def _take(self) -> list[Call[Item, Result]]:
         """The next calls from the queue, without those that were cancelled."""
         taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
         if not self.waiting:
             self.arrived.clear()
         return [call for call in taken if not call[1].done()]
 
-    async def _results(self, taken: list[Call]) -> list[Any]:
+    async def _results(self, taken: list[Call[Item, Result]]) -> Sequence[Result | Exception]:
         """A result or an exception of each call."""
         self.working = taken[0][2].called
         now = time.monotonic()
@@ -133,7 +135,9 @@ class Batcher:
             raise RuntimeError(f"work: expected {len(taken)} results, got {len(results)}")
         return results
 
-    def _answer(self, taken: list[Call], results: list[Any]) -> None:
+    def _answer(
+        self, taken: list[Call[Item, Result]], results: Sequence[Result | Exception]
+    ) -> None:
         for (_, future, _), result in zip(taken, results, strict=True):
             if future.done():
                 continue

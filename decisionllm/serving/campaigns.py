@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -360,7 +359,7 @@ class CampaignManager:
     def replay(
         self,
         id: str,
-        changed: Mapping[str, Any] = {},
+        changed: Mapping[str, object] = {},
         *,
         until: int | None = None,
         begin: Begin | None = None,
@@ -376,7 +375,7 @@ class CampaignManager:
         self,
         id: str,
         campaign: Campaign | None = None,
-        changed: Mapping[str, Any] = {},
+        changed: Mapping[str, object] = {},
         *,
         until: int | None = None,
         begin: Begin | None = None,

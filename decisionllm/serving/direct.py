@@ -5,7 +5,7 @@ They take most of the time of a small request (benchmarks/load.py). A body is re
 pydantic's own JSON parser, which is faster than Python's and refuses lone surrogates.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -17,6 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decisionllm.schema import Json
+
+Validate = Callable[[str | bytes], object]
 
 
 class DirectRoutes:
@@ -81,7 +83,7 @@ def readers(route: APIRoute) -> Json:
     return found
 
 
-def header(name: str, validate: Any, request: Request, body: bytes) -> Any:
+def header(name: str, validate: Validate, request: Request, body: bytes) -> object:
     found = next(
         (
             value.decode("latin-1")
@@ -93,7 +95,7 @@ def header(name: str, validate: Any, request: Request, body: bytes) -> Any:
     return None if found is None else parsed(["header", name], validate, request, found)
 
 
-def parsed(where: list[str], validate: Any, request: Request, value: Any) -> Any:
+def parsed(where: list[str], validate: Validate, request: Request, value: str | bytes) -> object:
     try:
         return validate(value)
     except ValidationError as error:

@@ -13,14 +13,18 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from decisionllm.checks import one_of
 from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
 
 KINDS = ("json", "text", "none")
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
@@ -68,7 +72,7 @@ def model_of_request(usual: str) -> str:
     return ", ".join(names) if names else usual
 
 
-def on_response(scope: Mapping[str, Any], status: int, seconds: float, model: str) -> None:
+def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None:
     """Log a request: its id, route, status, milliseconds and model, the name of its token, and its
     campaign where there is one. Of fast requests without an error only a share is logged.
     """
@@ -106,7 +110,7 @@ class Writer(logging.Handler):
         self.as_json = kind == "json"
         self.stream = stream
         self.dropped = 0
-        self.waiting: deque[tuple[Any, ...]] = deque()
+        self.waiting: deque[tuple[float, str, str, Json, Json | None]] = deque()
         self.stopped = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:

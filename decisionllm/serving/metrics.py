@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import Scope
 
 from decisionllm.serving.models import Models
 from decisionllm.serving.service import Service
@@ -81,7 +81,7 @@ class Metrics(Collector):
             return generate_latest(self.registry)
         return generate_latest(Labelled(self.registry, {"replica": str(self.replica)}))
 
-    def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
+    def on_response(self, scope: Scope, status: int, seconds: float) -> None:
         route = scope.get("route")
         path = route.path if route else "none"
         self.count_of(path, scope["method"], status).inc()

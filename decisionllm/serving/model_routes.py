@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -79,7 +78,7 @@ class ModelChanges:
             raise RequestError(503, "models", f"the choice could not be saved: {error}") from error
         return await self.service.change(choice, before, move=move)
 
-    async def served(self, **more: Any) -> schemas.ServedModels:
+    async def served(self, **more: int | None) -> schemas.ServedModels:
         """The loaded models, the one with the largest share first."""
         found = await asyncio.to_thread(self.service.campaigns.journal.open_models)
         open_campaigns = {name: count for name, count, _ in found}

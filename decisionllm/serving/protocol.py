@@ -12,12 +12,16 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
 
 try:
     import resource
@@ -196,7 +200,7 @@ class BoundedServer(uvicorn.Server):
 
 
 def server(
-    app: Any,
+    app: "ASGIApp",
     protocol: type[BoundedProtocol] = BoundedProtocol,
     *,
     beat: Callable[[], object] = lambda: None,

@@ -45,7 +45,7 @@ class Replica:
     ever_beat: bool = False
 
 
-def run(serve: Callable[..., None], *arguments: Any, replicas: int) -> None:
+def run(serve: Callable[..., None], *arguments: object, replicas: int) -> None:
     """Call serve(*arguments, number, beat) in so many processes, until interrupted. Each calls
     beat() from its event loop, all the time.
 
@@ -84,7 +84,7 @@ def running(replicas: Sequence[Replica]) -> list[SpawnProcess]:
 
 
 def start(
-    replica: Replica, context: SpawnContext, serve: Callable[..., None], *arguments: Any
+    replica: Replica, context: SpawnContext, serve: Callable[..., None], *arguments: object
 ) -> None:
     """Start the process of a replica."""
     replica.beat.value = 0.0

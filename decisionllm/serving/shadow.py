@@ -21,7 +21,7 @@ from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json
 from decisionllm.serving.campaigns import CampaignManager, PendingTick
-from decisionllm.serving.kv_cache import DecisionRequest
+from decisionllm.serving.kv_cache import Decision, DecisionRequest
 
 logger = logging.getLogger("decisionllm.serving")
 TABLE = (
@@ -146,7 +146,7 @@ class Shadow:
         if campaign is None or campaign.step != index:
             campaign = self.manager.replay(id, self.changed, until=index)
         pending = PendingTick(campaign.advance(request["result"], request["coming"]), request, "")
-        decided: Sequence[Any] = [None]
+        decided: Sequence[Decision | Exception | None] = [None]
         if pending.needs_decision:
             decided = self.manager.decide([DecisionRequest(id, pending.campaign.history())])
         answer = json.loads(self.manager.answer(pending, decided[0]))

@@ -95,7 +95,7 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
     return found
 
 
-def _entry(name: str, table: Any) -> tuple[bytes, Caller]:
+def _entry(name: str, table: object) -> tuple[bytes, Caller]:
     if not NAME.fullmatch(name):
         raise ValueError(f"tokens: expected names of letters, digits, _ . and -, got {name!r}")
     if not isinstance(table, Mapping):
@@ -129,8 +129,10 @@ def _digest(name: str, table: Mapping[str, Any]) -> bytes:
     return digest
 
 
-def _number(name: str, key: str, value: Any, least: float = 0.0) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not value > 0 or value < least:
+def _number(name: str, key: str, value: object, least: float = 0.0) -> float:
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    if not number > 0 or number < least:
         raise ValueError(f"tokens: {name}: {key}: expected a number above {least:g}, got {value!r}")
-    return float(value)
+    return number

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# (kind, width, count) of a raw observation; a list of lists where it was JSON
+Blocks = Sequence[Sequence[Any]]
 HEADS = 4
 
 
@@ -15,7 +17,7 @@ def inner(width: int) -> int:
     return min(width, 64) // HEADS * HEADS
 
 
-def blocks(entity_schema: Sequence[Sequence[Any]]) -> list[tuple[str, int, int, int]]:
+def blocks(entity_schema: Blocks) -> list[tuple[str, int, int, int]]:
     """(kind, first, width, count) of each block of an observation: columns first .. first + width *
     count."""
     first = 0

@@ -10,10 +10,14 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
 
 HERE = Path(__file__).parent
 # Qwen's names, so that a true Qwen tokenizer is a change of path
@@ -32,7 +36,7 @@ def of_team(tasks: Iterable[str]) -> str:
 
 
 @cache
-def own_tokenizer() -> Any:
+def own_tokenizer() -> "PreTrainedTokenizerFast":
     """The tokenizer that ships with the package, for backbones with random weights."""
     from transformers import PreTrainedTokenizerFast
 
@@ -40,7 +44,7 @@ def own_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=file, pad_token=SPECIAL[0], eos_token=SPECIAL[0])
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Token ids of texts, padded on the right.
 
     Args:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -132,7 +131,7 @@ def open_vault(folder: Path) -> tuple[set[str], int, Json]:
     """Names of all columns, number of steps, and the columns that are read, (B, T, ...) each."""
     import tensorstore as ts  # pip install decisionllm[marl]
 
-    def open_column(name: str) -> Any:
+    def open_column(name: str) -> "ts.TensorStore":
         store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": f"{name}/"}
         return ts.open({"driver": "zarr", "kvstore": store}, read=True, open=True).result()
 

@@ -20,12 +20,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decisionllm.files import absent, atomic, explained
 from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pettingzoo import ParallelEnv
 
 FORMAT = 1
 ROWS = 200_000  # of a row group
@@ -204,7 +209,7 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
         (partial / "meta.json").write_text(text)
 
 
-def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> Any:
+def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> "pa.Array":
     """A column in this order as Arrow's, with nulls where an action or a reward is missing."""
     import pyarrow as pa
 
@@ -272,7 +277,9 @@ def _read(file: Path, table: str, meta: Json) -> dict[str, np.ndarray]:
     return found
 
 
-def _numbers(file: Path, name: str, column: Any, kind: Any, words: list[str]) -> np.ndarray:
+def _numbers(
+    file: Path, name: str, column: "pa.Array", kind: "pa.DataType", words: list[str]
+) -> np.ndarray:
     """A column of Arrow as numbers of an Arrow type; names become indices into `words`."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -295,7 +302,7 @@ def _numbers(file: Path, name: str, column: Any, kind: Any, words: list[str]) ->
     return numbers
 
 
-def _lists(name: str, column: Any) -> dict[str, np.ndarray]:
+def _lists(name: str, column: "pa.Array") -> dict[str, np.ndarray]:
     """Arrow's lists as (n, width), padded if lengths differ, or end to end with their offsets."""
     import pyarrow.compute as pc
 
@@ -315,13 +322,13 @@ def _lists(name: str, column: Any) -> dict[str, np.ndarray]:
 # -- PettingZoo: what `collect` and env=pettingzoo share --
 
 
-def agent_types(env: Any) -> dict[str, str]:
+def agent_types(env: "ParallelEnv") -> dict[str, str]:
     """The type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
     names = env.possible_agents
     return {name: name.rstrip("0123456789").rstrip("_-") or name for name in names}
 
 
-def action_limits(env: Any) -> dict[str, Json]:
+def action_limits(env: "ParallelEnv") -> dict[str, Json]:
     """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
     high}}."""
     from gymnasium.spaces import Box, Discrete
@@ -339,13 +346,13 @@ def action_limits(env: Any) -> dict[str, Json]:
     return found
 
 
-def flat(numbers: Any) -> np.ndarray:
+def flat(numbers: ArrayLike) -> np.ndarray:
     """(n,) float32"""
     return np.asarray(numbers, np.float32).reshape(-1)
 
 
 def split_observation(
-    observation: Any,
+    observation: object,
     info: Mapping[str, Any],
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """An agent's observation (R,) float32 and its action mask (C,) bool, or None without one.
@@ -363,18 +370,18 @@ def split_observation(
     return flat(view["observation"]), mask
 
 
-Act = Callable[[Json, Json], Mapping[str, Any]]
+Act = Callable[[Json, Json], Json]
 Rows = list[Json]
 
 
 def collect(
-    env: Any,
+    env: "ParallelEnv",
     act: Act | Mapping[str, Act],
     *,
     episodes: int,
     seed: int = 0,
     teams: Mapping[str, int] = {},
-    **meta: Any,
+    **meta: object,
 ) -> Log:
     """Play a PettingZoo parallel environment and record a Log.
 
@@ -426,7 +433,7 @@ def collect(
 
 
 def _play(
-    env: Any,
+    env: "ParallelEnv",
     act: Act,
     seed: int,
     teams: Mapping[str, int],

@@ -18,14 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from glob import glob
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decisionllm.checks import ranges
 from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import EACH, absent, atomic
 from decisionllm.schema import Json, differs, refuse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
@@ -140,7 +144,7 @@ def log_files(path: str | Path) -> list[Path]:
     return sorted(found)
 
 
-def format_periods(periods: Any) -> str:
+def format_periods(periods: ArrayLike) -> str:
     """[0, 1, 2, 5] -> "0-2,5", which `parse_periods` reads."""
     known = np.unique(periods)
     runs = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
@@ -212,7 +216,7 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
         place = ""
-        problem: Any = error
+        problem: object = error
         found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)
         if found:
             column, row, problem = found.groups()
@@ -329,7 +333,7 @@ def read_trajectories(file: Path) -> Log:
     )
 
 
-def parsed(file: Path, row: int, texts: Any) -> np.ndarray:
+def parsed(file: Path, row: int, texts: "pa.Array") -> np.ndarray:
     """Read the texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)" -> (n, 16) float64."""
     import pyarrow.compute as pc
 
@@ -485,7 +489,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     return sums, {"rows without a number, left out": left_out}
 
 
-def add_up(table: Any, keys: list[str]) -> Any:
+def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
     """The rows of a table, summed over those with the same keys."""
     names = [*ADDED, "spend", "exposed_value", "volume"]
     sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
@@ -515,7 +519,7 @@ def refuse_lost(file: Path, sums: Columns, lost: Lost) -> None:
             raise ValueError(f"{file}, row {row}, {name}: {what}")
 
 
-def convert(log: Log) -> dict[str, list[Any]]:
+def convert(log: Log) -> dict[str, Sequence[object]]:
     """The columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
     states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
     done = log.done.astype(int).ravel().tolist()
@@ -525,7 +529,7 @@ def convert(log: Log) -> dict[str, list[Any]]:
         """(K, 1), (T,) or (K, T) -> K x T numbers."""
         return np.broadcast_to(x, log.done.shape).astype(float).ravel().tolist()
 
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, Sequence[object]] = {}
     for field, name in DAY.items():
         columns[name] = spread(vars(log)[field][:, None])
     return columns | {

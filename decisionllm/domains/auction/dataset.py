@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.store import Store, facts_of, with_texts
@@ -129,21 +129,21 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
     return found
 
 
-def data_options(*, text: str = "none", **options: Any) -> Json:
+def data_options(*, text: str = "none", **options: object) -> Json:
     """See `datasets.store`. No text of the auction changes more than texts."""
     if text in TEXTS:
         text = "informative"
     return {"text": text, **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+def worded(store: Store, *, text: str = "none", **options: object) -> Store:
     """See `datasets.store`."""
     return with_texts(store, text, texts(facts_of(store), store.group, text=text))
 
 
 def campaigns_source(
     episodes: list[Episode],
-    campaigns: Iterable[Sequence[Any]],
+    campaigns: Iterable[Iterable[object]],
     horizon: int,
     info: Json,
 ) -> Source:
@@ -159,7 +159,7 @@ def campaigns_source(
     return Source(spec, episodes, info | {"campaigns": table})
 
 
-def campaign_row(campaign: Iterable[Any], episode: Episode) -> list[Any]:
+def campaign_row(campaign: Iterable[object], episode: Episode) -> list[object]:
     """A campaign and its return, as `nearest_returns` reads them."""
     return [*campaign, float(f"{episode.rewards.sum():.4g}")]
 
@@ -293,7 +293,7 @@ def replay_days(
     periods: str = "",
     behaviour: str = "reference",
     seed: int = 0,
-    **options: Any,
+    **options: object,
 ) -> Iterator[Day]:
     """The replayable days of files, see `read_days`; without a path, of our own market."""
     wanted = parse_periods(periods)
@@ -358,7 +358,7 @@ def three_digits(x: np.ndarray) -> np.ndarray:
 
 
 def nearest_returns(
-    campaigns: Any,
+    campaigns: ArrayLike,
     budgets: np.ndarray,
     target_cpa: np.ndarray,
     quantile: float,
@@ -434,7 +434,9 @@ def by_task(facts: Sequence[Json]) -> dict[str, Json]:
     return {task_text(known["budget"], known["cpa"], known["category"]): known for known in facts}
 
 
-def files(*, path: str = "", periods: str = "", behaviour: str = "", **options: Any) -> list[Path]:
+def files(
+    *, path: str = "", periods: str = "", behaviour: str = "", **options: object
+) -> list[Path]:
     """The files that `load` reads with these options."""
     if behaviour in TEACHERS:
         return list(day_files(path, parse_periods(periods), option="dataset.path").values())
@@ -451,7 +453,7 @@ def stem(path: str) -> str:
 
 
 @register("export", "trajectories")
-def save(path: str, store: Any) -> None:
+def save(path: str, store: Store) -> None:
     """Write an auction's store as a trajectory log.
 
     The log is read again: a store has float32 and ends days early.

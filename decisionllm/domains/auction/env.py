@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class Auction(Env):
         *,
         protocol: str = "replay",
         periods: str = "7-8",
-        budgets: Any = "1",
+        budgets: str | float | Sequence[float] = "1",
         path: str = "",
         positions: str = "",
         repeats: int = 0,
@@ -415,7 +415,7 @@ class Auction(Env):
         return ScriptedPlayer(bid, tasks)
 
 
-def budget_factors(budgets: Any) -> list[float]:
+def budget_factors(budgets: str | float | Sequence[float]) -> list[float]:
     """The option `budgets`, such as `0.5,1`, as numbers."""
     factors: list[float] = []
     with suppress(ValueError):

@@ -21,7 +21,8 @@ from typing import Any
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
-Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
+Columns = tuple[Any, ...]  # a row as SQLite reads it
+Entry = tuple[str, tuple[object, ...]]  # an SQL statement and its values
 
 VERSION = 2  # of the tables
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
@@ -340,7 +341,7 @@ class Journal:
         rows = self._read(f"SELECT {TICK} FROM ticks WHERE campaign = ? AND step = ?", id, step)
         return self._tick_of(rows[0]) if rows else None
 
-    def _listed(self, which: str, *values: Any) -> list[Row]:
+    def _listed(self, which: str, *values: object) -> list[Row]:
         """Campaigns with the answer to their last tick, without those of which a row is damaged."""
         found = []
         query = f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} {which}"
@@ -349,7 +350,7 @@ class Journal:
                 found.append(self._with_last(row))
         return found
 
-    def _with_last(self, row: tuple[Any, ...]) -> Row:
+    def _with_last(self, row: Columns) -> Row:
         """CAMPAIGN and LAST_TICK of a row."""
         campaign = self._campaign_of(row[:7])
         if row[7] is None:
@@ -357,7 +358,7 @@ class Journal:
         _, answer = self._tick_of(row[7:])
         return campaign, json.loads(answer)
 
-    def _campaign_of(self, row: tuple[Any, ...]) -> Json:
+    def _campaign_of(self, row: Columns) -> Json:
         """A row of CAMPAIGN, checked."""
         id, key, opened, settings, sum, ended, model = row
         if sum not in (None, checksum(id, key, opened, settings)):
@@ -366,7 +367,7 @@ class Journal:
         campaign |= json.loads(settings)
         return campaign
 
-    def _tick_of(self, row: tuple[Any, ...]) -> tuple[str, str]:
+    def _tick_of(self, row: Columns) -> tuple[str, str]:
         """(request, answer) of a row of TICK, checked."""
         campaign, step, request, answer, at, sum = row
         if sum not in (None, checksum(campaign, step, request, answer, at)):
@@ -381,11 +382,11 @@ class Journal:
             logger.error("journal %s: %s", self.path, message)
         return DamagedRowError(message)
 
-    def _read(self, query: str, *values: Any) -> list[Any]:
+    def _read(self, query: str, *values: object) -> list[Columns]:
         with self._reading:
             return self._reader.execute(query, values).fetchall()
 
-    def _list(self, query: str, *values: Any) -> list[Any]:
+    def _list(self, query: str, *values: object) -> list[Columns]:
         """Rows of a query that reads many of them, on a connection of its own."""
         with self._listing:
             return self._lister.execute(query, values).fetchall()
@@ -435,7 +436,7 @@ class Journal:
             faults.append(f"campaign {id}, which has ticks, is missing")
         return RowCheck(**counts, faults=faults)
 
-    def _in_turn(self, query: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+    def _in_turn(self, query: str, *columns: str) -> Iterator[Columns]:
         """Rows in the order of these columns, some thousand at a time, so that others can read."""
         at = ", ".join(columns)
         asked = f"SELECT *, {at} FROM ({query})"

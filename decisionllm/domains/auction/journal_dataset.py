@@ -6,7 +6,6 @@ is a group of its own.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -106,7 +105,7 @@ def episode(campaign: Campaign, ticks: list[Json], group: int) -> Episode:
     )
 
 
-def files(*, path: str, **options: Any) -> list[Path]:
+def files(*, path: str, **options: object) -> list[Path]:
     """The files that `load` reads with these options: the journal, and SQLite's write-ahead log
     beside it.
 

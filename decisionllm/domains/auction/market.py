@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from decisionllm.domains.auction.campaign import STEPS, Campaigns
 from decisionllm.domains.auction.observation import MIN_REMAINING
-from decisionllm.schema import Json
+from decisionllm.schema import Json, Seed
 
 DATA = Path(__file__).parent / "published"
 PUBLISHED: Json = json.loads((DATA / "constants.json").read_text())
@@ -173,7 +173,7 @@ class Outcome:
 class Draws:
     """The random numbers of a step's auctions: a uniform a slot, independent of its holder."""
 
-    def __init__(self, n: int, slots: int, seed: Any) -> None:
+    def __init__(self, n: int, slots: int, seed: Seed) -> None:
         self.rng = np.random.default_rng(seed)
         self.uniforms = self.rng.random((3, n, slots))  # of exposure, value error, conversion
 
@@ -209,7 +209,7 @@ def settle(
     *,
     reserve: float = PUBLISHED["reserve"],
     exposure: Sequence[float] = tuple(PUBLISHED["exposure"]),
-    seed: Any = 0,
+    seed: Seed = 0,
     draws: type[Draws] = Draws,
     first_price: bool = False,
 ) -> tuple[np.ndarray, Outcome]:
@@ -375,9 +375,10 @@ class Bidder(Protocol):
         ...
 
 
-# positions and their bidder; a later pair takes a position from an earlier one
-Roster = Sequence[tuple[Any, Bidder]]
 Positions = Sequence[int] | np.ndarray | slice
+Numbers = Sequence[float] | np.ndarray
+# positions and their bidder; a later pair takes a position from an earlier one
+Roster = Sequence[tuple[int | Sequence[int] | np.ndarray, Bidder]]
 ALL = slice(None)
 
 
@@ -395,14 +396,14 @@ class MarketStep:
     chosen_multipliers: np.ndarray
     # (N,) sum of bids / sum of values after bids were withdrawn: the action of AuctionNet's logs
     multipliers: np.ndarray
-    volume: Any  # opportunities
+    volume: int | np.ndarray  # opportunities
     means: np.ndarray  # (5, N) over the opportunities, in the order of campaign.MEANS
     won: np.ndarray  # (N,) slots held, exposed or not
     exposed: np.ndarray  # (N,) ads exposed
     conversions: np.ndarray  # (N,)
     spend: np.ndarray  # (N,) currency
     exposed_value: np.ndarray  # (N,) sum of the values of exposed ads
-    market_prices: Any  # (n,) currency
+    market_prices: np.ndarray | list[np.ndarray]  # (n,) currency
 
 
 class Market:
@@ -430,9 +431,9 @@ class Market:
         self,
         roster: Roster = (),
         *,
-        budgets: Any = PUBLISHED["budgets"],
-        target_cpa: Any = PUBLISHED["target_cpa"],
-        budget_factor: Any = 1.0,
+        budgets: Numbers = PUBLISHED["budgets"],
+        target_cpa: Numbers = PUBLISHED["target_cpa"],
+        budget_factor: float | np.ndarray = 1.0,
         traffic: Callable[[int], Traffic] = opportunities,
         settle: Callable[..., tuple[np.ndarray, Outcome]] = settle,
         seed: int = 0,

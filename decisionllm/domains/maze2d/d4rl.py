@@ -8,7 +8,6 @@ own row (194), rows of umaze with timeouts (85); the numbers of rows are in its 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -111,7 +110,7 @@ def outline(path: Path) -> tuple[list[str], str]:
 
     keys: list[str] = []
 
-    def collect(key: str, item: Any) -> None:
+    def collect(key: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
             keys.append(key)
 

@@ -39,7 +39,7 @@ HORIZONTAL = ("left", "centre", "right")
 WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 Log = dict[str, np.ndarray]
-Facts = dict[str, Any]  # of a task, see `goal_facts`
+Facts = Json  # of a task, see `goal_facts`
 
 
 @register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
@@ -201,7 +201,7 @@ def regenerated_name(published: str, *, steps: int, noise: float, seed: int) -> 
     return name
 
 
-def data_options(*, text: str = "none", **options: Any) -> Json:
+def data_options(*, text: str = "none", **options: object) -> Json:
     """See `datasets.store`.
 
     A goal in the text changes rewards and episodes; its wording changes nothing else.
@@ -221,7 +221,7 @@ def texts(
     maze: str,
     text: str = "none",
     seed: int = 0,
-    **options: Any,
+    **options: object,
 ) -> list[str]:
     """The task text of each episode by its facts (E,), see `goal_facts`. Options as in `load`."""
     if text == "constant":
@@ -524,7 +524,7 @@ def files(
     dense: bool = False,
     path: str = "",
     source: str = "auto",
-    **options: Any,
+    **options: object,
 ) -> list[Path]:
     """The one file that `load` would read with these options; none where it regenerates.
 

@@ -8,7 +8,7 @@ trained on are labelled `-held-out`. `multi2d`: each episode has a goal of its o
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from decisionllm.schema import Episode, Json
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from decisionllm.policy.policy import Policy
 
 # {(maze, dense): return of a random policy, of the reference controller}.
 # Source: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`. D4RL has no second version of
@@ -241,7 +243,7 @@ class Maze2D(Env):
             found["final_cell"] = confusion(named, cell_names(np.rint(places[:, -1]).astype(int)))
         return found
 
-    def probe(self, policy: Any) -> Json:
+    def probe(self, policy: "Policy") -> Json:
         """The share of texts that a policy understands, on 64 states; see `understood`."""
         trained = policy.info["dataset"].get("wordings", {})
         facts = {task: known for task, known in self.facts.items() if task in trained}

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -271,7 +270,7 @@ def regenerated_name(published: str, *, episodes: int, noise: float, seed: int) 
     return name
 
 
-def files(*, name: str, path: str = "", source: str = "auto", **options: Any) -> list[Path]:
+def files(*, name: str, path: str = "", source: str = "auto", **options: object) -> list[Path]:
     """The one file that `load` would read with these options; none where it regenerates."""
     if source == "regenerate":
         return []

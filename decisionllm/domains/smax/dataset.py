@@ -47,7 +47,7 @@ def load(
     return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
-def game(map: str) -> Game:
+def game(map: str) -> Game[Smax]:
     """The battles of a map."""
 
     def describe_worlds(world: Smax) -> Json:

@@ -6,20 +6,23 @@ battles won, in percent.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decisionllm.checks import ranges
 from decisionllm.domains.smax.dataset import game
-from decisionllm.domains.smax.world import HORIZON, SIZE, STOP, allowed
+from decisionllm.domains.smax.world import HORIZON, SIZE, STOP, Smax, allowed
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @register("env", "smax", text="${text}", map="${dataset.map}", frames="${text_wordings}")
-class SmaxTeams(WorldTeams):
+class SmaxTeams(WorldTeams[Smax]):
     """num_episodes battles under each condition: undisturbed, then with each crash.
 
     Args:
@@ -88,10 +91,11 @@ class SmaxTeams(WorldTeams):
     def frames(self, world: int) -> Sequence[int]:
         return [int(step) for step in np.linspace(0, self.length[world], 5).round()]
 
-    def draw_world(self, axis: Any, world: int, step: int) -> None:
+    def draw_world(self, axis: "Axes", world: int, step: int) -> None:
         """Allies are blue, enemies red, the paler the weaker."""
         places, health = self.history[step]
         facts = self.world.facts
         colours = np.array(["C0"] * facts.allies + ["C3"] * facts.enemies)
-        axis.scatter(*places[world].T, c=colours, alpha=np.clip(health[world], 0, 1), s=20)
+        x, y = places[world].T
+        axis.scatter(x, y, c=colours, alpha=np.clip(health[world], 0, 1), s=20)
         axis.set(xlim=(0, SIZE), ylim=(0, SIZE))

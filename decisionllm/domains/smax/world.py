@@ -14,12 +14,19 @@ Letters: E worlds, N allies, M enemies, S numbers of a view, C = 5 + M actions.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.files import explained
+
+if TYPE_CHECKING:
+    import jax
+    from jaxmarl.environments.smax.heuristic_enemy_smax_env import State
+
+    # what is seen of E battles: observations, masks, places, health, kinds, and who is done
+    View = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 HORIZON = 101  # steps: JaxMARL compares its clock with 100 before it advances it
 SIZE = 32.0  # of the field, from wall to wall
@@ -63,14 +70,14 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
     if not scenario.smacv2_unit_type_generation:
         kinds = tuple(np.unique(np.asarray(scenario.unit_types)[:N]).tolist())
 
-    def strong(state: Any) -> Any:
+    def strong(state: "State") -> "State":
         """A state without weak types, which would be compiled again."""
         return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
 
-    def stack(by_agent: Any) -> Any:
+    def stack(by_agent: dict[str, "jax.Array"]) -> "jax.Array":
         return jnp.stack([by_agent[agent] for agent in env.agents])
 
-    def view(observations: Any, state: Any) -> tuple[Any, ...]:
+    def view(observations: dict[str, "jax.Array"], state: "State") -> "View":
         units = state.state
         health = units.unit_health / env.unit_type_health[units.unit_types]
         masks = stack(env.get_avail_actions(state)) > 0
@@ -83,11 +90,13 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
             units.done,
         )
 
-    def begin(seed: Any) -> tuple[Any, ...]:
+    def begin(seed: "jax.Array") -> tuple["State", "View"]:
         observations, state = env.reset(jax.random.fold_in(jax.random.PRNGKey(seed), 0))
         return strong(state), view(observations, state)
 
-    def step(seed: Any, time: Any, state: Any, actions: Any) -> tuple[Any, ...]:
+    def step(
+        seed: "jax.Array", time: "jax.Array", state: "State", actions: "jax.Array"
+    ) -> tuple["State", "View", "jax.Array"]:
         key = jax.random.fold_in(jax.random.PRNGKey(seed), time)
         taken = {agent: actions[i] for i, agent in enumerate(env.agents)}
         observations, state, rewards, *_ = env.step_env(key, state, taken)
@@ -131,7 +140,7 @@ class Smax:
         self._state, view = begin(self.seeds)
         self._update(view)
 
-    def _update(self, view: tuple[Any, ...]) -> None:
+    def _update(self, view: "View") -> None:
         arrays = [np.asarray(x) for x in view]
         self.observations, self.masks, self.places, self.health, self.kinds, done = arrays
         going = ~self.over

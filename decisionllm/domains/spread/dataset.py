@@ -6,8 +6,6 @@ a fixed assignment that no observation shows, so that the log holds several join
 3 to 5 experts, a tenth of the groups lose one midway.
 """
 
-from typing import Any
-
 import numpy as np
 
 from decisionllm.checks import one_of
@@ -139,12 +137,12 @@ def generate(
     return Log(meta, clock, columns)
 
 
-def blocks(n: int, m: int) -> list[list[Any]]:
+def blocks(n: int, m: int) -> list[list[str | int]]:
     """The blocks (see `team_log`) of an observation of mpe2, of n agents and m landmarks."""
     return [["own", 4, 1], ["landmark", 2, m], ["agent", 2, n - 1], ["", 2, n - 1]]
 
 
-def describe(sizes: list[int], actions: str, **generator: Any) -> Json:
+def describe(sizes: list[int], actions: str, **generator: object) -> Json:
     """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
     # (agents, landmarks) of an observation by its length; one agent may have been removed
     known = {}

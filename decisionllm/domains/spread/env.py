@@ -8,7 +8,7 @@ actions, undisturbed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from decisionllm.domains.spread.world import (
 from decisionllm.eval.team_env import STARTS, TeamEnv
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OMAR = (159.8, 516.8)  # S_random and S_expert of its paper: three agents, continuous actions
 # Mean returns of random play and of the expert teacher by number of agents, over 1,000 worlds each,
@@ -206,7 +209,7 @@ class SpreadTeams(TeamEnv):
     def frames(self, world: int) -> Sequence[int]:
         return (0, 4, 8, 12, 16, 25)
 
-    def draw_world(self, axis: Any, world: int, step: int) -> None:
+    def draw_world(self, axis: "Axes", world: int, step: int) -> None:
         """Agents with the way behind them, landmarks as crosses."""
         from matplotlib.patches import Circle
 

@@ -10,17 +10,17 @@ agents, adversaries first; an adversary also observes the velocity of the agent.
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from decisionllm.domains.spread.world import PUSHES
+from decisionllm.schema import Json
 
 SPEED = {"adversary": 1.0, "agent": 1.3}  # at most
 EDGE = 0.9  # beyond it the agent has a penalty
 PLANS = np.array([*product(range(5), repeat=2)])  # (25, 2) discrete actions
-Dicts = Mapping[str, Any]
-Act = Callable[[Dicts, Dicts], dict[str, int]]
+Observations = Mapping[str, np.ndarray]
+Act = Callable[[Observations, Json], dict[str, int]]
 # The same numbers for both roles, so that the text alone says which one it is
 OWN = ["own", 14, 1]
 RULE = "each touch is worth 10 to the chasers and costs the prey 10, as does leaving the field"
@@ -44,7 +44,7 @@ META = {
 }
 
 
-def chase(observations: Dicts, infos: Dicts) -> dict[str, int]:
+def chase(observations: Observations, infos: Json) -> dict[str, int]:
     """Each adversary runs to where it meets an agent that keeps its velocity inside the field."""
     return {agent: _run(x[:2], _meeting(x)) for agent, x in observations.items()}
 
@@ -63,7 +63,7 @@ def _run(velocity: np.ndarray, direction: np.ndarray) -> int:
     return int(np.argmax(PUSHES @ (wanted - velocity)))
 
 
-def flee(observations: Dicts, infos: Dicts) -> dict[str, int]:
+def flee(observations: Observations, infos: Json) -> dict[str, int]:
     """The agent begins the best of 25 plans against adversaries that run straight at it.
 
     A plan is two actions for four steps each.
@@ -97,7 +97,7 @@ def teachers(rng: np.random.Generator) -> dict[str, Act]:
     """
 
     def player(random_shares: Mapping[str, float]) -> Act:
-        def act(observations: Dicts, infos: Dicts) -> dict[str, int]:
+        def act(observations: Observations, infos: Json) -> dict[str, int]:
             chasers = {a: x for a, x in observations.items() if a.startswith("adversary")}
             prey = {a: x for a, x in observations.items() if a.startswith("agent")}
             chosen = chase(chasers, infos) | flee(prey, infos)

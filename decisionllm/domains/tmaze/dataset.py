@@ -53,7 +53,7 @@ def load(
     )
 
 
-def game(agents: int, length: int) -> Game:
+def game(agents: int, length: int) -> Game[TMaze]:
     """The T-maze of so many agents and steps."""
     if not (2 <= agents <= 16 and length >= 1):
         wanted = "agents of 2 .. 16 and a length of at least 1"

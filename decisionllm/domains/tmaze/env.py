@@ -2,6 +2,7 @@
 right, in percent."""
 
 from decisionllm.domains.tmaze.dataset import game
+from decisionllm.domains.tmaze.world import TMaze
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 
@@ -14,7 +15,7 @@ from decisionllm.registry import register
     length="${dataset.length}",
     frames="${text_wordings}",
 )
-class TMazeTeams(WorldTeams):
+class TMazeTeams(WorldTeams[TMaze]):
     """num_episodes teams.
 
     Args:
