@@ -38,66 +38,108 @@ def survey(store: Store) -> Survey:
     Raises:
         ValueError: its content is not what was written.
     """
-    spec, S = store.spec, store.spec.observation_dim
-    actions = Moments()
-    counts = np.zeros(spec.num_actions, int)
-    at_bound = 0
-    usual = _usual_changes(store)
-    jumps, digests = np.zeros(S, int), list[bytes]()
-
-    def blocks() -> Iterator[np.ndarray]:  # observations, return-to-go, reward: (n, S + 2)
-        nonlocal counts, at_bound, jumps
-        for episodes, rows in read(store, max(BLOCK // S, 1)):
-            seen, taken, rewards = columns = [
-                vars(store)[name][rows] for name in ("observations", "actions", "rewards")
-            ]
-            ends = store.offsets[episodes.start : episodes.stop + 1] - rows.start
-            for e in pairwise(ends.tolist()):
-                digests.append(
-                    hashlib.blake2b(
-                        b"".join(x[slice(*e)].tobytes() for x in columns), digest_size=16
-                    ).digest()
-                )
-            jumped = (np.abs(np.diff(seen, axis=0)) > JUMP * usual) & (usual > 0)
-            # from one episode to the next is none
-            jumps += jumped.sum(0) - jumped[ends[1:-1] - 1].sum(0)
-            recorded = (
-                taken if store.action_weight is None else taken[store.action_weight[rows] > 0]
-            )
-            actions.add(recorded)
-            if spec.num_actions:
-                counts += np.bincount(recorded[:, 0].astype(int), minlength=spec.num_actions)
-            else:
-                at_bound += int(
-                    (np.isclose(recorded, spec.low) | np.isclose(recorded, spec.high)).sum()
-                )
-            future = returns_to_go(rewards, store.returns[episodes], ends), rewards
-            yield np.concatenate([seen, np.stack(future, 1)], 1, dtype=np.float64)
-
-    mean, covariances = covariance(blocks())
+    S = store.spec.observation_dim
+    reading = _Reading(store)
+    mean, covariances = covariance(reading.blocks())
     deviation = np.sqrt(np.diag(covariances).clip(min=0))
-    found = list(_repeats(store, np.array(digests, "V16")))
+    varies = deviation > 1e-9 * (1 + np.abs(mean))
+    # a number that does not vary correlates with nothing
+    scale = np.where(varies, deviation, np.inf)
+    correlation = np.abs(covariances) / np.outer(scale, scale)
+    found = [
+        *_repeats(store, np.array(reading.digests, "V16")),
+        *_constants(store, varies[:S]),
+        *reading.jumped(),
+        *_leaks(correlation[:S, S], "return-to-go"),
+        *_leaks(correlation[:S, S + 1], "reward of the step"),
+    ]
+    return Survey(mean[:S], deviation[:S], reading.actions, reading.counts, reading.at_bound, found)
+
+
+class _Reading:
+    """What is counted while a store is read."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.actions = Moments()
+        self.counts = np.zeros(store.spec.num_actions, int)
+        self.at_bound = 0
+        self.usual = _usual_changes(store)
+        self.jumps = np.zeros(store.spec.observation_dim, int)
+        self.digests: list[bytes] = []  # of each episode
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Observations, return-to-go and reward of the steps, (n, S + 2) float64 at a time."""
+        store = self.store
+        size = max(BLOCK // store.spec.observation_dim, 1)
+        for episodes, rows in read(store, size):
+            # where the episodes of the block begin and end in it
+            bounds = store.offsets[episodes.start : episodes.stop + 1] - rows.start
+            observations = store.observations[rows]
+            rewards = store.rewards[rows]
+            self._count_jumps(observations, bounds)
+            self._count_actions(rows)
+            self._digest(observations, store.actions[rows], rewards, bounds)
+            togo = returns_to_go(rewards, store.returns[episodes], bounds)
+            yield np.column_stack([observations, togo, rewards]).astype(np.float64)
+
+    def _count_jumps(self, observations: np.ndarray, bounds: np.ndarray) -> None:
+        changes = np.abs(np.diff(observations, axis=0))
+        jumped = (changes > JUMP * self.usual) & (self.usual > 0)
+        jumped[bounds[1:-1] - 1] = False  # from one episode to the next
+        self.jumps += jumped.sum(0)
+
+    def _count_actions(self, rows: slice) -> None:
+        spec = self.store.spec
+        recorded = self.store.actions[rows]
+        if self.store.action_weight is not None:
+            recorded = recorded[self.store.action_weight[rows] > 0]
+        self.actions.add(recorded)
+        if spec.num_actions:
+            self.counts += np.bincount(recorded[:, 0].astype(int), minlength=spec.num_actions)
+        else:
+            at_bound = np.isclose(recorded, spec.low) | np.isclose(recorded, spec.high)
+            self.at_bound += int(at_bound.sum())
+
+    def _digest(
+        self,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        bounds: np.ndarray,
+    ) -> None:
+        for begin, end in pairwise(bounds.tolist()):
+            digest = hashlib.blake2b(digest_size=16)
+            for column in (observations, actions, rewards):
+                digest.update(column[begin:end].tobytes())
+            self.digests.append(digest.digest())
+
+    def jumped(self) -> Iterator[str]:
+        """A sentence for each number of an observation that jumps."""
+        for i in np.flatnonzero(self.jumps):
+            yield (
+                f"observation [{i}]: {self.jumps[i]:,} changes of more than {JUMP} times its usual "
+                f"change in a step, {self.usual[i]:.3g}"
+            )
+
+
+def _constants(store: Store, varies: np.ndarray) -> Iterator[str]:
+    """Rewards and numbers of an observation that are the same throughout. varies: (S,) bool."""
     if not np.ptp(store.rewards):
-        found.append(
+        yield (
             f"every reward is {store.rewards[0]:g}: a return says no more than the length of an "
             "episode"
         )
-    varies = deviation > 1e-9 * (1 + np.abs(mean))
-    correlation = np.abs(covariances) / np.outer(*[np.where(varies, deviation, np.inf)] * 2)
-    if len(constant := np.flatnonzero(~varies[:S])):
-        found.append(f"observation {constant.tolist()}: the same number at every step")
-    for i in np.flatnonzero(jumps):
-        often = (
-            f"{jumps[i]:,} changes of more than {JUMP} times its usual change in a step, "
-            f"{usual[i]:.3g}"
-        )
-        found.append(f"observation [{i}]: {often}")
-    for what, column in (("return-to-go", S), ("reward of the step", S + 1)):
-        if len(leaks := np.flatnonzero(correlation[:S, column] > LEAK)):
-            found.append(
-                f"observation {leaks.tolist()}: as good as the {what}, which is known only later"
-            )
-    return Survey(mean[:S], deviation[:S], actions, counts, at_bound, found)
+    constant = np.flatnonzero(~varies)
+    if len(constant):
+        yield f"observation {constant.tolist()}: the same number at every step"
+
+
+def _leaks(correlation: np.ndarray, what: str) -> Iterator[str]:
+    """Numbers of an observation that tell `what`, by their correlation (S,) with it."""
+    leaks = np.flatnonzero(correlation > LEAK)
+    if len(leaks):
+        yield f"observation {leaks.tolist()}: as good as the {what}, which is known only later"
 
 
 def reported(info: Json) -> list[str]:
@@ -123,17 +165,19 @@ def _repeats(store: Store, digests: np.ndarray) -> Iterator[str]:
     """Episodes whose observations, actions and rewards equal those of another one to the byte, by
     their digests (E,).
     """
+    # kind: (E,), which of the different episodes
+    _, kind, count = np.unique(digests, return_inverse=True, return_counts=True)
+    if not (count > 1).any():
+        return
     part = np.zeros(len(store.lengths)) if store.part is None else store.part
-    kind, count = np.unique(digests, return_inverse=True, return_counts=True)[1:]
-    if (count > 1).any():
-        places = {"groups, of which one may be held out": store.group, "parts": part}
-        pairs = {
-            name: np.unique(np.stack([kind, each]), axis=1)[0].astype(int)
-            for name, each in places.items()
-        }
-        apart = {name: sum(np.bincount(kinds) > 1) for name, kinds in pairs.items()}
-        found = "".join(f"; {n:,} of them in several {name}" for name, n in apart.items() if n)
-        yield (
-            f"{(count - 1).sum():,} of {len(kind):,} episodes repeat another one, "
-            f"{(count > 1).sum():,} different ones{found}"
-        )
+    places = {"groups, of which one may be held out": store.group, "parts": part}
+    found = (
+        f"{(count - 1).sum():,} of {len(kind):,} episodes repeat another one, "
+        f"{(count > 1).sum():,} different ones"
+    )
+    for name, place in places.items():
+        pairs = np.unique(np.stack([kind, place]), axis=1)
+        apart = (np.bincount(pairs[0].astype(int)) > 1).sum()
+        if apart:
+            found += f"; {apart:,} of them in several {name}"
+    yield found

@@ -22,7 +22,6 @@ import errno
 import hashlib
 import json
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -95,14 +94,19 @@ class Store(StepColumns[np.ndarray]):
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
-        steps: Json = {
-            name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS
-        }
-        values: Json = {
-            name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS
-        }
-        values = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
-        return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
+        fields: Json = {}
+        for name in (*STEP_FIELDS, *EPISODE_FIELDS):
+            column = getattr(self, name)
+            if column is None:
+                fields[name] = None
+            elif name in STEP_FIELDS:
+                fields[name] = column[rows]
+            elif column.ndim > 1:
+                fields[name] = column[e]
+            else:
+                fields[name] = column[e].item()
+        fields["task"] = self.tasks[fields["task"]]
+        return Episode(**fields)
 
 
 def write(path: str | Path, source: Source) -> Store:
@@ -330,9 +334,10 @@ def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
         ValueError: its content is not what was written.
     """
     digest = hashlib.blake2b(digest_size=16)
-    card = (asdict(store.spec), list(store.tasks), columns_of(store))
-    yield from _hashed(digest, *card, blocks(store, size))
-    if (found := digest.hexdigest()) != store.fingerprint:
+    spec = asdict(store.spec)
+    yield from _hashed(digest, spec, list(store.tasks), columns_of(store), blocks(store, size))
+    found = digest.hexdigest()
+    if found != store.fingerprint:
         raise ValueError(
             f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; "
             f"{REMEDY}"
@@ -360,7 +365,9 @@ def columns_of(store: Store) -> dict[str, np.ndarray]:
 def _fingerprint(spec: Json, tasks: list[str], arrays: Json) -> str:
     """Hash of the spec, the texts and every byte of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
-    deque(_hashed(digest, spec, tasks, arrays, [(slice(0), slice(None))]), 0)
+    whole = [(slice(0), slice(None))]
+    for _ in _hashed(digest, spec, tasks, arrays, whole):
+        pass
     return digest.hexdigest()
 
 
@@ -381,9 +388,9 @@ def _hashed(
         if name != "observations":
             digest.update(np.ascontiguousarray(arrays[name]).data.cast("B"))
             continue
-        for part in parts:
-            digest.update(np.ascontiguousarray(arrays[name][part[1]]).data.cast("B"))
-            yield part
+        for episodes, rows in parts:
+            digest.update(np.ascontiguousarray(arrays[name][rows]).data.cast("B"))
+            yield episodes, rows
 
 
 def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> Store:
