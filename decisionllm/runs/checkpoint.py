@@ -25,6 +25,7 @@ from decisionllm.datasets.mixture import same_space, spaces
 from decisionllm.distributed import whole
 from decisionllm.files import explained, sealed
 from decisionllm.models.generalist import Model, members
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import Node
 from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
@@ -171,28 +172,46 @@ def start_from(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
     if "policy" in before:
         raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
     source = load_model(path, before, info)
-    own = config.backbone.get("folder")
-    known = members(source)
-    if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
+    given = members(source)
+    folder = config.backbone.get("folder")
+    is_read_already = folder and _absolute(folder) == _absolute(path)
+    if not is_read_already:
         _copy(path, "backbone", source.backbone, model.backbone)
     started = set()
     for name, member in members(model).items():
-        similar = [other for other, one in known.items() if same_space(one.spec, member.spec)]
-        if not similar and (name in known or not name):
-            found = spaces(
-                {"the data": member.spec}
-                | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()}
-            )
-            raise ValueError(
-                f"init_from={path}: expected a run of the data's space, got {found}; a new space "
-                "is a new label of "
-                "dataset=embodiments, or takes the backbone alone by backbone=pretrained "
-                f"backbone.folder={path}"
-            )
+        similar = [other for other, one in given.items() if same_space(one.spec, member.spec)]
         if similar:
-            _copy(path, "model", known[name if name in similar else similar[0]], member)
+            chosen = name if name in similar else similar[0]
+            _copy(path, "model", given[chosen], member)
             started.add(name)
+        elif name in given or not name:
+            raise ValueError(_other_space(path, member, given))
     return started
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def _other_space(
+    path: str | Path, member: SequenceModel, given: Mapping[str, SequenceModel]
+) -> str:
+    """Why a run can't give weights to an embodiment of a new model: the message of an error.
+
+    Args:
+        path: of the run.
+        member: of the new model.
+        given: embodiments of the run.
+    """
+    shown = {"the data": member.spec}
+    for name, one in given.items():
+        whose = f"the run ({name})" if name else "the run"
+        shown[whose] = one.spec
+    remedy = (
+        "a new space is a new label of dataset=embodiments, or takes the backbone alone by "
+        f"backbone=pretrained backbone.folder={path}"
+    )
+    return f"init_from={path}: expected a run of the data's space, got {spaces(shown)}; {remedy}"
 
 
 def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:

@@ -62,23 +62,13 @@ def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: obj
         stores: by embodiment, see `mixture.stores`.
         known: further keys of run.json.
     """
-    each = {
-        name: {
-            "spec": asdict(store.spec),
-            "dataset": {key: value for key, value in store.info.items() if key != "parts"},
-            "fingerprint": store.fingerprint,
-            "episodes": len(store.lengths),
-        }
-        | (
-            {"tasks": store.tasks}
-            if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info
-            else {}
-        )
-        for name, store in stores.items()
-    }
-    data = {"format": FORMAT} | (
-        each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)}
-    )
+    each = {name: _described(store) for name, store in stores.items()}
+    data: Json = {"format": FORMAT}
+    if "" in each:
+        data |= each[""]
+    else:
+        data |= {"embodiments": each, "fingerprint": fingerprint_of(stores)}
+    data |= {"versions": versions(), **known}
     with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -86,8 +76,21 @@ def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: obj
         (path / DIGESTS).unlink(missing_ok=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         with atomic(path / "run.json") as partial:
-            partial.write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
+            partial.write_text(json.dumps(data, indent=1))
         seal(path, "config.yaml", "run.json")
+
+
+def _described(store: Store) -> Json:
+    """What run.json says of a dataset."""
+    found: Json = {
+        "spec": asdict(store.spec),
+        "dataset": {key: value for key, value in store.info.items() if key != "parts"},
+        "fingerprint": store.fingerprint,
+        "episodes": len(store.lengths),
+    }
+    if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info:
+        found["tasks"] = store.tasks
+    return found
 
 
 def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
