@@ -97,11 +97,10 @@ class TeamSession(EpisodeBuffer):
         turn = ranks(self.team[active])
         for t in range(turn.max() + 1):
             each = active[turn == t]  # at most one of each team
-            hidden = (
-                self._extend(each, t, now, afresh and t == 0)
-                if self.cached
-                else self._read(each, now)
-            )
+            if self.cached:
+                hidden = self._extend(each, t, now, afresh and t == 0)
+            else:
+                hidden = self._read(each, now)
             current = self.observations[each, now]
             no_texts = [""] * len(each)  # only plans read them, which teams do not make
             chosen = policy.decider.act(
@@ -145,41 +144,61 @@ class TeamSession(EpisodeBuffer):
         batch, members = self._batch(rows, self.start, now)
         return self.policy.model.read(batch)[np.searchsorted(members, rows), -1]
 
-    def _extend(self, rows: np.ndarray, t: int, now: int, afresh: bool) -> Tensor:
+    def _extend(self, rows: np.ndarray, turn: int, now: int, afresh: bool) -> Tensor:
         """The same from the cache: the first turn reads the step, or the window, the others one
         token each.
         """
         model = self.policy.model
+        assert isinstance(model, TeamSequenceModel)
         device = self.policy.device
-        with_returns = self.policy.return_conditioned
         # one step more, for the actions taken there
         begin = self.start if afresh else max(now - 1, self.start)
         batch, members = self._batch(rows, begin, now)
-        assert isinstance(model, TeamSequenceModel)
         tokens, places, team = model.team_tokens(batch)
-        teams = self.team[rows]
-        first = np.searchsorted(self.team, np.arange(self.team[-1] + 1))
-        count = np.add.reduceat(self.present, first, dtype=int)[teams]  # members at each step
-        size = 2 * count + (count > 0) * with_returns  # tokens
-        known = (
-            np.zeros_like(teams)
-            if afresh
-            else size[:, begin:now].sum(1) + (t > 0) * (size[:, now] - count[:, now] + t)
-        )
-        filled = size[:, self.start : begin].sum(1) + known
+        count = self._count(rows)
+        # tokens of a team at each step: an observation and an action of each member, and a return
+        sizes = 2 * count + (count > 0) * self.policy.return_conditioned
+        known = np.zeros(len(rows), int)  # tokens from `begin` on that are in the cache
+        if not afresh:
+            known = sizes[:, begin:now].sum(1)
+            if turn:
+                # of this step: the return, the observations, and the actions of the turns before
+                known += sizes[:, now] - count[:, now] + turn
+        filled = sizes[:, self.start : begin].sum(1) + known
         if self.cache is None:
-            texts = model.backbone.read_text(self.texts[0].to(device), self.texts[1].to(device))
-            room = self.policy.window * (2 * int(np.bincount(self.team).max()) + with_returns)
-            self.cache = texts.with_room(torch.from_numpy(self.text_index[first]).to(device), room)
+            self.cache = self._open_cache(model)
         at = np.searchsorted(members, rows)
         skipped = torch.from_numpy(known).to(device)
         last = places[at, -1] - skipped
         new = skipped[:, None] + torch.arange(int(last.max()) + 1, device=device)
         tokens = tokens[team[at, None], new.clamp(max=tokens.shape[1] - 1)]
-        filled = torch.from_numpy(filled).to(device)
-        lists = torch.from_numpy(teams).to(device)
-        hidden = model.backbone.append(tokens, self.cache, filled, lists).float()
-        return hidden[torch.arange(len(rows)), last]
+        hidden = model.backbone.append(
+            tokens,
+            self.cache,
+            torch.from_numpy(filled).to(device),
+            torch.from_numpy(self.team[rows]).to(device),
+        )
+        return hidden.float()[torch.arange(len(rows)), last]
+
+    @property
+    def _first(self) -> np.ndarray:
+        """The first row of each team."""
+        return np.searchsorted(self.team, np.arange(self.team[-1] + 1))
+
+    def _count(self, rows: np.ndarray) -> np.ndarray:
+        """Members of the teams of these rows that are present at each step, (n, steps)."""
+        of_teams = np.add.reduceat(self.present, self._first, dtype=int)
+        count: np.ndarray = of_teams[self.team[rows]]
+        return count
+
+    def _open_cache(self, model: TeamSequenceModel) -> SessionCache:
+        """A cache with room for the windows of the largest team."""
+        ids, mask = (each.to(self.policy.device) for each in self.texts)
+        texts = model.backbone.read_text(ids, mask)
+        largest = int(np.bincount(self.team).max())
+        room = self.policy.window * (2 * largest + self.policy.return_conditioned)
+        own = torch.from_numpy(self.text_index[self._first]).to(self.policy.device)
+        return texts.with_room(own, room)
 
 
 def ranks(labels: np.ndarray) -> np.ndarray:
