@@ -200,6 +200,32 @@ class Draws:
         return np.asarray(self.uniforms[1:, cells[0], cells[1]])
 
 
+def _withdraw(
+    bids: np.ndarray, winner: np.ndarray, owed: np.ndarray, remaining: np.ndarray, drawn: Draws
+) -> np.ndarray:
+    """Set winning bids at random to 0, the share of an advertiser's that it can't pay.
+
+    Args:
+        bids: (n, N) currency, changed in place.
+        winner: (n, K) of each slot; -1: not sold.
+        owed, remaining: (N,) currency.
+        drawn: the random numbers.
+
+    Returns:
+        The auctions (r,) that have lost a bid, each once.
+    """
+    touched = [np.empty(0, np.intp)]
+    for i in np.flatnonzero(owed > remaining):
+        share = (owed[i] - remaining[i]) / (owed[i] + 1e-4)
+        for slot in winner.T:
+            won = np.flatnonzero(slot == i)
+            if len(won):
+                lost = drawn.withdrawn(won, math.ceil(len(won) * share))
+                bids[lost, i] = 0
+                touched.append(lost)
+    return np.unique(np.concatenate(touched))
+
+
 def settle(
     bids: np.ndarray,
     values: np.ndarray,
@@ -271,19 +297,9 @@ def settle(
         sold = cost > reserve
         exposed = visible & sold
         owed = np.bincount(holder[exposed], cost[exposed], N)
-        touched = []
-        for i in np.flatnonzero(owed > remaining):
-            share = (owed[i] - remaining[i]) / (owed[i] + 1e-4)
-            own = sold & (holder == i)
-            for k in range(K):
-                of_slot = np.flatnonzero(own[:, k])
-                if len(of_slot):
-                    lost = drawn.withdrawn(of_slot, math.ceil(len(of_slot) * share))
-                    bids[lost, i] = 0
-                    touched.append(lost)
-        if not touched:
+        rows = _withdraw(bids, np.where(sold, holder, -1), owed, remaining, drawn)
+        if not len(rows):
             break
-        rows = np.unique(np.concatenate(touched))
         rounds += 1
 
     cells = np.nonzero(exposed)
