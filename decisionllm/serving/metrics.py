@@ -12,8 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.serving.campaigns import CampaignManager
 from decisionllm.serving.models import Models
 from decisionllm.serving.service import Service
+from decisionllm.serving.shadow import Shadow
 
 
 class Labelled(CollectorRegistry):
@@ -21,7 +24,8 @@ class Labelled(CollectorRegistry):
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         super().__init__()
-        self.registry, self.labels = registry, labels
+        self.registry = registry
+        self.labels = labels
 
     def collect(self) -> Iterator[Metric]:
         for metric in self.registry.collect():
@@ -89,47 +93,37 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The counts that the service and its campaign manager keep."""
-
-        def counter(name: str, help: str, values: Mapping[str, float], *labels: str) -> Metric:
-            family = CounterMetricFamily(f"decisionllm_{name}", help, labels=labels)
-            for label, value in values.items():
-                family.add_metric([label] if labels else [], value)
-            return family
-
-        def gauge(name: str, help: str, value: float) -> Metric:
-            return GaugeMetricFamily(f"decisionllm_{name}", help, value=value)
-
         service = self.service
-        manager = self.service.manager
-        counts: dict[str, dict[str, float]] = defaultdict(dict)
-        for (kind, name), value in [] if manager is None else list(manager.counts.items()):
-            counts[kind][name] = value
         yield served_models(service.models)
-        events = dict(service.counts) | {"repeated": counts["repeated"].get("", 0)}
-        yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
-        yield gauge(
-            "queue_age_seconds", "Age of the oldest request without a decision.", service.model.age
-        )
-        yield counter(
-            "events",
-            "Requests refused (busy), repeated, or not saved (journal failed).",
-            events,
-            "event",
-        )
-        if manager is None:
+        waiting = "Requests that wait for the model."
+        yield gauge("waiting", waiting, len(service.model.waiting))
+        oldest = "Age of the oldest request without a decision."
+        yield gauge("queue_age_seconds", oldest, service.model.age)
+        events = dict(service.counts)
+        events["repeated"] = 0
+        if service.manager is not None:
+            events["repeated"] = service.manager.counts["repeated", ""]
+        what = "Requests refused (busy), repeated, or not saved (journal failed)."
+        yield counter("events", what, events, "event")
+        if service.manager is None:
             return
-        yield counter("bids", "Ticks answered with a multiplier above 0.", counts["bid"] or {"": 0})
-        yield counter(
-            "no_bids", "Ticks answered with a multiplier of 0.", counts["no bid"] or {"": 0}
-        )
-        yield counter(
-            "rebuilt", "Campaigns replayed from the journal.", counts["rebuilt"] or {"": 0}
-        )
-        yield gauge(
-            "journal_lag_seconds",
-            "Age of the oldest answer that is not yet on the disk.",
-            service.journal_writer.age,
-        )
+        yield from self.of_ticks(service.manager)
+        yield from self.of_journal(service.manager.journal)
+        yield from self.of_models()
+        if service.shadow is not None:
+            yield from of_shadow(service.shadow)
+
+    def of_ticks(self, manager: CampaignManager) -> Iterator[Metric]:
+        """What was answered, and what it cost."""
+        counts: dict[str, dict[str, float]] = defaultdict(dict)
+        for (kind, name), value in list(manager.counts.items()):
+            counts[kind][name] = value
+        none = {"": 0}
+        above = "Ticks answered with a multiplier above 0."
+        yield counter("bids", above, counts["bid"] or none)
+        yield counter("no_bids", "Ticks answered with a multiplier of 0.", counts["no bid"] or none)
+        replayed = "Campaigns replayed from the journal."
+        yield counter("rebuilt", replayed, counts["rebuilt"] or none)
         spent = (
             "Currency: reported by results, and an equal share of the budget for each of these "
             "steps (even)."
@@ -138,56 +132,75 @@ class Metrics(Collector):
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
         late = "Answers by linear pacing: the decision was late (deadline) or failed (model)."
         yield counter("fallbacks", late, counts["fallback"], "reason")
-        with suppress(sqlite3.Error):  # the other metrics say that it is damaged
-            yield gauge(
-                "open_campaigns", "Campaigns that have not ended.", manager.journal.still_open()
-            )
-        yield gauge(
-            "journal_fault", "1 while the journal cannot be read or written.", bool(service.fault)
-        )
-        damaged = "Rows of the journal that were found not to be as they were written."
-        yield gauge("damaged_rows", damaged, len(manager.journal.damaged))
-        managers = service.models.managers
-        in_memory = sum(len(each.campaigns) for each in managers)
-        yield gauge("campaigns_in_memory", "Campaigns in memory.", in_memory)
-        caches = [each.cache for each in managers if each.cache is not None]
-        if caches:
-            events_of_caches: Totals[str] = Totals()
-            for each in caches:
-                events_of_caches.update(each.counts)
-            yield counter(
-                "cache", "Prefix-cache hits, misses and evictions.", events_of_caches, "event"
-            )
-            yield gauge(
-                "cache_bytes",
-                "Bytes allocated for keys, values and histories.",
-                sum(each.bytes for each in caches),
-            )
-            rows = sum(len(each.taken) for each in caches)
-            yield gauge("cache_rows", "Campaigns in the prefix cache.", rows)
         yield counter("model_ticks", "Ticks by the model that answered.", counts["model"], "model")
+
+    def of_journal(self, journal: Journal) -> Iterator[Metric]:
+        lag = "Age of the oldest answer that is not yet on the disk."
+        yield gauge("journal_lag_seconds", lag, self.service.journal_writer.age)
+        with suppress(sqlite3.Error):  # the other metrics say that it is damaged
+            still_open = journal.still_open()
+            yield gauge("open_campaigns", "Campaigns that have not ended.", still_open)
+        fault = "1 while the journal cannot be read or written."
+        yield gauge("journal_fault", fault, bool(self.service.fault))
+        damaged = "Rows of the journal that were found not to be as they were written."
+        yield gauge("damaged_rows", damaged, len(journal.damaged))
+
+    def of_models(self) -> Iterator[Metric]:
+        """The campaigns and caches of all loaded models, and their shares of new campaigns."""
+        models = self.service.models
+        in_memory = sum(len(each.campaigns) for each in models.managers)
+        yield gauge("campaigns_in_memory", "Campaigns in memory.", in_memory)
+        caches = [each.cache for each in models.managers if each.cache is not None]
+        if caches:
+            events: Totals[str] = Totals()
+            for kept in caches:
+                events.update(kept.counts)
+            found = "Prefix-cache hits, misses and evictions."
+            yield counter("cache", found, events, "event")
+            size = sum(kept.bytes for kept in caches)
+            allocated = "Bytes allocated for keys, values and histories."
+            yield gauge("cache_bytes", allocated, size)
+            rows = sum(len(kept.taken) for kept in caches)
+            yield gauge("cache_rows", "Campaigns in the prefix cache.", rows)
         share = GaugeMetricFamily(
             "decisionllm_model_share",
             "Share of new campaigns that a model opens.",
             labels=["model"],
         )
-        for name in list(service.models.loaded):
-            share.add_metric([name], service.models.choice.get(name, 0.0))
+        for name in list(models.loaded):
+            share.add_metric([name], models.choice.get(name, 0.0))
         yield share
 
-        if (shadow := service.shadow) is not None:
-            ticks = (
-                "Ticks that the shadow policy decided, dropped since others waited for an "
-                "answer, or failed at."
-            )
-            yield counter(
-                "shadow_ticks",
-                ticks,
-                {k: shadow.counts[k] for k in ("decided", "dropped", "failed")},
-                "outcome",
-            )
-            higher = "Ticks at which the shadow policy would bid more than was answered."
-            yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})
+
+def counter(name: str, help: str, values: Mapping[str, float], *labels: str) -> Metric:
+    """A count of each value of a label; of none, the one value is that of "".
+
+    Args:
+        name: without the prefix of the package.
+        help: what is counted.
+        values: by value of the label.
+        labels: its name, at most one.
+    """
+    family = CounterMetricFamily(f"decisionllm_{name}", help, labels=labels)
+    for label, value in values.items():
+        family.add_metric([label] if labels else [], value)
+    return family
+
+
+def gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"decisionllm_{name}", help, value=value)
+
+
+def of_shadow(shadow: Shadow) -> Iterator[Metric]:
+    """What the shadow policy did."""
+    outcomes = {name: shadow.counts[name] for name in ("decided", "dropped", "failed")}
+    ticks = (
+        "Ticks that the shadow policy decided, dropped since others waited for an answer, or "
+        "failed at."
+    )
+    yield counter("shadow_ticks", ticks, outcomes, "outcome")
+    higher = "Ticks at which the shadow policy would bid more than was answered."
+    yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})
 
 
 def served_models(models: Models) -> Metric:
