@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 COUNT = 16  # waves of each number
 # radians a unit, the slowest and the fastest; a unit is a deviation of the number in the data
-SLOWEST, FASTEST = 0.3, 12.0
+SLOWEST, FASTEST = 0.3, 6.0
 
 
 class Waves(nn.Module):
