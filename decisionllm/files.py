@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 # how a function is applied to each file of a dataset
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
-DIGESTS = "digests.json"  # of the files of a folder, by their names in it
+DIGESTS = "checksums.json"  # of the files of a folder, by their names in it
 MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
 AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
@@ -118,7 +118,7 @@ def sealed(path: str | Path) -> Iterator[Path]:
 
 
 def seal(folder: Path, *names: str) -> None:
-    """Write the digests of files of a folder into its digests.json.
+    """Write the digests of files of a folder into its checksums.json.
 
     The digests show damage: flipped bytes, a file cut short, a file of another folder. They do not
     protect from an attacker, who can write digests too.
@@ -138,11 +138,12 @@ def seal(folder: Path, *names: str) -> None:
 
 
 def check_bytes(folder: Path, name: str) -> None:
-    """Compare a file of a folder with its digest. A folder without digests.json, as versions before
-    wrote it, is not checked.
+    """Compare a file of a folder with its digest. A folder without checksums.json, as versions
+    before wrote it, is not checked.
 
     Raises:
-        ValueError: its bytes are not those that were written, or digests.json does not name it.
+        ValueError: its bytes are not those that were written, or checksums.json does not name
+            it.
         OSError: it cannot be read.
     """
     known = _digests(folder)
@@ -160,7 +161,7 @@ def check_bytes(folder: Path, name: str) -> None:
 
 
 def check_all(folder: Path, *, remedy: str = "") -> None:
-    """Compare all files that the digests.json of a folder names with their digests, see
+    """Compare all files that the checksums.json of a folder names with their digests, see
     `check_bytes`.
 
     Args:
@@ -186,7 +187,7 @@ def own_change(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str] | None:
-    """What digests.json of a folder holds; None without one. A ValueError if it is damaged."""
+    """What checksums.json of a folder holds; None without one. A ValueError if it is damaged."""
     file = folder / DIGESTS
     if not file.is_file():
         return None

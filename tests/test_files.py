@@ -125,5 +125,5 @@ def test_a_file_without_a_digest_is_not_checked(tmp_path):
 def test_damaged_digests_are_one_clear_error(content, tmp_path):
     (tmp_path / "a").write_text("a")
     (tmp_path / DIGESTS).write_text(content)
-    with pytest.raises(ValueError, match="digests.json"):
+    with pytest.raises(ValueError, match="checksums.json"):
         check_bytes(tmp_path, "a")

@@ -5,7 +5,7 @@ checkpoint/
   adapter/             LoRA, as peft saves it, by the names on AutoModel and on AutoModelForCausalLM
   trainer.safetensors  the moments of the optimiser
   trainer.json         the step
-  digests.json         of these files, which therefore belong together
+  checksums.json       of these files, which therefore belong together
 """
 
 import json
@@ -224,7 +224,10 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     )
     why = _differences(given, own)
     if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
-        wanted = "a run of the same backbone, head, embedding and, with tokenizer.timesteps=learned, horizon"
+        wanted = (
+            "a run of the same backbone, head, embedding and, with tokenizer.timesteps=learned, "
+            "horizon"
+        )
         why = f"the {what} differs: {why or 'frozen weights; '}take the options of its config.yaml"
         raise ValueError(f"init_from={path}: expected {wanted}; {why}")
     model.load_state_dict(given, strict=False)

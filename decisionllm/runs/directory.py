@@ -4,7 +4,7 @@ runs/x/
   config.yaml       every option, resolved
   run.json          spec and fingerprint of the data, target returns, versions, a hash of the
                     frozen weights
-  digests.json      of config.yaml and run.json
+  checksums.json    of config.yaml and run.json
   metrics.jsonl     one line a log interval
   checkpoint/       see `checkpoint`
   best/checkpoint/  the same at the lowest held-out loss, with log.keep_best; then this one acts

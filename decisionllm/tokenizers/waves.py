@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 COUNT = 16  # waves of each number
-# radians a unit, the slowest and the fastest; a unit is a deviation of the number in the data
+# radians a unit, the slowest and the fastest; a unit is a deviation of the number in the data.
+# Faster ones fit a log better, but a policy of them comes to rest in more places.
 SLOWEST, FASTEST = 0.3, 6.0
 
 

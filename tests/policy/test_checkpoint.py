@@ -411,7 +411,7 @@ def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
     assert yaml.safe_load((run / "config.yaml").read_text())
     with pytest.raises(
         ValueError,
-        match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/digests.json",
+        match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/checksums.json",
     ):
         directory.read(run)
     (run / DIGESTS).unlink()
