@@ -76,8 +76,8 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     (joint, passes, ms), (alone, passes_alone, ms_alone) = (
         scores(run, how, episodes, seed) for how in ("joint", "per_agent")
     )
-    (low, high) = interval(joint - alone)
-    (config, info) = directory.read(run)
+    low, high = interval(joint - alone)
+    config, info = directory.read(run)
     return {
         "dataset": info["dataset"]["name"],
         "policy": config["name"],

@@ -78,7 +78,7 @@ def replay(log: Log, map: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def of_a_log(map: str, groups: int) -> Verdicts:
     """The checks of a log by playing it again."""
     log = generate(game(map), "mixed", groups=groups, noise=0.1)
-    (returns, lives) = replay(log, map, 0)
+    returns, lives = replay(log, map, 0)
     episodes = list(source(log, capacity=log.agents["agent"].max() + 1).episodes)
     own = np.array([e.rewards.sum(dtype=np.float64) for e in episodes])
     whole = own + [e.return_after_exit for e in episodes]

@@ -128,8 +128,8 @@ def row(chasers: str, prey: str, outcome: Mapping[str, np.ndarray]) -> Row:
     """The result row of a pairing."""
     won = 100.0 * (outcome["return_0"] > 0)
     captures = outcome["return_0"] / TOUCH
-    (low, high) = interval(won)
-    (least, most) = interval(captures)
+    low, high = interval(won)
+    least, most = interval(captures)
     return {
         "dataset": "simple_tag",
         "policy": chasers,

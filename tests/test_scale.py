@@ -163,7 +163,7 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     policy = make_policy(store.spec, timesteps="none")
     config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1}
     found = scaling_run.measure(policy, config, store, 2**14)
-    (_, held_out) = sampling.select(store, held_out=0.02, seed=3)
+    _, held_out = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
     window = windows.cut(windows.of_store(store), episodes, starts, 1)

@@ -47,7 +47,7 @@ class Llama:
             q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
         else:
             (q,) = linear(h[:, out], attention.q_proj)
-            (k, v) = linear(h, attention.k_proj, attention.v_proj)
+            k, v = linear(h, attention.k_proj, attention.v_proj)
         q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
         if "q_norm" in attention._modules:  # Qwen3
             q = _rms(attention.q_norm, q)

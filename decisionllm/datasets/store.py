@@ -91,6 +91,10 @@ class Store(StepColumns[np.ndarray]):
         part = np.zeros(len(self.lengths)) if self.part is None else self.part
         return {label: np.flatnonzero(part == i) for i, label in enumerate(labels)}
 
+    def episode_of(self, rows: np.ndarray) -> np.ndarray:
+        """The episode that each row is a step of, of the shape of `rows`."""
+        return np.searchsorted(self.offsets, rows, side="right") - 1
+
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])

@@ -25,6 +25,7 @@ from decisionllm.models.normalizer import Normalizer
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.trajectory import numbers
+from decisionllm.tokenizers.waves import beside_waves
 
 MEMBERS = 2  # of the ensemble
 BATCH = 4096  # rows of a training step
@@ -95,10 +96,9 @@ class FourierMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs); under autocast only the middle has less precision."""
         S = self.frequencies.shape[1]
-        waves = x[..., None, :S] * self.frequencies
+        phases = (x[..., None, :S] * self.frequencies).flatten(-2)
         with torch.autocast(x.device.type, enabled=False):
-            read = torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1)
-            hidden = F.silu(self.first(read))
+            hidden = F.silu(self.first(beside_waves(x, phases)))
         hidden = F.silu(self.middle(hidden))
         with torch.autocast(x.device.type, enabled=False):
             if self.gate is not None:

@@ -155,7 +155,7 @@ def fill(
         seen = store.observations[rows]
         following = store.observations[np.minimum(rows + 1, len(last) - 1)]
         if store.final_observation is not None:
-            e = np.searchsorted(store.offsets, rows, side="right") - 1
+            e = store.episode_of(rows)
             is_end = rows + 1 == store.offsets[e + 1]
             following = np.where(is_end[:, None], store.final_observation[e], following)
         masks = None

@@ -14,6 +14,7 @@ from decisionllm.datasets.joint_steps import JointSteps
 from decisionllm.models.imagined import fitted
 from decisionllm.tokenizers.entities import Blocks
 from decisionllm.tokenizers.entities import blocks as placed
+from decisionllm.tokenizers.waves import beside_waves
 
 MEMBERS = 2  # of the ensemble
 WORLDS = 512  # joint steps of a training step
@@ -44,10 +45,8 @@ class Pairs(nn.Module):
         )
 
     def forward(self, offsets: Tensor) -> Tensor:
-        waves = offsets @ self.frequencies
-        encoded: Tensor = self.encode(
-            torch.cat([offsets / self.scale, waves.sin(), waves.cos()], -1)
-        )
+        phases = offsets @ self.frequencies
+        encoded: Tensor = self.encode(beside_waves(offsets / self.scale, phases))
         return encoded
 
 

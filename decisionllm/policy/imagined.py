@@ -92,8 +92,7 @@ def load(
 
 def tasks_of(store: Store, rows: np.ndarray) -> list[str]:
     """The task text of the episode that each row (m,) of a store is a step of."""
-    episodes = np.searchsorted(store.offsets, rows, "right") - 1
-    return [store.tasks[task] for task in store.task[episodes]]
+    return [store.tasks[task] for task in store.task[store.episode_of(rows)]]
 
 
 @dataclass(frozen=True)

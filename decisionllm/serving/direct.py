@@ -46,7 +46,7 @@ class DirectRoutes:
             route, reads = self.exact.get(scope["path"], (None, None))
             for other in () if route else self.others:
                 if match := other[0].path_regex.match(scope["path"]):
-                    (route, reads) = other
+                    route, reads = other
                     path = match.groupdict()
         if route is None or reads is None:
             return await self.app(scope, receive, send)

@@ -12,6 +12,11 @@ COUNT = 16  # waves of each number
 SLOWEST, FASTEST = 0.3, 6.0
 
 
+def beside_waves(numbers: Tensor, phases: Tensor) -> Tensor:
+    """Numbers (..., n) with the sines and cosines of phases (..., k): (..., n + 2 k)."""
+    return torch.cat([numbers, phases.sin(), phases.cos()], -1)
+
+
 class Waves(nn.Module):
     """Embeds numbers and their waves by two layers.
 
@@ -36,6 +41,5 @@ class Waves(nn.Module):
         """(..., S) in the model's units -> (..., D)."""
         # a product of each number alone, not a matrix product, which autocast would round
         phases = (x[..., None] * self.frequencies).flatten(-2)
-        read = torch.cat([x, phases.sin(), phases.cos()], -1)
-        embedded: Tensor = self.layers(read)
+        embedded: Tensor = self.layers(beside_waves(x, phases))
         return embedded

@@ -131,8 +131,8 @@ def test_a_part_acts_as_it_does_in_the_generalist(run):
         and of_part["dataset"]["name"] == "synthetic"
         and alone.model.spec.num_actions == 5
     )
-    (hidden, returns) = whole.read([history()])
-    (same, alike) = alone.read([history()])
+    hidden, returns = whole.read([history()])
+    same, alike = alone.read([history()])
     assert torch.equal(hidden, same) and np.array_equal(returns, alike)
 
 

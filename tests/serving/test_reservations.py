@@ -36,7 +36,7 @@ def test_a_bid_reserves_its_price_until_its_result_is_known(bids):
 
 
 def test_a_tick_has_the_wins_before_it(bids, steps):
-    (won, still_open) = bids.reserve("c", 0, 10, [2.0, 4.0])
+    won, still_open = bids.reserve("c", 0, 10, [2.0, 4.0])
     bids.settle(won, 2.0)
     steps["c"] = 1
     assert bids.committed("c", 1) == 4

@@ -61,7 +61,7 @@ def test_pointmaze_is_the_same_maze_turned_by_a_quarter():
     maze, rng = Maze.named("umaze"), np.random.default_rng(2)
     rows, columns = maze.walls.shape
     margin = 0.002 if tuple(int(v) for v in mujoco.__version__.split(".")[:2]) < (3, 5) else 0.004
-    (observation, _) = env.reset(seed=3)
+    observation, _ = env.reset(seed=3)
     for t in range(400):
         # x to the right, y upwards, the origin in the middle
         X, Y, VX, VY = observation["observation"]
