@@ -85,15 +85,22 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     names = (*order, "pValue", "pValueSigma", "leastWinningCost")
     columns = joined(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
     rows = whole_opportunities(columns, order)  # (n, N)
-    if not len(rows) or (columns[CAMPAIGN[1]][rows] != np.arange(48)).any():
+    advertisers = columns[CAMPAIGN[1]][rows]
+    if not len(rows) or (advertisers != np.arange(48)).any():
         opportunity = "each opportunity of a step, its pvIndex"
         raise ValueError(f"expected a row for each of the advertisers 0 .. 47 and {opportunity}")
-    period, step = (columns[name][rows[:, 0]] for name in order[:2])
+    # what all advertisers of an opportunity share stands in the row of the first
+    shared = rows[:, 0]
+    period = columns[CAMPAIGN[0]][shared]
+    step = columns["timeStepIndex"][shared]
     for number in np.unique(period):
         own = period == number
-        steps = np.split(rows[own], np.searchsorted(step[own], np.arange(1, STEPS)))
-        traffic = [(columns["pValue"][part], columns["pValueSigma"][part]) for part in steps]
-        market_prices = [columns["leastWinningCost"][part[:, 0]] for part in steps]
+        begins = np.searchsorted(step[own], np.arange(1, STEPS))
+        traffic = []
+        market_prices = []
+        for of_step in np.split(rows[own], begins):
+            traffic.append((columns["pValue"][of_step], columns["pValueSigma"][of_step]))
+            market_prices.append(columns["leastWinningCost"][of_step[:, 0]])
         yield days.make(int(number), traffic, market_prices, prices=prices)
 
 

@@ -124,8 +124,12 @@ def load(
         # one of the goals that the planner had in this episode
         rows = np.random.default_rng(seed).integers(first, last)
         goals = logged_goals(blocks(), f"{file}: text={text}")[rows].astype(int)  # (E, 2)
-        kept = ~(goals[:, None] == left_out).all(-1).any(1)
-        first, last, until, goals = (x[kept] for x in (first, last, until, goals))
+        is_left_out = (goals[:, None] == left_out).all(-1).any(1)
+        (kept,) = np.nonzero(~is_left_out)
+        first = first[kept]
+        last = last[kept]
+        until = until[kept]
+        goals = goals[kept]
         canonical = [task_text(maze, goal) for goal in goals]
         facts = {task: goal_facts(maze)[task] for task in dict.fromkeys(canonical)}
         known = [facts[task] for task in canonical]

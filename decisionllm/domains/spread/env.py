@@ -62,6 +62,20 @@ class Condition:
     partner: str = ""
 
 
+def conditions(crash: str, partner: str) -> list[Condition]:
+    """No disturbance, then one for each step of `crash` and each teacher of `partner`, see
+    `SpreadTeams`.
+    """
+    partners = listed(partner)
+    crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
+    for name in partners:
+        one_of("env.partner", name, TEACHERS)
+    found = [Condition()]
+    found += [Condition(f"crash at {step}", crash=step) for step in crashes]
+    found += [Condition(f"partner {name}", partner=name) for name in partners]
+    return found
+
+
 @register(
     "env",
     "spread",
@@ -105,19 +119,13 @@ class SpreadTeams(TeamEnv):
         rules: str = "mpe2",
     ) -> None:
         numbers = ranges("env.agents", agents, within=range(2, capacity + 1))
-        partners = listed(partner)
-        crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
-        for name in partners:
-            one_of("env.partner", name, TEACHERS)
+        disturbed = conditions(crash, partner)
         one_of("env.actions", actions, ("discrete", "continuous"))
         one_of("env.rules", rules, RULES)
         if rules == "omar" and (numbers != [3] or actions != "continuous"):
             wanted = "agents=3 and actions=continuous, as in its paper"
             raise ValueError(f"env.rules=omar: expected {wanted}, got {agents} and {actions}")
 
-        disturbed = [Condition()]
-        disturbed += [Condition(f"crash at {step}", crash=step) for step in crashes]
-        disturbed += [Condition(f"partner {name}", partner=name) for name in partners]
         labels = []
         settings = []  # (agents, condition) of each label
         for n in numbers:
