@@ -1,7 +1,7 @@
-"""Whether `decisionllm compare` ranks policies as the world does: bidders of different skill, judged
-from a log alone and by the market that made the log.
+"""Whether `decisionllm compare` ranks policies as the world does: bidders of different skill, or
+policies of a maze, judged from a log alone and by the world that made the log.
 
-`python -m benchmarks.compare auction --runs runs/compare` trains the runs that are missing, makes a
+`python -m benchmarks.compare auction --runs runs/compare` (or `umaze`) trains the runs that are missing, makes a
 log of other days, estimates each policy from it, plays each in the market, appends a row for each
 policy and one with the rank correlations to compare.jsonl, and prints the table. It takes ten
 minutes of a core.
@@ -137,7 +137,43 @@ AUCTION = World(
     episodes=1,
     discount=1.0,
 )
-WORLDS = {"auction": AUCTION}
+NEXT_REWARDS = "model.return_horizon=100"  # a maze has no end: returns are those of so many steps
+UMAZE = World(
+    recipe=(
+        *SMALL,
+        "dataset=maze2d-umaze",
+        "dataset.source=regenerate",
+        "dataset.cut=run",
+        "head=gaussian",
+        "window=1",
+        "tokenizer.timesteps=none",
+        "tokenizer.embedding=mlp",
+        "optim.batch_size=256",
+        "steps=600",
+    ),
+    runs={
+        "clone of all": (CLONE,),
+        "clone, 20 steps": (CLONE, "steps=20"),
+        "return-conditioned": (NEXT_REWARDS,),
+        "maximum return": (NEXT_REWARDS, *MAX_RETURN),
+        "weighted by advantage": (
+            NEXT_REWARDS,
+            CLONE,
+            "objective=advantage",
+            "objective.temperature=0.33",
+        ),
+        "plans to a value": (CLONE, "planner=value", "planner.steps=1000"),
+        "plans to a rough value": (CLONE, "planner=value", "planner.steps=100"),
+    },
+    targets={"return-conditioned, target 0": ("return-conditioned", 0.0)},
+    rules={"rests": [0.0, 0.0], "pushes to the goal's corner": [-1.0, -1.0]},
+    log=("maze2d-umaze", {"source": "regenerate", "cut": "run", "steps": 200_000, "seed": 1}),
+    envs={"maze": ("maze2d-umaze", {})},
+    episodes=100,
+    discount=0.99,
+    estimators={"fqe": {"time_limits": "bootstrap"}, "model": {}},
+)
+WORLDS = {"auction": AUCTION, "umaze": UMAZE}
 
 
 def train(world: World, folder: Path) -> None:

@@ -117,7 +117,7 @@ class Transitions:
     ended: Tensor  # (n,) 1 where the task ended the episode after this row
     pairs: Tensor  # (m,) rows that are followed by the next row
     text: Tensor  # (n,) which of the codes is the row's
-    codes: Tensor  # (K, CODE), or (1, 0) for a value that reads no text
+    codes: Tensor  # (K, CODE) of the texts, (K, 0) where no text is read
 
     def states(self, rows: Tensor) -> Tensor:
         """Observations of these rows, and the codes of their texts, (..., S + CODE)."""
@@ -194,13 +194,27 @@ class ImaginedValue(nn.Module):
         self.candidates = nn.Buffer(candidate_actions(spec))
         self.requires_grad_(False)
 
+    def text_codes(self, texts: Sequence[str]) -> Tensor:
+        """What a state holds of each text of the data, (K, CODE) or (K, 0).
+
+        Raises:
+            ValueError: more texts than the planner tells apart.
+        """
+        most = TEXTS if self.reads_text else 1
+        if len(texts) > most:
+            wanted = f"at most {most} task texts ({TEXTS} with planner.reads_text=true)"
+            raise ValueError(f"planner=value: expected {wanted}, got {len(texts)}")
+        if not self.reads_text:
+            return torch.zeros(len(texts), 0)
+        return codes(texts)
+
     def states(self, observations: Tensor, texts: Sequence[str]) -> Tensor:
         """Observations (N, S), in the model's units, and the codes of their texts.
 
         Raises:
             ValueError: a text that the value was not fitted to.
         """
-        if not self.code:
+        if not self.reads_text:
             return observations
         for text in dict.fromkeys(texts):
             if not (code_of(text).to(self.known) == self.known).all(-1).any():

@@ -1,4 +1,4 @@
-"""Shortest paths in the log to a goal that the observation ends with.
+"""Shortest paths in the log to a goal that the observation ends with, or that the text names.
 
 Landmarks are spread over the positions of the log. Two are neighbours if the log went from one to
 the other within a few steps, at the cost of the distance between them; the way to any goal is the
@@ -9,12 +9,17 @@ Source: search over replayed states, SoRB (Eysenbach et al., 2019); here with di
 neighbours taken from the log itself in place of a learned value.
 """
 
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
 import numpy as np
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor, nn
 
+from decisionllm.checks import one_of
 from decisionllm.models.imagined import BINS, ImaginedValue, Transitions
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.registry import register
@@ -29,19 +34,39 @@ SLACK = 1.5  # by which an end may be farther from a landmark than the positions
 LEAST_GAIN = 0.3  # how much nearer to the goal a plan must end, in distances between landmarks
 FAR = 1e6  # place of a landmark that is not used, in the model's units
 ROWS = 1 << 14  # rows whose distances to all landmarks are held at once
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+@lru_cache(1 << 14)
+def numbers_in(text: str, count: int) -> tuple[float, ...]:
+    """The numbers that a text names, in their order.
+
+    Raises:
+        ValueError: they are not as many as expected.
+    """
+    found = NUMBER.findall(text)
+    if len(found) != count:
+        wanted = f"a task text with {count} numbers, the goal"
+        remedy = "give the goal in the text, or planner.goal_in=observation"
+        raise ValueError(f"planner.goal_in=text: expected {wanted}, got {text!r}; {remedy}")
+    return tuple(map(float, found))
 
 
 @register("planner", "landmarks")
 class LandmarkPaths(ImaginedValue):
     """Plans that end nearest to the goal, along shortest paths between landmarks of the log.
 
-    An observation is a state and then a goal; the goal is a wanted value of the first numbers of the
-    state, the position. Distances are of the model's units, in which positions vary by 1. A wall is
-    seen if it is several distances between landmarks wide.
+    A goal is a wanted value of the first numbers of an observation, the position. The observation
+    ends with it, or the task text names its numbers and no other ones. Below, a state is an
+    observation with its goal. Distances are of the model's units, in which positions vary by 1. A
+    wall is seen if it is several distances between landmarks wide.
 
     Args:
         spec: of the data.
-        goal_size: numbers of the goal; 0: half of the observation.
+        goal_in: `observation`, which ends with the goal; `text`, whose numbers are the goal, in the
+            units of the log.
+        goal_size: numbers of the goal; 0: half of the observation, or all of it if the goal is in
+            the text.
         landmarks: how many.
         link: steps of the log within which two landmarks are neighbours.
         horizon: steps to imagine before each action, for which a candidate action is held.
@@ -53,6 +78,7 @@ class LandmarkPaths(ImaginedValue):
         self,
         spec: Spec,
         *,
+        goal_in: str = "observation",
         goal_size: int = 0,
         landmarks: int = 1000,
         link: int = 8,
@@ -61,22 +87,36 @@ class LandmarkPaths(ImaginedValue):
         steps: int = 600,
     ) -> None:
         super().__init__(spec, horizon=horizon, least_value=least_value, steps=steps)
-        S = spec.observation_dim
-        size = goal_size or S // 2
-        if not 0 < 2 * size <= S or landmarks < 2 or link < 1:
-            wanted = f"a goal of 1 to {S // 2} of {S} numbers, 2 landmarks and 1 step or more"
-            got = f"{goal_size}, {landmarks} and {link}"
+        one_of("planner.goal_in", goal_in, ("observation", "text"))
+        if landmarks < 2 or link < 1:
+            wanted = "2 landmarks and 1 step or more"
             raise ValueError(
-                f"planner.goal_size, landmarks, link: expected {wanted}, got {got}; the observation "
-                "must end with a goal"
+                f"planner.landmarks, link: expected {wanted}, got {landmarks} and {link}"
+            )
+        S = spec.observation_dim
+        self.goal_in = goal_in
+        if goal_in == "text":
+            most = S
+            size = goal_size or most
+            self.code = size
+            own = S
+        else:
+            most = S // 2
+            size = goal_size or most
+            # an imagined end must be like the data in its state alone: any goal may be far away
+            own = S - size
+        if not 0 < size <= most:
+            wanted = f"a goal of 1 to {most} numbers, which the {goal_in} ends with"
+            remedy = "planner.goal_in=text takes a goal that the task text names"
+            raise ValueError(
+                f"planner.goal_size: expected {wanted}, of {S} numbers of an observation, "
+                f"got {size}; {remedy}"
             )
         self.size = size
         self.link = link
-        # an imagined end must be like the data in its state alone: any goal may be far away
-        state = S - size
         pairs = torch.zeros(1, 2, dtype=torch.long)
-        if state > 1:
-            pairs = torch.combinations(torch.arange(state))
+        if own > 1:
+            pairs = torch.combinations(torch.arange(own))
         self.pairs = nn.Buffer(pairs)
         self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
         self.landmarks = nn.Buffer(torch.zeros(landmarks, size))
@@ -86,6 +126,20 @@ class LandmarkPaths(ImaginedValue):
         # goals and positions have units of their own: position = shift + scale * goal
         self.goal_scale = nn.Buffer(torch.ones(size))
         self.goal_shift = nn.Buffer(torch.zeros(size))
+
+    def text_codes(self, texts: Sequence[str]) -> Tensor:
+        """The goal in each text of the data, (K, G) in raw units; (K, 0) if no text has one."""
+        if self.goal_in == "observation":
+            return torch.zeros(len(texts), 0)
+        return torch.tensor([numbers_in(text, self.size) for text in texts])
+
+    def states(self, observations: Tensor, texts: Sequence[str]) -> Tensor:
+        """Observations (N, S), in the model's units, with their goals.
+
+        Raises:
+            ValueError: a text does not name a goal.
+        """
+        return torch.cat([observations, self.text_codes(texts).to(observations)], -1)
 
     def places(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Positions and goals (..., G) of states (..., S), both in the units of positions."""
@@ -149,6 +203,8 @@ class LandmarkPaths(ImaginedValue):
 
     def supported(self, observations: Tensor) -> Tensor:
         """Whether states are like the data, see `ImaginedValue`; any goal is. (..., S) -> (...)"""
+        if self.goal_in == "text":
+            return super().supported(observations)
         goals = self.low[-self.size :].expand_as(observations[..., -self.size :])
         return super().supported(torch.cat([observations[..., : -self.size], goals], -1))
 
@@ -162,10 +218,7 @@ class LandmarkPaths(ImaginedValue):
             torch.manual_seed(seed)
             self.change_scale.copy_(units.change_scale / units.observation_scale)
             self.change_mean.copy_(units.change_mean / units.observation_scale)
-            mean = units.observation_mean
-            scale = units.observation_scale
-            self.goal_scale.copy_(scale[-self.size :] / scale[: self.size])
-            self.goal_shift.copy_((mean[-self.size :] - mean[: self.size]) / scale[: self.size])
+            self._fit_units(units)
             for member in self.members:
                 member.set_frequencies(self.change_scale)
             self._count(data.observations)
@@ -173,6 +226,19 @@ class LandmarkPaths(ImaginedValue):
                 self._fit_member(member, data, self.steps)
             self._spread(data.observations[:, : self.size])
             self._connect(data)
+
+    def _fit_units(self, units: Normalizer) -> None:
+        """Find how a goal, as the states hold it, becomes a place among the positions."""
+        mean = units.observation_mean
+        scale = units.observation_scale
+        if self.goal_in == "text":
+            goal_mean = torch.zeros_like(mean[: self.size])
+            goal_scale = torch.ones_like(scale[: self.size])
+        else:
+            goal_mean = mean[-self.size :]
+            goal_scale = scale[-self.size :]
+        self.goal_scale.copy_(goal_scale / scale[: self.size])
+        self.goal_shift.copy_((goal_mean - mean[: self.size]) / scale[: self.size])
 
     def _spread(self, positions: Tensor) -> None:
         """Choose landmarks among positions (n, G), each the farthest from those before it."""

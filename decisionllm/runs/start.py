@@ -15,7 +15,7 @@ from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store
 from decisionllm.models.generalist import Model, members
-from decisionllm.models.imagined import TEXTS, ImaginedValue, Transitions, codes
+from decisionllm.models.imagined import ImaginedValue, Transitions
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.runs import checkpoint, directory, hardware
@@ -115,10 +115,10 @@ def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transi
     """
     store = data.store
     task, text_of_episode = np.unique(store.task[data.episodes], return_inverse=True)
-    most = TEXTS if planner.reads_text else 1
-    if len(task) > most or "wordings" in store.info:
-        wanted = f"one wording of at most {most} task texts ({TEXTS} with planner.reads_text=true)"
-        raise ValueError(f"planner=value: expected {wanted}, got {len(task)}")
+    if "wordings" in store.info:
+        remedy = "text=paraphrased is for a clone of what the planner imagines"
+        raise ValueError(f"planner: expected one wording of each task, got many; {remedy}")
+    codes = planner.text_codes([store.tasks[i] for i in task])
 
     lengths = store.lengths[data.episodes]
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
@@ -135,9 +135,6 @@ def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transi
     next_is_there = np.diff(rows, append=0) == 1
     pairs = np.flatnonzero(~last & next_is_there)
     ended = (last & terminated).astype(np.float32)
-    codes_of_texts = torch.zeros(1, 0)
-    if planner.reads_text:
-        codes_of_texts = codes([store.tasks[i] for i in task])
     return Transitions(
         units.observations(torch.from_numpy(store.observations[rows])),
         units.actions(torch.from_numpy(data.steps.actions[rows])),
@@ -145,7 +142,7 @@ def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transi
         torch.from_numpy(ended),
         torch.from_numpy(pairs),
         torch.from_numpy(text),
-        codes_of_texts,
+        codes,
     )
 
 

@@ -111,12 +111,42 @@ def test_goals_have_units_of_their_own():
     np.testing.assert_allclose(position, goal, atol=1e-4)
 
 
+def test_a_goal_in_the_text_is_the_place_that_the_observation_would_end_with():
+    rng = np.random.default_rng(0)
+    raw = rng.normal([5, 5], [1, 2], (1000, 2)).astype(np.float32)
+    place = Spec(observation_dim=2, action_dim=2, horizon=50, low=(-1.0, -1.0), high=(1.0, 1.0))
+    units = Normalizer(place)
+    units.fit([(raw, np.zeros(1000))])
+    units.fit_changes([np.diff(raw, axis=0)])
+    made = LandmarkPaths(place, goal_in="text", landmarks=20, steps=1)
+    seen = units.observations(torch.from_numpy(raw))
+    zeros = torch.zeros(1000)
+    texts = ["Go to x = 3.0, y = 8.5.", "Go to x = -0.5, y = 4."]
+    goals = made.text_codes(texts)
+    assert goals.tolist() == [[3, 8.5], [-0.5, 4]]
+    data = Transitions(
+        seen, torch.zeros(1000, 2), zeros, zeros, torch.arange(999), zeros.long(), goals
+    )
+    made.fit(data, units, seed=0)
+    states = made.states(units.observations(torch.tensor([[3.0, 8.5], [3.0, 8.5]])), texts)
+    positions, places = made.places(states)
+    np.testing.assert_allclose(positions[0], places[0], atol=1e-4)
+    assert not np.allclose(positions[1], places[1], atol=1e-1)
+    assert made.plan(states, 2).shape == (2, 9)
+    # a goal anywhere does not make a state unlike the data
+    far = made.states(seen[:1], ["Go to x = 900, y = 900."])
+    assert made.supported(far[:, :2]).all() and made.agreed(far.expand(2, 1, 4), 1).all()
+    with pytest.raises(ValueError, match=r"a task text with 2 numbers, the goal, got 'Maze 3'"):
+        made.states(seen[:1], ["Maze 3"])
+
+
 def test_an_observation_without_a_goal_is_refused():
     line = Spec(observation_dim=1, action_dim=1, horizon=50, low=(-1.0,), high=(1.0,))
-    with pytest.raises(
-        ValueError, match=r"expected a goal of 1 to 0 of 1 numbers.*end with a goal"
-    ):
+    with pytest.raises(ValueError, match=r"a goal of 1 to 0 numbers.*goal_in=text takes"):
         LandmarkPaths(line)
-    for wrong in ({"goal_size": 3}, {"landmarks": 1}, {"link": 0}):
-        with pytest.raises(ValueError, match=r"planner.goal_size, landmarks, link: expected"):
+    for wrong in ({"goal_size": 3}, {"goal_size": 5, "goal_in": "text"}):
+        with pytest.raises(ValueError, match=r"planner.goal_size: expected"):
+            LandmarkPaths(SPEC, **wrong)
+    for wrong in ({"landmarks": 1}, {"link": 0}):
+        with pytest.raises(ValueError, match=r"planner.landmarks, link: expected"):
             LandmarkPaths(SPEC, **wrong)

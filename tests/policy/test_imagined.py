@@ -270,4 +270,4 @@ def test_a_value_is_of_one_task(tmp_path, capsys):
         command("train", *SHORT, "text=goal", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
         == 1
     )
-    assert "planner=value: expected one wording of at most 1 task texts" in capsys.readouterr().err
+    assert "planner=value: expected at most 1 task texts" in capsys.readouterr().err
