@@ -69,6 +69,7 @@ REQUIRED = {
 LISTS = ("state", "observation", "action_values", "available")  # a list of numbers in each row
 # Columns of names in a file, and in a Log of indices into this entry of meta
 NAMES = {"agent_type": "types", "behaviour": "behaviours"}
+ZERO = ("team", "agent_type")  # columns that are 0 where a log lacks them
 MISSING = {"action": -1, "reward": np.nan, "won": False}  # what stands for null
 
 
@@ -112,19 +113,46 @@ class Log:
     def tables(self) -> dict[str, dict[str, np.ndarray]]:
         return {"steps": self.steps, "agents": self.agents}
 
-    def refuse(
-        self,
-        table: str,
-        rows: np.ndarray,
-        wrong: np.ndarray,
-        message: str,
-        *values: np.ndarray,
-    ) -> None:
-        """Raise a ValueError if one of these rows of a table is wrong.
+    def sorted(self, table: str, *names: str) -> "TableRows":
+        """The rows of a table, sorted by the first of these columns, then by the next one."""
+        every = TableRows(self, table, np.arange(len(self.tables[table]["group"])))
+        return every.chosen(np.lexsort([every[name] for name in reversed(names)]))
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a table of a log, in any order.
+
+    Attributes:
+        log: that has the table.
+        table: `steps` or `agents`.
+        numbers: (n,) of the rows in the table.
+    """
+
+    log: Log
+    table: str
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.log.tables[self.table]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A column of these rows, (n, ...)."""
+        if name not in self and name in ZERO:
+            return np.zeros(len(self), np.int8)
+        return np.asarray(self.log.tables[self.table][name][self.numbers])
+
+    def chosen(self, which: np.ndarray) -> "TableRows":
+        """Some of these rows, by their places among them or by (n,) bool."""
+        return TableRows(self.log, self.table, self.numbers[which])
+
+    def refuse(self, wrong: np.ndarray, message: str, *values: np.ndarray) -> None:
+        """Raise a ValueError if one of these rows is wrong; it names the first one and its key.
 
         Args:
-            table: its name.
-            rows: (n,) numbers of rows; the error names the first wrong one, from 1, and its key.
             wrong: (n,) bool.
             message: with `{}` for each of the values.
             values: (n, ...) each.
@@ -132,12 +160,11 @@ class Log:
         if not wrong.any():
             return
         first = np.argmax(wrong)
-        columns = self.tables[table]
-        names = ("group", "step", "agent" if table == "agents" else "team")
-        row = rows[first]
-        key = ", ".join(f"{name} {columns[name][row]}" for name in names if name in columns)
+        names = ("group", "step", "agent" if self.table == "agents" else "team")
+        key = ", ".join(f"{name} {self[name][first]}" for name in names if name in self)
+        where = f"{self.log.path}, {self.table}, row {self.numbers[first] + 1} ({key})"
         found = message.format(*(value[first].tolist() for value in values))
-        raise ValueError(f"{self.path}, {table}, row {row + 1} ({key}): {found}")
+        raise ValueError(f"{where}: {found}")
 
 
 def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
@@ -194,8 +221,10 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
         for log in [logs] if isinstance(logs, Log) else logs:
             meta = common_meta(meta, log.meta)
             for table, columns in log.tables.items():
-                keys = [key for key in ("agent", "team", "step", "group") if key in columns]
-                order = np.lexsort([columns[key] for key in keys])
+                keys = ["group", "step", "team"]
+                if table == "agents":
+                    keys.append("agent")
+                order = log.sorted(table, *keys).numbers
                 names = [name for name in columns if not name.endswith("_offsets")]
                 made = pa.table({name: _to_arrow(log, table, name, order) for name in names})
                 if table not in writers:
@@ -403,13 +432,26 @@ def collect(
         it began with.
     """
     limits = action_limits(env)
+    discrete = all("num_actions" in limit for limit in limits.values())
+    known = {}  # of each agent, the same throughout the log
+    for number, (agent, kind) in enumerate(agent_types(env).items()):
+        type_number = list(limits).index(kind)
+        known[agent] = {"agent": number, "agent_type": type_number, "team": teams.get(kind, 0)}
     acts = list(act.values()) if isinstance(act, Mapping) else [act]
     steps: Rows = []
     agents: Rows = []
     for group in range(episodes):
-        for clock, rows in _play(env, acts[group % len(acts)], seed + group, teams, limits):
-            steps += [{"group": group} | row for row in clock]
-            agents += [{"group": group} | row for row in rows]
+        sizes: Counter[int] = Counter()  # agents that each team begins with
+        for moment in _play(env, acts[group % len(acts)], seed + group):
+            key = {"group": group, "step": moment.step}
+            if not sizes:
+                sizes.update(known[agent]["team"] for agent in moment.views)
+            for team, size in sizes.items():
+                members = [agent for agent in moment.views if known[agent]["team"] == team]
+                reward = sum(moment.rewards[agent] for agent in members) / size
+                steps.append({**key, "team": team, "reward": reward, **moment.end()})
+            for agent in moment.views:
+                agents.append(key | known[agent] | moment.row(agent, env, discrete=discrete))
     found = {
         "name": str(env),
         "types": limits,
@@ -432,54 +474,68 @@ def collect(
     return Log(found | meta, _columns(steps), columns)
 
 
-def _play(
-    env: "ParallelEnv",
-    act: Act,
-    seed: int,
-    teams: Mapping[str, int],
-    limits: dict[str, Json],
-) -> Iterator[tuple[Rows, Rows]]:
-    """Play one episode; yields, for each step, its rows of the tables `steps` and `agents`."""
-    kinds = agent_types(env)
-    types = list(limits)
-    discrete = all("num_actions" in limit for limit in limits.values())
-    team_of = {agent: teams.get(kind, 0) for agent, kind in kinds.items()}
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A step of an environment.
+
+    Attributes:
+        step: of the episode.
+        views: {agent: (observation, action mask)} of those present, see `split_observation`.
+        actions, rewards, terminated, truncated: {agent: value}.
+        over: whether the episode ends with this step.
+    """
+
+    step: int
+    views: dict[str, tuple[np.ndarray, np.ndarray | None]]
+    actions: Json
+    rewards: Json
+    terminated: Json
+    truncated: Json
+    over: bool
+
+    def end(self) -> dict[str, bool]:
+        """How the episode ends, for the table `steps`."""
+        by_clock = any(self.truncated.values())
+        return {"terminated": self.over and not by_clock, "truncated": self.over and by_clock}
+
+    def row(self, agent: str, env: "ParallelEnv", *, discrete: bool) -> Json:
+        """What an agent observes, does and receives, for the table `agents`."""
+        observation, mask = self.views[agent]
+        action = self.actions[agent]
+        if not discrete:
+            taken = {"action_values": flat(action), "available": np.ones(0, bool)}
+        else:
+            space = env.action_space(agent)
+            allowed = np.ones(space.n, bool) if mask is None else mask
+            taken = {"action": action - space.start, "available": allowed}
+        reward = self.rewards[agent]
+        terminated = bool(self.terminated[agent])
+        return taken | {"reward": reward, "terminated": terminated, "observation": observation}
+
+
+def _play(env: "ParallelEnv", act: Act, seed: int) -> Iterator[Moment]:
+    """Play one episode."""
     observations, infos = env.reset(seed=seed)
-    sizes = Counter(team_of[agent] for agent in env.agents)
     step = 0
     while env.agents:
-        present = list(env.agents)
         actions = act(observations, infos)
-        views = {a: split_observation(observations[a], infos.get(a, {})) for a in present}
-        taken = {agent: actions[agent] for agent in present}
+        views = {a: split_observation(observations[a], infos.get(a, {})) for a in env.agents}
+        taken = {agent: actions[agent] for agent in env.agents}
         observations, rewards, terminated, truncated, infos = env.step(taken)
-        rows = []
-        for agent in present:
-            observation, mask = views[agent]
-            if mask is None:
-                mask = np.ones(limits[kinds[agent]].get("num_actions", 0), bool)
-            row = {
-                "step": step,
-                "agent": env.possible_agents.index(agent),
-                "agent_type": types.index(kinds[agent]),
-                "team": team_of[agent],
-            }
-            if discrete:
-                row["action"] = taken[agent] - env.action_space(agent).start
-            else:
-                row["action_values"] = flat(taken[agent])
-            row |= {"reward": rewards[agent], "terminated": bool(terminated[agent])}
-            rows.append(row | {"observation": observation, "available": mask})
-        over = not env.agents
-        by_clock = any(truncated.values())
-        ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
-        clock = []
-        for team, size in sizes.items():
-            gains = [rewards[agent] for agent in present if team_of[agent] == team]
-            clock.append({"step": step, "team": team, "reward": sum(gains) / size} | ends)
-        yield clock, rows
+        yield Moment(
+            step=step,
+            views=views,
+            actions=taken,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            over=not env.agents,
+        )
         step += 1
 
 
 def _columns(rows: Rows) -> dict[str, np.ndarray]:
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    columns = {}
+    for name in rows[0]:
+        columns[name] = np.array([row[name] for row in rows])
+    return columns
