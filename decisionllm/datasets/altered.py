@@ -139,19 +139,20 @@ class Corruption:
         """
         togo = of_store(clean).returns_to_go
         size = max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
-        parts = (slice(start, start + size) for start in range(0, len(togo), size))
-        numbers = (
-            (self._numbers(clean.observations[rows], clean.actions[rows]), togo[rows, None])
-            for rows in parts
-        )
-        mean, covariance = moments.covariance(np.concatenate(each, 1) for each in numbers)
+
+        def numbers() -> Iterator[np.ndarray]:
+            for start in range(0, len(togo), size):
+                rows = slice(start, start + size)
+                taken = self._numbers(clean.observations[rows], clean.actions[rows])
+                yield np.column_stack([taken, togo[rows]])
+
+        mean, covariance = moments.covariance(numbers())
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
         # a constant number has no slope
         unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)
         correlation = covariance / np.outer(unit, unit)
-        return deviation[:-1], np.linalg.lstsq(
-            correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6
-        )[0]
+        slope = np.linalg.lstsq(correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6)[0]
+        return deviation[:-1], slope
 
     def __call__(self, episode: Episode, rng: np.random.Generator, hit: np.ndarray) -> np.ndarray:
         """The column of an episode with the steps `hit` (n,) bool corrupted."""

@@ -45,7 +45,13 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     Raises:
         ValueError: the options do not fit the log.
     """
-    episodes, held_out = choose_episodes(config, store)
+    episodes, held_out = sampling.select(
+        store,
+        fraction=config.data.fraction,
+        min_return_quantile=config.data.min_return_quantile,
+        held_out=config.data.held_out,
+        seed=config.data.seed,
+    )
     steps = windows.of_store(store, return_horizon=config.model.return_horizon)
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     held_out = held_out[steps.end[held_out] > steps.first[held_out]]
@@ -94,18 +100,6 @@ def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
     for label, part in store.parts.items():
         each[part] = of_parts[label]
     return each
-
-
-def choose_episodes(config: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
-    """Episodes that are trained on, and those held out: (E,) and (E',) int."""
-    chosen: tuple[np.ndarray, np.ndarray] = sampling.select(
-        store,
-        fraction=config.data.fraction,
-        min_return_quantile=config.data.min_return_quantile,
-        held_out=config.data.held_out,
-        seed=config.data.seed,
-    )
-    return chosen
 
 
 def some_recorded(store: Store) -> np.ndarray:

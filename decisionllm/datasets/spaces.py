@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     AnySpace = Space[Any]
     ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
 
-Part = Sequence[str | int]  # its name, and how many numbers of an observation it has
+NamedPart = Sequence[str | int]  # its name, and how many numbers of an observation it has
 MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
 
 VECTOR = "observation"  # name of the one part of an observation that is not a Dict
@@ -149,7 +149,7 @@ def stack(observations: Sequence[Any]) -> Any:
     return np.stack(observations)
 
 
-def stated_parts(parts: Sequence[Part], observation_dim: int) -> list[list[str | int]]:
+def stated_parts(parts: Sequence[NamedPart], observation_dim: int) -> list[list[str | int]]:
     """The parts that a user states for a log, as the info of a dataset holds them: [[name,
     numbers], ...].
 
@@ -171,7 +171,7 @@ def stated_parts(parts: Sequence[Part], observation_dim: int) -> list[list[str |
     return [list(part) for part in stated]
 
 
-def in_words(parts: Sequence[Part]) -> str:
+def in_words(parts: Sequence[NamedPart]) -> str:
     """A layout for a message: "goal 1, pos 2"."""
     return ", ".join(f"{name} {size}" for name, size in parts)
 

@@ -4,6 +4,7 @@ agent.
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +27,8 @@ class TeamSampler(Sampler):
         steps: of the store, see `windows.of_store`.
         store: of the episodes.
         episodes: indices of the chosen ones.
-        T: steps of a window.
-        batch_size: windows of a batch.
-        seed: of the draws.
         alone: this share of the windows is split into teams of one.
-        weights, discount: of the episodes and their steps in a draw, see `Sampler`.
+        options: of a `Sampler`.
 
     Attributes:
         tasks: the texts of single agents and of whole teams, which `Window.text_index` counts.
@@ -42,22 +40,10 @@ class TeamSampler(Sampler):
         store: Store,
         episodes: np.ndarray,
         *,
-        T: int,
-        batch_size: int,
-        seed: int,
         alone: float = 0.0,
-        weights: np.ndarray | None = None,
-        discount: float | np.ndarray = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            steps,
-            episodes,
-            T=T,
-            batch_size=batch_size,
-            seed=seed,
-            weights=weights,
-            discount=discount,
-        )
+        super().__init__(steps, episodes, **options)
         self.alone = alone
         self.length = steps.end - steps.first
         E = len(self.length)

@@ -209,20 +209,15 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     import h5py
 
     what = f"{file}: not a readable HDF5 file, perhaps cut"
-    with explained(what, OSError, remedy=AGAIN):
-        source = h5py.File(file)
-    with source:
-        with explained(what, OSError, remedy=AGAIN):
-            names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]
-            columns = {name: source[name] for name in names}
+    with explained(what, OSError, remedy=AGAIN), h5py.File(file) as source:
+        names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]
+        columns = {name: source[name] for name in names}
         check_columns(file, columns)
         worlds, _, N, _ = columns["obs"].shape
         size = max(BLOCK // int(np.prod(columns["obs"].shape[1:])), 1)
-        with explained(what, OSError, remedy=AGAIN):
-            ended_late = columns["terminated"][:, -1].any()
+        ended_late = columns["terminated"][:, -1].any()
         for start in range(0, worlds, size):
-            with explained(what, OSError, remedy=AGAIN):
-                block = {name: column[start : start + size] for name, column in columns.items()}
+            block = {name: column[start : start + size] for name, column in columns.items()}
             over = block["terminated"].reshape(len(block["obs"]), -1) != 0  # (worlds, time)
             real = block["filled"].reshape(over.shape) != 0
             real &= over.cumsum(1) - over == 0
