@@ -189,10 +189,8 @@ class Spec:
     @classmethod
     def of(cls, saved: Json) -> Spec:
         """The spec that JSON holds, whose lists are tuples here."""
-        tuples: Json = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()
-        }
-        return cls(**tuples)
+        lists = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
+        return cls(**saved | lists)
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,14 @@ def reported(info: Json) -> list[str]:
 
 def _usual_changes(store: Store) -> np.ndarray:
     """(S,) median of the changes in a step that are not 0, in some episodes; 0 without any."""
-    some = list(pairwise(store.offsets.tolist()))[:: len(store.rewards) // SAMPLE + 1]
-    changes = np.concatenate(
-        [np.abs(np.diff(store.observations[a : min(b, a + SAMPLE)], axis=0)) for a, b in some]
-    )
-    return np.array([np.median(each[each > 0]) if each.any() else 0 for each in changes.T])
+    changes = []
+    for a, b in list(pairwise(store.offsets.tolist()))[:: len(store.rewards) // SAMPLE + 1]:
+        changes.append(np.abs(np.diff(store.observations[a : min(b, a + SAMPLE)], axis=0)))
+    usual = np.zeros(store.spec.observation_dim)
+    for i, each in enumerate(np.concatenate(changes).T):
+        if each.any():
+            usual[i] = np.median(each[each > 0])
+    return usual
 
 
 def _repeats(store: Store, digests: np.ndarray) -> Iterator[str]:

@@ -249,7 +249,7 @@ def fixed_reward(dataset: "MinariDataset") -> Callable[[np.ndarray], np.ndarray]
     """
     options = evaluation(dataset).get("kwargs", {})
     maze: list[list[object]] = options.get("maze_map") or []
-    cells = np.argwhere([[cell == "g" for cell in row] for row in maze])
+    cells = np.argwhere(np.array(maze, dtype=str) == "g")
     if len(cells) != 1:
         wanted = "one goal cell 'g' in the map of its evaluation environment"
         remedy = "use dataset.goal=own"

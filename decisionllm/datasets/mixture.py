@@ -232,7 +232,10 @@ def labelled(parts: Parts) -> list[tuple[str, Part]]:
     if isinstance(parts, dict):
         named = list(parts.items())
     else:
-        named = [(part if isinstance(part, str) else part.get("dataset"), part) for part in parts]
+        named = []
+        for part in parts:
+            label = part if isinstance(part, str) else part.get("dataset")
+            named.append((label, part))
     labels = [label for label, _ in named]
     usable = all(isinstance(label, str) and "." not in label for label in labels)
     if not usable or len(set(labels)) < len(labels):

@@ -59,11 +59,9 @@ class TeamSampler(Sampler):
         nth = np.cumsum(differs(self.group[self.members], self.agent[self.members]))
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
-        team = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
-        texts = [
-            team(frozenset(kinds.tolist()))
-            for kinds in np.split(store.task[self.members], self.first[1:])
-        ]
+        text_of = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
+        teams = np.split(store.task[self.members], self.first[1:])
+        texts = [text_of(frozenset(kinds.tolist())) for kinds in teams]
         self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
         index = {task: i for i, task in enumerate(self.tasks)}
         self.task = store.task
@@ -75,8 +73,9 @@ class TeamSampler(Sampler):
                 f"group {groups[self.group[e]]}: expected {wanted}; train with "
                 "team.execution=per_agent"
             )
-        if (late := self.start + self.length).max() > store.spec.horizon:
-            e = int(late.argmax())
+        last = self.start + self.length
+        if last.max() > store.spec.horizon:
+            e = int(last.argmax())
             wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
             raise ValueError(
                 f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has "

@@ -170,12 +170,11 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
     """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on, in worlds of `cut` steps."""
     what = f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
 
-    def open_arrays(name: str) -> list[np.ndarray]:
-        agents = range(len(list(folder.glob("obs_*.npy"))))
-        return [np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents]
-
+    agents = range(len(list(folder.glob("obs_*.npy"))))
+    files = []
     with explained(what, OSError, ValueError, EOFError):
-        files = [open_arrays(name) for name in ("obs", "acs", "rews")]
+        for name in ("obs", "acs", "rews"):
+            files.append([np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents])
     sizes = [len(arrays[0]) for arrays in files]
     n = sizes[0] - sizes[0] % cut
     if not n or len(set(sizes)) > 1:
@@ -188,8 +187,10 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
     size = cut * max(BLOCK // (cut * numbers), 1)
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
+        blocks = []
         with explained(what, ValueError):
-            blocks = [np.stack([array[rows] for array in arrays], 1) for arrays in files]
+            for arrays in files:
+                blocks.append(np.stack([array[rows] for array in arrays], 1))
         observations, actions, rewards = blocks
         yield Worlds(
             group=np.arange(start, start + len(rewards)) // cut,
