@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 # how a function is applied to each file of a dataset
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
-DIGESTS = "checksums.json"  # of the files of a folder, by their names in it
+DIGESTS = "checksums.json"  # {name: digest} of the files of a folder
 MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
 AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
@@ -187,7 +187,7 @@ def own_change(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str] | None:
-    """What checksums.json of a folder holds; None without one. A ValueError if it is damaged."""
+    """The content of a folder's checksums.json; None without one. A ValueError if it is damaged."""
     file = folder / DIGESTS
     if not file.is_file():
         return None

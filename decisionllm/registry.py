@@ -190,7 +190,7 @@ def build(node: Node, *supplied: object) -> Any:
             raise
         raise ValueError(f"{path}.{name}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
-        thing = getattr(module, name)  # of whatever module the user named
+        thing = getattr(module, name)
         options = _without_references(node["_target_"], thing, options)
         signature(thing).bind(*supplied, **options)
     except (AttributeError, TypeError) as error:

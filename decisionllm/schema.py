@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
 Targets = float | Sequence[float] | np.ndarray | None
-Seed = int | Sequence[int] | np.random.SeedSequence  # of a generator of numpy
+Seed = int | Sequence[int] | np.random.SeedSequence  # as numpy's generators take it
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
-Letters = list[tuple[str, bool]]  # of each dimension: its letter, and whether it is one more
+Letters = list[tuple[str, bool]]  # (letter, whether one more) of each dimension
 
 
 def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
@@ -208,7 +208,7 @@ class StepColumns(Generic[Array]):
     action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)
     # False where the action is no training target
     loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)
-    # of the action in the loss, within 0 .. 1; 0: the log lacks it. Left out: 1
+    # loss weight of the action, 0 to 1; default 1; 0: the log lacks the action
     action_weight: Array | None = column("", np.float32, optional=True, kw_only=True)
     # propensity: log-probability of the action under what chose it, or log-density in raw units
     action_log_prob: Array | None = column("", np.float32, optional=True, kw_only=True)
@@ -241,8 +241,8 @@ class Episode(StepColumns[np.ndarray]):
     start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
     # reward of the team after it left; part of every return-to-go
     return_after_exit: float | None = stored(np.float32, None)
-    part: int | None = stored(np.int32, None)  # of a mixture: which of its datasets
-    # of a rollout, beside the rewards; not stored
+    part: int | None = stored(np.int32, None)  # number of the dataset in a mixture
+    # facts of a rollout beside the rewards; not stored
     outcome: Json = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -278,7 +278,7 @@ EPISODE_FIELDS = {
 
 @dataclass(frozen=True)
 class History:
-    """What a policy acts on: all observations up to now, the actions and rewards before, and the
+    """The input of a policy: all observations up to now, the actions and rewards before, and the
     target return.
     """
 

@@ -34,7 +34,7 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
 }
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
-VERSION = 1  # of what `load` accepts
+VERSION = 1  # raise it when `load` reads a file differently
 
 
 @register("dataset", "arrays", text="${text}")

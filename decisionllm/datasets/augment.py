@@ -1,4 +1,4 @@
-"""Augmentation of training windows: what a world's symmetries say that the log did not show."""
+"""Augmentation of training windows by the symmetries of a world."""
 
 from collections.abc import Callable
 from itertools import product
@@ -86,7 +86,7 @@ def check_actions(store: Store) -> None:
 
 
 def vectors_of(store: Store, among: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Where the vectors of an observation are, by part of a mixture.
+    """Find the vectors of an observation, part by part of a mixture.
 
     Args:
         store: of the episodes.

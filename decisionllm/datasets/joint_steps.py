@@ -64,8 +64,7 @@ class JointSteps:
 
 
 def only_type(log: Log) -> Json:
-    """What meta says of the only type of agent; a ValueError if there are several, or discrete
-    actions."""
+    """The only type of agent in meta; a ValueError if there are several, or discrete actions."""
     types: dict[str, Json] = log.meta["types"]
     if len(types) > 1:
         raise ValueError(f"{log.path}: expected one type of agent, got {', '.join(types)}")

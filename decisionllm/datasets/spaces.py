@@ -191,7 +191,7 @@ def action_spec(space: "AnySpace", least: ArrayLike = -np.inf, most: ArrayLike =
 
 
 def action_parts(space: "AnySpace") -> list[int]:
-    """How many values each part of a discrete action has: [n] of a Discrete, its sizes of a
+    """The number of values of each part of a discrete action: [n] of a Discrete, the sizes of a
     MultiDiscrete, [] of a Box.
 
     Raises:

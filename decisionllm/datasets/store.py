@@ -6,16 +6,17 @@ of every byte.
 
 A task text is made when a store is opened, so that another wording makes no data again. The store
 holds one canonical text for each distinct task and, in its card, the facts that all texts of this
-task are made of (a goal's cell, a campaign's budget). A reader takes part by two functions beside
+task are made of (a goal's cell, a campaign's budget). For this, a reader has two functions beside
 it in its module:
 
-    data_options(**options) -> the options that its data depend on: those given, with the canonical
-    `text` worded(store, **options) -> the store with the texts that `text` asks for, see
-    `with_texts`
+- `data_options(**options)` returns the options that the data depend on: those given, with the
+  canonical `text`. If `text` changes more than texts, the options keep the difference: a goal in
+  the text of a Maze2D log also decides its rewards.
+- `worded(store, **options)` returns the store with the texts that the option `text` asks for, see
+  `with_texts`.
 
-Where `text` changes more than texts, `data_options` keeps it apart: rewards of a Maze2D log with a
-goal in the text are those of this goal. The fingerprint is that of the data with the texts that are
-read, so that two runs with one fingerprint read the same bytes.
+The fingerprint covers the data and the texts that are read: two runs with one fingerprint read the
+same bytes.
 """
 
 import errno
@@ -67,7 +68,7 @@ class Store(StepColumns[np.ndarray]):
     start: np.ndarray | None = None  # (E,) int32
     return_after_exit: np.ndarray | None = None  # (E,) float32
     part: np.ndarray | None = None  # (E,) int32
-    # of the tasks that have some, by canonical text
+    # {canonical text: facts}, for the tasks that have some
     facts: Mapping[str, Json] = field(default_factory=dict)
 
     @cached_property
@@ -393,7 +394,7 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
 
 
 def _label(node: Node) -> str:
-    """What stores are called: `maze2d` of what decisionllm.domains.maze2d.dataset makes."""
+    """The first word of a store's folder: `maze2d` for decisionllm.domains.maze2d.dataset."""
     module = node["_target_"].rpartition(".")[0]
     return str(module.removesuffix(".dataset").rpartition(".")[2])
 
@@ -447,8 +448,8 @@ def data_node(dataset: Node) -> Json:
 
 
 def worded(store: Store, dataset: Node) -> Store:
-    """A store with canonical texts -> the same data with the texts that the option `text` of the
-    dataset asks for.
+    """A store with canonical texts, with the texts that the option `text` of the dataset asks
+    for.
     """
     found = retold(store, dataset)
     if found.tasks == store.tasks and np.array_equal(found.task, store.task):
@@ -459,7 +460,7 @@ def worded(store: Store, dataset: Node) -> Store:
 
 
 def retold(store: Store, dataset: Node) -> Store:
-    """`worded` with the fingerprint of the canonical texts, which costs no reading."""
+    """`worded`, but with the fingerprint of the canonical texts, so that nothing is read."""
     wording = _beside(dataset, "worded")
     return store if wording is None else wording(store, **_options(dataset))
 
@@ -494,7 +495,7 @@ def facts_of(store: Store) -> list[Json]:
 
 
 def _beside(node: Node, name: str) -> Any:
-    """What has this name in the module of the callable of a config node, or None."""
+    """The object of this name in the module of a config node's callable, or None."""
     module = node["_target_"].rpartition(".")[0]
     return vars(import_module(module)).get(name)
 
@@ -521,7 +522,7 @@ def keep(path: Path, source: Source) -> Store:
     with FileLock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
-        # of a killed process, since this one has the lock
+        # This process has the lock, so that a partial store is left of a process that was killed.
         for left in path.parent.glob(f".partial-*-{path.name}"):
             shutil.rmtree(left)
         return write(path, source)

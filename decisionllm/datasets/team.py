@@ -23,7 +23,7 @@ from decisionllm.schema import Episode, Json, Spec
 from decisionllm.tokenizers.entities import vectors
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
-# what a store repeats of meta
+# keys of meta that a store repeats
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")
 
 
@@ -146,7 +146,7 @@ def source(
     read_stays = partial(stays_of, capacity=capacity, returns=returns, team=team)
 
     meta: Json = {}
-    count = 0  # of the parts
+    count = 0  # parts
     tasks: dict[Task, int] = {}  # numbered in the order in which they are met
     task_of_stay: list[int] = []
     masked = False  # whether an action is ever forbidden
@@ -195,7 +195,7 @@ def spec_of(meta: Json, stays: Stays) -> Spec:
 
 
 def facts_of_log(meta: Json, stays: Stays) -> Json:
-    """What a store says of a log, of which these are some stays."""
+    """The info of a store of a log, of which these are some stays."""
     found = {"name": meta.get("name", "team"), "env": "none"}
     for key in KEPT:
         if key in meta:

@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Members:
-    """What the agents of a team do, step by step.
+    """The rows of a team's agents.
 
     Attributes:
         rows: (n) by world, agent and step.
@@ -316,7 +316,7 @@ def _discrete(
     )
     rows.refuse(loss_mask & ~allowed, forbidden, taken)
     masks[none_left] = True  # no choice there
-    # what was not recorded is shown as the first that is allowed
+    # an action that was not recorded is shown as the first that is allowed
     shown = np.where(allowed, taken, masks.argmax(1))
     return shown[:, None].astype(np.float32), masks
 

@@ -26,7 +26,7 @@ from decisionllm.schema import Window
 
 FILES = {"teams": Path(__file__).with_name("team_frames.yaml")}
 FILES |= {file.parent.name: file for file in PACKAGE.glob("domains/*/frames.yaml")}
-# of held-out frames: seen words in another order or with distractors, contrasts, new words
+# kinds of held-out frames: known words in another order or with distractors; contrasts; new words
 KINDS = ("new_frames", "contrast", "unseen_words")
 OTHER = "other_"
 ONES = [

@@ -96,7 +96,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     size = max(BLOCK // int(np.prod(shape)), 1)
     group = 0
     for lane in range(lanes):
-        left: dict[str, np.ndarray] = {}  # of a world whose end has not come yet
+        left: dict[str, np.ndarray] = {}  # rows of a world whose end was not read yet
         for start in range(0, max(length, 1), size):
             end = min(start + size, length)
             with explained(what, *errors, remedy=AGAIN):
@@ -183,7 +183,7 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
         raise ValueError(f"{folder}: expected {wanted}, got {got}")
     if sizes[0] > n:
         repairs["steps cut at the end"] = sizes[0] - n
-    numbers = sum(array[0].size for array in files[0])  # of one step
+    numbers = sum(array[0].size for array in files[0])  # in one step
     size = cut * max(BLOCK // (cut * numbers), 1)
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))

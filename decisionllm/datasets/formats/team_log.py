@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
 
 FORMAT = 1
-ROWS = 200_000  # of a row group
+ROWS = 200_000  # in a row group
 # The columns of each table, with the dtype of their numbers
 TABLES = {
     "steps": {
@@ -70,7 +70,7 @@ LISTS = ("state", "observation", "action_values", "available")  # a list of numb
 # Columns of names in a file, and in a Log of indices into this entry of meta
 NAMES = {"agent_type": "types", "behaviour": "behaviours"}
 ZERO = ("team", "agent_type")  # columns that are 0 where a log lacks them
-MISSING = {"action": -1, "reward": np.nan, "won": False}  # what stands for null
+MISSING = {"action": -1, "reward": np.nan, "won": False}  # in place of null
 
 
 @dataclass(frozen=True)
@@ -414,8 +414,8 @@ def collect(
 ) -> Log:
     """Play a PettingZoo parallel environment and record a Log.
 
-        log = collect(simple_spread_v3.parallel_env(), lambda observations, infos: {a: 0 for a in
-        observations}, episodes=100) write("spread", log)
+        log = collect(simple_spread_v3.parallel_env(), act, episodes=100)
+        write("spread", log)
 
     Args:
         env: a parallel environment. A mask of the allowed actions is found as `action_mask` in an
@@ -433,7 +433,7 @@ def collect(
     """
     limits = action_limits(env)
     discrete = all("num_actions" in limit for limit in limits.values())
-    known = {}  # of each agent, the same throughout the log
+    known = {}  # {agent: columns that are the same throughout the log}
     for number, (agent, kind) in enumerate(agent_types(env).items()):
         type_number = list(limits).index(kind)
         known[agent] = {"agent": number, "agent_type": type_number, "team": teams.get(kind, 0)}
@@ -494,12 +494,12 @@ class Moment:
     over: bool
 
     def end(self) -> dict[str, bool]:
-        """How the episode ends, for the table `steps`."""
+        """The end of the episode, for the table `steps`."""
         by_clock = any(self.truncated.values())
         return {"terminated": self.over and not by_clock, "truncated": self.over and by_clock}
 
     def row(self, agent: str, env: "ParallelEnv", *, discrete: bool) -> Json:
-        """What an agent observes, does and receives, for the table `agents`."""
+        """The observation, action and results of an agent, for the table `agents`."""
         observation, mask = self.views[agent]
         action = self.actions[agent]
         if not discrete:
