@@ -304,38 +304,14 @@ def save(
     """
     import minari
     from gymnasium import spaces
-    from minari.data_collector import EpisodeBuffer
-    from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path
 
-    wanted = "an id with a version, such as mine/maze-v0"
-    with explained(f"export=minari: expected {wanted}, got {minari_id!r}", ValueError, TypeError):
-        parse_dataset_id(minari_id)
-    if get_dataset_path(minari_id).exists():
-        remedy = "choose another name or version"
-        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; {remedy}")
-
+    check_new(minari_id)
     if not observation_space:
         shape = (store.spec.observation_dim,)
         observation_space = spaces.Box(-np.inf, np.inf, shape, np.float32)
     action_space = action_space or _plain_actions(store, named=env is not None)
     finals = store.final_observation if final is None else final
-
-    def buffer(e: int) -> "EpisodeBuffer":
-        episode = store.episode(e)
-        last = episode.observations[-1] if finals is None else finals[e]
-        rows = np.concatenate([episode.observations, last[None]])
-        ends = np.zeros((2, len(episode.rewards)), bool)
-        ends[:, -1] = episode.terminated, episode.truncated
-        return EpisodeBuffer(
-            id=e,
-            observations=unflatten(rows, observation_space),
-            actions=decode_actions(episode.actions, action_space),
-            rewards=episode.rewards,
-            terminations=ends[0],
-            truncations=ends[1],
-        )
-
     # By default Minari writes images as JPEG, which changes their numbers; 0.5.3 has no such option
     known = signature(minari.create_dataset_from_buffers).parameters
     lossless: Json = {"jpeg_encoding": False} if "jpeg_encoding" in known else {}
@@ -345,7 +321,7 @@ def save(
             warnings.simplefilter("ignore", UserWarning)  # about the missing author and links
             dataset = minari.create_dataset_from_buffers(
                 minari_id,
-                map(buffer, range(len(store.lengths))),
+                _buffers(store, finals, observation_space, action_space),
                 env=env,
                 observation_space=observation_space,
                 action_space=action_space,
@@ -360,6 +336,44 @@ def save(
         shutil.rmtree(get_dataset_path(minari_id), ignore_errors=True)
         raise
     return dataset
+
+
+def check_new(minari_id: str) -> None:
+    """Raise an error unless a Minari dataset of this id can be written."""
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.storage import get_dataset_path
+
+    wanted = "an id with a version, such as mine/maze-v0"
+    with explained(f"export=minari: expected {wanted}, got {minari_id!r}", ValueError, TypeError):
+        parse_dataset_id(minari_id)
+    if get_dataset_path(minari_id).exists():
+        remedy = "choose another name or version"
+        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; {remedy}")
+
+
+def _buffers(
+    store: Store,
+    finals: np.ndarray | None,
+    observation_space: "AnySpace",
+    action_space: "ActionSpace",
+) -> Iterator["EpisodeBuffer"]:
+    """The episodes of a store as Minari writes them. finals: (E, S) final observations."""
+    from minari.data_collector import EpisodeBuffer
+
+    for e in range(len(store.lengths)):
+        episode = store.episode(e)
+        last = episode.observations[-1] if finals is None else finals[e]
+        rows = np.concatenate([episode.observations, last[None]])
+        ends = np.zeros((2, len(episode.rewards)), bool)
+        ends[:, -1] = episode.terminated, episode.truncated
+        yield EpisodeBuffer(
+            id=e,
+            observations=unflatten(rows, observation_space),
+            actions=decode_actions(episode.actions, action_space),
+            rewards=episode.rewards,
+            terminations=ends[0],
+            truncations=ends[1],
+        )
 
 
 def _plain_actions(store: Store, *, named: bool) -> "ActionSpace":
