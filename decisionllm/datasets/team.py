@@ -12,7 +12,8 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log, collect, common_meta, read, read_meta, write
+from decisionllm.datasets.formats.pettingzoo import collect
+from decisionllm.datasets.formats.team_log import Log, common_meta, read, read_meta, write
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.team_stays import Stays, Task, stays_of
 from decisionllm.datasets.team_texts import TEXTS, task_text, team_facts
