@@ -277,6 +277,7 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
     import h5py
 
     widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
+    keys = list(dict.fromkeys([*KEYS, *widths]))
     npz = path.suffix == ".npz"
     wanted = f"{path}: expected an .npz or HDF5 file in D4RL's layout"
     if not path.is_file():
@@ -289,8 +290,8 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
     errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
     with ExitStack() as stack:
         with explained(what, *errors, remedy=AGAIN):
-            found, columns = open_columns(stack, path, [*KEYS, *widths])
-        check_keys(path, found, [*KEYS, *widths])
+            found, columns = open_columns(stack, path, keys)
+        check_keys(path, found, keys)
         n = check_shapes(path, columns, widths)
         rows = max(BLOCK // max(numbers_of(x) for x in columns.values()), 1)
         for start in range(0, n, rows):
@@ -365,7 +366,7 @@ def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
         if key not in found and others:
             renamed[key] = others[0]
     required = [key for key in KEYS if key not in found]
-    lacking = [key for key in dict.fromkeys(read) if key in renamed or key in required]
+    lacking = [key for key in read if key in renamed or key in required]
     if not lacking:
         return
     pairs = []

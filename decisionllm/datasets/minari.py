@@ -85,10 +85,9 @@ def load(
     one_of("dataset.goal", goal, ("fixed", "own"))
     dataset = find(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
-    fixed = None
-    if is_pointmaze(dataset) and goal == "fixed":
-        fixed = fixed_reward(dataset)
     part = part_read(dataset, goal)
+    # An observation without its goal has the rewards of the one goal that evaluation has.
+    fixed = fixed_reward(dataset) if part else None
     parts = observation_parts(observed(dataset.observation_space, part))
     words = words_of("dataset", dataset, text, task)
     write = None
