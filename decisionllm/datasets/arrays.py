@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
+import h5py
 import numpy as np
 
 from decisionllm.checks import one_of
@@ -18,9 +18,6 @@ from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
-
-if TYPE_CHECKING:
-    import h5py
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
@@ -274,8 +271,6 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
         path: the file.
         widths: numbers in a row of each further key, 0: any.
     """
-    import h5py
-
     widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
     keys = list(dict.fromkeys([*KEYS, *widths]))
     npz = path.suffix == ".npz"
@@ -315,19 +310,17 @@ def open_columns(
         found = [name.removesuffix(".npy") for name in archive.namelist()]
         return found, {key: Member(archive, key) for key in keys if key in found}
 
-    import h5py
-
     file = stack.enter_context(h5py.File(path))
     return list(file), {key: file[key] for key in keys if key in file}  # `in` finds nested keys too
 
 
-def numbers_of(column: "np.ndarray | h5py.Dataset") -> int:
+def numbers_of(column: np.ndarray | h5py.Dataset) -> int:
     """Numbers in one row of a column."""
     return int(np.prod(column.shape[1:]))
 
 
 def check_shapes(
-    path: Path, columns: Mapping[str, "np.ndarray | h5py.Dataset"], widths: Mapping[str, int]
+    path: Path, columns: Mapping[str, np.ndarray | h5py.Dataset], widths: Mapping[str, int]
 ) -> int:
     """The number of rows of all columns.
 

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.arrays import constant_text
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
+    ActionSpace,
+    AnySpace,
     action_parts,
     action_spec,
     decode_actions,
@@ -44,8 +47,6 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from minari import EpisodeData, MinariDataset
     from minari.data_collector import EpisodeBuffer
-
-    from decisionllm.datasets.spaces import ActionSpace, AnySpace
 
 RADIUS = 0.45  # of PointMaze's goals
 
@@ -214,10 +215,8 @@ def words_of(group: str, dataset: "MinariDataset", text: str, task: str) -> str:
 
 def is_pointmaze(dataset: "MinariDataset") -> bool:
     """Whether the two defects of PointMaze are to be repaired."""
-    from gymnasium.spaces import Dict
-
     space = dataset.observation_space
-    if "pointmaze" not in dataset.id or not isinstance(space, Dict):
+    if "pointmaze" not in dataset.id or not isinstance(space, spaces.Dict):
         return False
     return {"observation", "desired_goal"} <= set(space)
 
@@ -274,8 +273,8 @@ def save(
     env: "Env[Any, Any] | EnvSpec | str | None" = None,
     reference: tuple[float, float] | None = None,
     final: np.ndarray | None = None,
-    observation_space: "AnySpace | None" = None,
-    action_space: "ActionSpace | None" = None,
+    observation_space: AnySpace | None = None,
+    action_space: ActionSpace | None = None,
 ) -> "MinariDataset":
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are
     left out.
@@ -302,7 +301,6 @@ def save(
         ValueError: the id has no version.
     """
     import minari
-    from gymnasium import spaces
     from minari.storage import get_dataset_path
 
     check_new(minari_id)
@@ -353,8 +351,8 @@ def check_new(minari_id: str) -> None:
 def _buffers(
     store: Store,
     finals: np.ndarray | None,
-    observation_space: "AnySpace",
-    action_space: "ActionSpace",
+    observation_space: AnySpace,
+    action_space: ActionSpace,
 ) -> Iterator["EpisodeBuffer"]:
     """The episodes of a store as Minari writes them. finals: (E, S) final observations."""
     from minari.data_collector import EpisodeBuffer
@@ -375,7 +373,7 @@ def _buffers(
         )
 
 
-def _plain_actions(store: Store, *, named: bool) -> "ActionSpace":
+def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
     """The action space of a store's spec.
 
     Args:
@@ -383,8 +381,6 @@ def _plain_actions(store: Store, *, named: bool) -> "ActionSpace":
         named: an environment of this package is named, which takes the index of a combination as it
             is.
     """
-    from gymnasium import spaces
-
     spec = store.spec
     if not spec.num_actions:
         return spaces.Box(*np.array([spec.low, spec.high], np.float32))

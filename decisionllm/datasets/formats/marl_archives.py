@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
@@ -207,8 +208,6 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     As in PyMARL's learner, a world is over after its first `terminated`, and the last column, which
     has no action, is no step unless a world terminated there.
     """
-    import h5py
-
     what = f"{file}: not a readable HDF5 file, perhaps cut"
     with explained(what, OSError, remedy=AGAIN), h5py.File(file) as source:
         names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 from numpy.typing import ArrayLike
 
 from decisionllm.datasets.formats.team_log import Log
@@ -27,8 +28,6 @@ def agent_types(env: "ParallelEnv") -> dict[str, str]:
 def action_limits(env: "ParallelEnv") -> dict[str, Json]:
     """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
     high}}."""
-    from gymnasium.spaces import Box, Discrete
-
     found: dict[str, Json] = {}
     for agent, kind in agent_types(env).items():
         space = env.action_space(agent)
