@@ -162,29 +162,27 @@ class Spec:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
+            names = "Spec.observation_dim, action_dim, horizon"
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
-            raise ValueError(
-                "Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, "
-                f"got {got}"
-            )
+            raise ValueError(f"{names}: expected sizes and a horizon above 0, got {got}")
         if self.num_actions < 0:
             wanted = "a number of discrete actions, or 0 for continuous ones"
             raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
-        if self.num_actions:
-            if self.action_dim != 1:
-                got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
-                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
-        elif not len(self.low) == len(self.high) == self.action_dim:
+        if not self.num_actions:
+            self._check_bounds()
+        elif self.action_dim != 1:
+            got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
+            raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+
+    def _check_bounds(self) -> None:
+        """Raise a ValueError unless the bounds of continuous actions are finite and in order."""
+        if not len(self.low) == len(self.high) == self.action_dim:
             got = f"{len(self.low)} and {len(self.high)}"
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
-        elif not (
-            np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()
-        ):
-            remedy = "give those of the action space"
-            raise ValueError(
-                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and "
-                f"{self.high}; {remedy}"
-            )
+        finite = np.isfinite([*self.low, *self.high]).all()
+        if not finite or not np.less(self.low, self.high).all():
+            got = f"{self.low} and {self.high}; give those of the action space"
+            raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {got}")
 
     @classmethod
     def of(cls, saved: Json) -> Spec:
