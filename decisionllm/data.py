@@ -21,7 +21,7 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
 NO_ENV = {"_target_": "none"}
-# what a store says that is no option of its dataset
+# keys of a store's info that are no options of its dataset
 NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults")
 
 
@@ -81,8 +81,8 @@ def destination(export: str) -> tuple[str, str]:
 
 
 def scored(env: Node, store: Store) -> tuple[Json, str]:
-    """What `minari.save` writes beside the episodes, so that a policy trained on them can be
-    scored, and a line for the user or "".
+    """Facts of the environment that `minari.save` writes beside the episodes, so that a policy
+    trained on them can be scored, and a line for the user or "".
     """
     remedy = "env=none exports without one"
     with explained(
@@ -114,7 +114,7 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
 
 
 def _origin(store: Store) -> Iterator[str]:
-    """Where the data are, and what they were made of."""
+    """The path of the data and the options that they were made with."""
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
     options = [f"{name}={value}" for name, value in store.info.items() if name not in NO_OPTIONS]
@@ -125,7 +125,7 @@ def _origin(store: Store) -> Iterator[str]:
 
 
 def _episodes(store: Store) -> Iterator[str]:
-    """How many, how long, how they end and what they return."""
+    """Number, lengths, ends and returns of the episodes."""
     lengths = store.lengths
     groups = len(np.unique(store.group))
     yield f"  episodes     {len(lengths):,} in {groups:,} groups, {lengths.sum():,} steps"
@@ -161,7 +161,7 @@ def next_returns(store: Store, return_horizon: int) -> np.ndarray:
 
 
 def _numbers(store: Store, seen: Survey) -> Iterator[str]:
-    """What is in the rewards, observations and actions."""
+    """Rewards, observations and actions."""
     spec = store.spec
     some = 100 * (store.rewards != 0).mean()
     yield f"  reward       mean {store.rewards.mean():.4f}, {some:.1f} % of steps not 0"
@@ -183,7 +183,7 @@ def _numbers(store: Store, seen: Survey) -> Iterator[str]:
 
 
 def _texts(store: Store) -> str:
-    """How many, how long, and one of them."""
+    """Number and lengths of the texts, and one of them."""
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     found = f"{len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens"
     return f"  text         {found}; of episode 0: {store.tasks[store.task[0]]!r}"

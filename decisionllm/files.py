@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 # how a function is applied to each file of a dataset
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
-DIGESTS = "checksums.json"  # of the files of a folder, by their names in it
+DIGESTS = "checksums.json"  # {name: digest} of the files of a folder
 MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
 AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
@@ -80,28 +80,32 @@ def atomic(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}")
-    old = path.with_name(f"{path.name}.old")
     try:
         yield partial
-        if not partial.is_dir():
+        if partial.is_dir():
+            _replace_folder(path, partial)
+        else:
             partial.replace(path)
-        while partial.is_dir():  # a rename does not replace a folder
-            try:
-                if path.is_dir():
-                    shutil.rmtree(old, ignore_errors=True)
-                    path.rename(old)
-                partial.rename(path)
-                shutil.rmtree(old, ignore_errors=True)
-            except OSError as error:
-                if (
-                    error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
-                    or not partial.is_dir()
-                ):
-                    raise  # else another process has replaced it in between
     finally:
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
         partial.unlink(missing_ok=True)
+
+
+def _replace_folder(path: Path, new: Path) -> None:
+    """Put a folder in the place of another one, which a rename does not do."""
+    old = path.with_name(f"{path.name}.old")
+    while new.is_dir():
+        try:
+            if path.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+                path.rename(old)
+            new.rename(path)
+        except OSError as error:
+            raced = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
+            if not raced or not new.is_dir():
+                raise  # else another process has replaced it in between: try again
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -127,12 +131,13 @@ def seal(folder: Path, *names: str) -> None:
         folder: of the files.
         names: of the files in it; none: all files in it and below it.
     """
+    found = list(names)
     if not names:
-        below = (
-            file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()
-        )
-        names = tuple(sorted(name for name in below if name != DIGESTS))
-    digests = {name: _digest(folder / name) for name in names}
+        below = [file for file in folder.rglob("*") if file.is_file()]
+        found = sorted(file.relative_to(folder).as_posix() for file in below)
+        if DIGESTS in found:
+            found.remove(DIGESTS)
+    digests = {name: _digest(folder / name) for name in found}
     with atomic(folder / DIGESTS) as partial:
         partial.write_text(json.dumps(digests, indent=1))
 
@@ -187,7 +192,7 @@ def own_change(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str] | None:
-    """What checksums.json of a folder holds; None without one. A ValueError if it is damaged."""
+    """The content of a folder's checksums.json; None without one. A ValueError if it is damaged."""
     file = folder / DIGESTS
     if not file.is_file():
         return None

@@ -80,45 +80,46 @@ def _registered() -> dict[str, dict[str, Node]]:
         for node in ast.parse(path.read_text()).body:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
                 continue
-            for mark in node.decorator_list:
-                if (
-                    isinstance(mark, ast.Call)
-                    and isinstance(mark.func, ast.Name)
-                    and mark.func.id == "register"
-                ):
-                    group, name = (ast.literal_eval(a) for a in mark.args)
-                    defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
-                    made = _choice(f"{module}.{node.name}", node, defaults)
-                    taken = found.setdefault(group, {}).setdefault(name, made)
-                    if taken is not made:
-                        raise ValueError(
-                            f"{group}={name} is registered twice: by {taken['_target_']} and "
-                            f"{made['_target_']}"
-                        )
+            for mark in _marks(node):
+                group, name = (ast.literal_eval(a) for a in mark.args)
+                defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
+                made = _choice(f"{module}.{node.name}", node, defaults)
+                taken = found.setdefault(group, {}).setdefault(name, made)
+                if taken is not made:
+                    both = f"{taken['_target_']} and {made['_target_']}"
+                    raise ValueError(f"{group}={name} is registered twice: by {both}")
     return found
+
+
+def _marks(node: ast.FunctionDef | ast.ClassDef) -> Iterator[ast.Call]:
+    """The decorators `@register(...)` of a function or class."""
+    for mark in node.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "register":
+            yield mark
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
     """(name, file) of the modules to search: the package's, and those of the entry point group
     `decisionllm`.
     """
-    for path in sorted(path for pattern in SEARCHED for path in PACKAGE.glob(pattern)):
-        yield ".".join(("decisionllm", *path.relative_to(PACKAGE).with_suffix("").parts)), path
+    files: list[Path] = []
+    for pattern in SEARCHED:
+        files += PACKAGE.glob(pattern)
+    for path in sorted(files):
+        name = path.relative_to(PACKAGE.parent).with_suffix("")
+        yield ".".join(name.parts), path
     for entry in entry_points(group="decisionllm"):
         spec = find_spec(entry.value)
         if spec is None or not spec.origin:
-            raise ValueError(
-                f"entry point decisionllm:{entry.name}: expected a module, {entry.value} is not "
-                "there"
-            )
+            wrong = f"expected a module, {entry.value} is not there"
+            raise ValueError(f"entry point decisionllm:{entry.name}: {wrong}")
         yield entry.value, Path(spec.origin)
 
 
 def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: Node) -> Node:
     """The config node of a registered function or class. An option without a default is `???`."""
     options: Node = {}
-    called = _called(node)
-    if called is not None:
+    for called in _called(node):
         for parameter, value in zip(called.args.kwonlyargs, called.args.kw_defaults, strict=True):
             options[parameter.arg] = "???" if value is None else ast.literal_eval(value)
     unknown = sorted(defaults.keys() - options.keys())
@@ -130,16 +131,14 @@ def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: Node) -
     return {"_target_": target, **options, **defaults}
 
 
-def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
+def _called(node: ast.FunctionDef | ast.ClassDef) -> list[ast.FunctionDef]:
     """The function whose parameters are the options: itself, or the constructor of a class, if it
     has its own.
     """
     if isinstance(node, ast.FunctionDef):
-        return node
-    for inner in node.body:
-        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
-            return inner
-    return None
+        return [node]
+    methods = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
+    return [method for method in methods if method.name == "__init__"]
 
 
 def choice(group: str, name: str, /, **options: object) -> Node:
@@ -157,11 +156,13 @@ def choice(group: str, name: str, /, **options: object) -> Node:
     known = discover().get(group, {})
     if name not in known:
         raise ValueError(f"no {group} {name!r}; there are {', '.join(known) or 'none'}")
-    if unknown := sorted(set(options) - set(known[name])):
+    node = known[name]
+    unknown = sorted(options.keys() - node.keys())
+    if unknown:
         raise ValueError(
-            f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(known[name])}"
+            f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(node)}"
         )
-    return known[name] | options
+    return node | options
 
 
 def build(node: Node, *supplied: object) -> Any:
@@ -176,7 +177,8 @@ def build(node: Node, *supplied: object) -> Any:
     """
     path, _, name = node["_target_"].rpartition(".")
     options = {key: value for key, value in node.items() if key != "_target_"}
-    if missing := sorted(key for key, value in options.items() if value == "???"):
+    missing = sorted(key for key, value in options.items() if value == "???")
+    if missing:
         raise ValueError(f"{node['_target_']}: give a value to {', '.join(missing)}")
     if not path:
         raise ValueError(f"{name}: expected the path of a class or function, such as mylab.Flow")
@@ -188,7 +190,7 @@ def build(node: Node, *supplied: object) -> Any:
             raise
         raise ValueError(f"{path}.{name}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
-        thing = getattr(module, name)  # of whatever module the user named
+        thing = getattr(module, name)
         options = _without_references(node["_target_"], thing, options)
         signature(thing).bind(*supplied, **options)
     except (AttributeError, TypeError) as error:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
 Targets = float | Sequence[float] | np.ndarray | None
-Seed = int | Sequence[int] | np.random.SeedSequence  # of a generator of numpy
+Seed = int | Sequence[int] | np.random.SeedSequence  # as numpy's generators take it
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
-Letters = list[tuple[str, bool]]  # of each dimension: its letter, and whether it is one more
+Letters = list[tuple[str, bool]]  # (letter, whether one more) of each dimension
 
 
 def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
@@ -162,37 +162,33 @@ class Spec:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
+            names = "Spec.observation_dim, action_dim, horizon"
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
-            raise ValueError(
-                "Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, "
-                f"got {got}"
-            )
+            raise ValueError(f"{names}: expected sizes and a horizon above 0, got {got}")
         if self.num_actions < 0:
             wanted = "a number of discrete actions, or 0 for continuous ones"
             raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
-        if self.num_actions:
-            if self.action_dim != 1:
-                got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
-                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
-        elif not len(self.low) == len(self.high) == self.action_dim:
+        if not self.num_actions:
+            self._check_bounds()
+        elif self.action_dim != 1:
+            got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
+            raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+
+    def _check_bounds(self) -> None:
+        """Raise a ValueError unless the bounds of continuous actions are finite and in order."""
+        if not len(self.low) == len(self.high) == self.action_dim:
             got = f"{len(self.low)} and {len(self.high)}"
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
-        elif not (
-            np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()
-        ):
-            remedy = "give those of the action space"
-            raise ValueError(
-                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and "
-                f"{self.high}; {remedy}"
-            )
+        finite = np.isfinite([*self.low, *self.high]).all()
+        if not finite or not np.less(self.low, self.high).all():
+            got = f"{self.low} and {self.high}; give those of the action space"
+            raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {got}")
 
     @classmethod
     def of(cls, saved: Json) -> Spec:
         """The spec that JSON holds, whose lists are tuples here."""
-        tuples: Json = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()
-        }
-        return cls(**tuples)
+        lists = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
+        return cls(**saved | lists)
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,7 @@ class StepColumns(Generic[Array]):
     action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)
     # False where the action is no training target
     loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)
-    # of the action in the loss, within 0 .. 1; 0: the log lacks it. Left out: 1
+    # loss weight of the action, 0 to 1; default 1; 0: the log lacks the action
     action_weight: Array | None = column("", np.float32, optional=True, kw_only=True)
     # propensity: log-probability of the action under what chose it, or log-density in raw units
     action_log_prob: Array | None = column("", np.float32, optional=True, kw_only=True)
@@ -243,8 +239,8 @@ class Episode(StepColumns[np.ndarray]):
     start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
     # reward of the team after it left; part of every return-to-go
     return_after_exit: float | None = stored(np.float32, None)
-    part: int | None = stored(np.int32, None)  # of a mixture: which of its datasets
-    # of a rollout, beside the rewards; not stored
+    part: int | None = stored(np.int32, None)  # number of the dataset in a mixture
+    # facts of a rollout beside the rewards; not stored
     outcome: Json = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -280,7 +276,7 @@ EPISODE_FIELDS = {
 
 @dataclass(frozen=True)
 class History:
-    """What a policy acts on: all observations up to now, the actions and rewards before, and the
+    """The input of a policy: all observations up to now, the actions and rewards before, and the
     target return.
     """
 

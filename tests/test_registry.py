@@ -114,9 +114,10 @@ def discovered(monkeypatch, tmp_path):
     """What is found in a package that holds this one file."""
 
     def find(file, source):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(source)
-        monkeypatch.setattr(registry, "PACKAGE", tmp_path)
+        package = tmp_path / "decisionllm"
+        (package / file).parent.mkdir(parents=True)
+        (package / file).write_text(source)
+        monkeypatch.setattr(registry, "PACKAGE", package)
         monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)
         return discover.__wrapped__()
 

@@ -25,16 +25,16 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.tokenizers.entities import blocks
 
-VERSION = 4  # of what the transforms write
-# random numbers that choose labelled episodes; they are not those of held-out groups or of an
-# episode
+VERSION = 4  # raise it when a transform writes something else
+# The draw of labelled episodes has its own random numbers: not those of held-out groups, nor those
+# of one episode.
 LABELS = 1 << 40
 REWARD_RANGE = 30  # deviations of random rewards, for scale=1
 
 
 @register("transform", "unlabelled", seed="${data.seed}")
 def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Source:
-    """A log that lacks the actions of some episodes.
+    """Leave out the actions of some episodes.
 
     Args:
         clean: the log.
@@ -78,7 +78,7 @@ def corrupted(
     scale: float = 1.0,
     seed: int = 0,
 ) -> Source:
-    """A log in which a column of some steps is changed, see above.
+    """Change a column of some steps, see above.
 
     Args:
         clean: the log.
@@ -114,7 +114,7 @@ def corrupted(
 
 
 class Corruption:
-    """Corrupts a column of some steps of an episode, by the scales of a log, see above."""
+    """Corrupts a column of an episode, in units of the deviations of a log, see above."""
 
     def __init__(self, clean: Store, corrupt: str, kind: str, scale: float) -> None:
         self.spec = clean.spec
@@ -122,7 +122,7 @@ class Corruption:
         self.adversarial = kind == "adversarial"
         self.scale = scale
         self.deviation, self.slope = self._fit(clean)
-        # whether an entity is there stays
+        # The number that says whether an entity is present is never moved.
         for _, first, width, count in blocks(self.spec.entity_schema)[1:]:
             self.deviation[first : first + width * count : width] = 0
         self.reward_deviation = float(np.std(clean.rewards, dtype=np.float64))
@@ -134,24 +134,27 @@ class Corruption:
         return np.concatenate([observations, taken], 1, dtype=np.float64)
 
     def _fit(self, clean: Store) -> tuple[np.ndarray, np.ndarray]:
-        """Deviations of these numbers, and the slopes of the return-to-go for a deviation of each,
-        by least squares: twice (S + A,).
+        """Fit a linear model of the return-to-go to the standardised numbers, by least squares.
+
+        Returns:
+            (S + A,) deviations of the numbers, and (S + A,) slopes.
         """
         togo = of_store(clean).returns_to_go
         size = max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
-        parts = (slice(start, start + size) for start in range(0, len(togo), size))
-        numbers = (
-            (self._numbers(clean.observations[rows], clean.actions[rows]), togo[rows, None])
-            for rows in parts
-        )
-        mean, covariance = moments.covariance(np.concatenate(each, 1) for each in numbers)
+
+        def numbers() -> Iterator[np.ndarray]:
+            for start in range(0, len(togo), size):
+                rows = slice(start, start + size)
+                taken = self._numbers(clean.observations[rows], clean.actions[rows])
+                yield np.column_stack([taken, togo[rows]])
+
+        mean, covariance = moments.covariance(numbers())
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
         # a constant number has no slope
         unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)
         correlation = covariance / np.outer(unit, unit)
-        return deviation[:-1], np.linalg.lstsq(
-            correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6
-        )[0]
+        slope = np.linalg.lstsq(correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6)[0]
+        return deviation[:-1], slope
 
     def __call__(self, episode: Episode, rng: np.random.Generator, hit: np.ndarray) -> np.ndarray:
         """The column of an episode with the steps `hit` (n,) bool corrupted."""

@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
+import h5py
 import numpy as np
 
 from decisionllm.checks import one_of
@@ -18,9 +18,6 @@ from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
-
-if TYPE_CHECKING:
-    import h5py
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
@@ -34,7 +31,7 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
 }
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
-VERSION = 1  # of what `load` accepts
+VERSION = 1  # raise it when `load` reads a file differently
 
 
 @register("dataset", "arrays", text="${text}")
@@ -274,9 +271,8 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
         path: the file.
         widths: numbers in a row of each further key, 0: any.
     """
-    import h5py
-
     widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
+    keys = list(dict.fromkeys([*KEYS, *widths]))
     npz = path.suffix == ".npz"
     wanted = f"{path}: expected an .npz or HDF5 file in D4RL's layout"
     if not path.is_file():
@@ -289,8 +285,8 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
     errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
     with ExitStack() as stack:
         with explained(what, *errors, remedy=AGAIN):
-            found, columns = open_columns(stack, path, [*KEYS, *widths])
-        check_keys(path, found, [*KEYS, *widths])
+            found, columns = open_columns(stack, path, keys)
+        check_keys(path, found, keys)
         n = check_shapes(path, columns, widths)
         rows = max(BLOCK // max(numbers_of(x) for x in columns.values()), 1)
         for start in range(0, n, rows):
@@ -314,19 +310,17 @@ def open_columns(
         found = [name.removesuffix(".npy") for name in archive.namelist()]
         return found, {key: Member(archive, key) for key in keys if key in found}
 
-    import h5py
-
     file = stack.enter_context(h5py.File(path))
     return list(file), {key: file[key] for key in keys if key in file}  # `in` finds nested keys too
 
 
-def numbers_of(column: "np.ndarray | h5py.Dataset") -> int:
+def numbers_of(column: np.ndarray | h5py.Dataset) -> int:
     """Numbers in one row of a column."""
     return int(np.prod(column.shape[1:]))
 
 
 def check_shapes(
-    path: Path, columns: Mapping[str, "np.ndarray | h5py.Dataset"], widths: Mapping[str, int]
+    path: Path, columns: Mapping[str, np.ndarray | h5py.Dataset], widths: Mapping[str, int]
 ) -> int:
     """The number of rows of all columns.
 
@@ -365,7 +359,7 @@ def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
         if key not in found and others:
             renamed[key] = others[0]
     required = [key for key in KEYS if key not in found]
-    lacking = [key for key in dict.fromkeys(read) if key in renamed or key in required]
+    lacking = [key for key in read if key in renamed or key in required]
     if not lacking:
         return
     pairs = []

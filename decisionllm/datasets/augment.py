@@ -1,6 +1,7 @@
-"""Augmentation of training windows: what a world's symmetries say that the log did not show."""
+"""Augmentation of training windows by the symmetries of a world."""
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 
@@ -9,10 +10,9 @@ from decisionllm.registry import register
 from decisionllm.schema import Window
 
 # The four quarter turns of a plane, each with and without a mirror.
+SIGNS = list(product((1, -1), repeat=2))
 TURNS = np.array(
-    [[[x, 0], [0, y]] for x in (1, -1) for y in (1, -1)]
-    + [[[0, x], [y, 0]] for x in (1, -1) for y in (1, -1)],
-    np.float32,
+    [[[x, 0], [0, y]] for x, y in SIGNS] + [[[0, x], [y, 0]] for x, y in SIGNS], np.float32
 )
 EXPECTED = "augment=symmetries: expected"
 
@@ -86,7 +86,7 @@ def check_actions(store: Store) -> None:
 
 
 def vectors_of(store: Store, among: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Where the vectors of an observation are, by part of a mixture.
+    """Find the vectors of an observation, part by part of a mixture.
 
     Args:
         store: of the episodes.

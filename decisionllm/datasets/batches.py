@@ -1,4 +1,4 @@
-"""What a run trains on: its samplers of windows and the texts of their rows, as batches."""
+"""The training data of a run: samplers of windows, the texts of their rows, batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,24 +28,29 @@ class Data:
     steps: windows.Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
-    sampler: Callable[[int], Window]  # of a step
-    # the same of held-out episodes, of each part of a mixture; {} without any
-    validators: Json
+    sampler: Callable[[int], Window]  # step -> training windows
+    validators: Json  # {part: step -> held-out windows}; {} without held-out episodes
     tasks: Sequence[str]  # the texts of windows, by index
 
 
 def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
-    """The samplers of training windows, in which each part has its share, and of held-out windows.
+    """Open the samplers of training and held-out windows.
 
     Args:
         config: the options.
-        store: of the log.
-        shares: of its parts.
+        store: the log.
+        shares: how often each part of the log is drawn.
 
     Raises:
         ValueError: the options do not fit the log.
     """
-    episodes, held_out = choose_episodes(config, store)
+    episodes, held_out = sampling.select(
+        store,
+        fraction=config.data.fraction,
+        min_return_quantile=config.data.min_return_quantile,
+        held_out=config.data.held_out,
+        seed=config.data.seed,
+    )
     steps = windows.of_store(store, return_horizon=config.model.return_horizon)
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     held_out = held_out[steps.end[held_out] > steps.first[held_out]]
@@ -94,18 +99,6 @@ def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
     for label, part in store.parts.items():
         each[part] = of_parts[label]
     return each
-
-
-def choose_episodes(config: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
-    """Episodes that are trained on, and those held out: (E,) and (E',) int."""
-    chosen: tuple[np.ndarray, np.ndarray] = sampling.select(
-        store,
-        fraction=config.data.fraction,
-        min_return_quantile=config.data.min_return_quantile,
-        held_out=config.data.held_out,
-        seed=config.data.seed,
-    )
-    return chosen
 
 
 def some_recorded(store: Store) -> np.ndarray:
@@ -179,9 +172,7 @@ def reworded(config: TrainConfig, data: Data, texts: int) -> Data:
 
 
 def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., sampling.Sampler]:
-    """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes,
-    or of teams.
-    """
+    """Return a function of steps, episodes, seed and weights that makes the samplers of a run."""
     shape: Json = {"T": config.window, "batch_size": config.optim.batch_size}
     if config.team.execution == "per_agent":
         return partial(sampling.sampler(config.data.rows_per_text, store.task), **shape)

@@ -1,5 +1,5 @@
-"""What one reading of a log finds: moments for its card; and what may be wrong: repeated episodes,
-constants, jumps, leaked futures.
+"""A survey of a log in one reading: moments for its card, and faults: repeated episodes, constants,
+jumps, leaked futures.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ SAMPLE = 100_000  # changes that the medians are taken from, of whole episodes
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found in a log of observations (n, S)."""
+    """Facts of a log of observations (n, S)."""
 
     mean: np.ndarray  # (S,) of the observations
     deviation: np.ndarray  # (S,)
-    actions: Moments  # of those that are recorded
+    actions: Moments  # recorded ones alone
     counts: np.ndarray  # (C,) of each discrete action
     at_bound: int  # numbers of continuous actions
     faults: list[str]  # a sentence for each kind
@@ -57,7 +57,7 @@ def survey(store: Store) -> Survey:
 
 
 class _Reading:
-    """What is counted while a store is read."""
+    """Counts while a store is read."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -154,11 +154,14 @@ def reported(info: Json) -> list[str]:
 
 def _usual_changes(store: Store) -> np.ndarray:
     """(S,) median of the changes in a step that are not 0, in some episodes; 0 without any."""
-    some = list(pairwise(store.offsets.tolist()))[:: len(store.rewards) // SAMPLE + 1]
-    changes = np.concatenate(
-        [np.abs(np.diff(store.observations[a : min(b, a + SAMPLE)], axis=0)) for a, b in some]
-    )
-    return np.array([np.median(each[each > 0]) if each.any() else 0 for each in changes.T])
+    changes = []
+    for a, b in list(pairwise(store.offsets.tolist()))[:: len(store.rewards) // SAMPLE + 1]:
+        changes.append(np.abs(np.diff(store.observations[a : min(b, a + SAMPLE)], axis=0)))
+    usual = np.zeros(store.spec.observation_dim)
+    for i, each in enumerate(np.concatenate(changes).T):
+        if each.any():
+            usual[i] = np.median(each[each > 0])
+    return usual
 
 
 def _repeats(store: Store, digests: np.ndarray) -> Iterator[str]:

@@ -22,7 +22,8 @@ class Grid:
     @cached_property
     def walls(self) -> np.ndarray:
         """(rows, columns) bool."""
-        return np.array([[cell == "#" for cell in row] for row in self.layout.split()])
+        cells = np.array([list(row) for row in self.layout.split()])
+        return np.asarray(cells == "#")
 
     @cached_property
     def free_cells(self) -> np.ndarray:

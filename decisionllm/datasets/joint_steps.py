@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.formats.team_log import Log, TableRows
 from decisionllm.schema import Json
 from decisionllm.tokenizers.entities import Blocks
 
@@ -39,11 +39,10 @@ class JointSteps:
                 in agents, steps or sizes of observations.
         """
         kind = only_type(log)
-        agents = log.agents
-        order = np.lexsort((agents["agent"], agents["step"], agents["group"]))
-        shape = joint_shape(log, order)
-        observations = observations_of(log)[order].reshape(*shape, -1)
-        actions = np.asarray(agents["action_values"], np.float32)[order].reshape(*shape, -1)
+        agents = log.sorted("agents", "group", "step", "agent")
+        shape = joint_shape(agents)
+        observations = observations_of(log)[agents.numbers].reshape(*shape, -1)
+        actions = agents["action_values"].astype(np.float32).reshape(*shape, -1)
         if np.isnan(actions).any():
             raise ValueError(f"{log.path}: expected every action recorded, got missing ones")
         size = str(observations.shape[-1])
@@ -56,7 +55,7 @@ class JointSteps:
         return cls(
             observations=observations,
             actions=actions,
-            rewards=rewards_of(log, order, shape),
+            rewards=rewards_of(agents, shape),
             blocks=blocks,
             low=np.array(kind["low"], np.float32),
             high=np.array(kind["high"], np.float32),
@@ -65,8 +64,7 @@ class JointSteps:
 
 
 def only_type(log: Log) -> Json:
-    """What meta says of the only type of agent; a ValueError if there are several, or discrete
-    actions."""
+    """The only type of agent in meta; a ValueError if there are several, or discrete actions."""
     types: dict[str, Json] = log.meta["types"]
     if len(types) > 1:
         raise ValueError(f"{log.path}: expected one type of agent, got {', '.join(types)}")
@@ -76,15 +74,14 @@ def only_type(log: Log) -> Json:
     return kind
 
 
-def joint_shape(log: Log, order: np.ndarray) -> tuple[int, int, int]:
-    """(W, T, N) of a log. order: rows by group, step and agent.
+def joint_shape(agents: TableRows) -> tuple[int, int, int]:
+    """(W, T, N) of the rows of a log, by group, step and agent.
 
     Raises:
         ValueError: worlds that differ in agents or steps.
     """
-    agents = log.agents
-    group, step, agent = (agents[name][order] for name in ("group", "step", "agent"))
-    W, T, N = (len(np.unique(column)) for column in (group, step, agent))
+    group, step = agents["group"], agents["step"]
+    W, T, N = (len(np.unique(column)) for column in (group, step, agents["agent"]))
     whole = len(group) == W * T * N
     if whole:
         steps = step.reshape(W, T, N)
@@ -93,8 +90,8 @@ def joint_shape(log: Log, order: np.ndarray) -> tuple[int, int, int]:
     if not whole:
         wanted = "worlds of as many steps, in which all agents are always present"
         raise ValueError(
-            f"{log.path}: expected {wanted}, got {len(group):,} rows of {W:,} worlds, up to {T} "
-            f"steps and {N} agents"
+            f"{agents.log.path}: expected {wanted}, got {len(group):,} rows of {W:,} worlds, up to "
+            f"{T} steps and {N} agents"
         )
     return W, T, N
 
@@ -112,14 +109,15 @@ def observations_of(log: Log) -> np.ndarray:
     return flat.reshape(len(offsets) - 1, -1)
 
 
-def rewards_of(log: Log, order: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+def rewards_of(agents: TableRows, shape: tuple[int, int, int]) -> np.ndarray:
     """The reward of each agent, or of its team where the log has no other, (W, T, N)."""
-    if "reward" in log.agents:
-        own: np.ndarray = log.agents["reward"].astype(np.float32)[order].reshape(shape)
+    log = agents.log
+    if "reward" in agents:
+        own: np.ndarray = agents["reward"].astype(np.float32).reshape(shape)
         if not np.isnan(own).any():
             return own
     if "reward" not in log.steps:
         raise ValueError(f"{log.path}: expected rewards of agents or of teams, got none")
-    clock = np.lexsort((log.steps["step"], log.steps["group"]))
-    of_team = np.asarray(log.steps["reward"], np.float32)[clock].reshape(shape[:2])
+    clock = log.sorted("steps", "group", "step")
+    of_team = clock["reward"].astype(np.float32).reshape(shape[:2])
     return np.asarray(np.repeat(of_team[..., None], shape[2], -1))

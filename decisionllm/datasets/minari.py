@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.arrays import constant_text
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
+    ActionSpace,
+    AnySpace,
     action_parts,
     action_spec,
     decode_actions,
@@ -44,8 +47,6 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from minari import EpisodeData, MinariDataset
     from minari.data_collector import EpisodeBuffer
-
-    from decisionllm.datasets.spaces import ActionSpace, AnySpace
 
 RADIUS = 0.45  # of PointMaze's goals
 
@@ -85,10 +86,9 @@ def load(
     one_of("dataset.goal", goal, ("fixed", "own"))
     dataset = find(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
-    fixed = None
-    if is_pointmaze(dataset) and goal == "fixed":
-        fixed = fixed_reward(dataset)
     part = part_read(dataset, goal)
+    # An observation without its goal has the rewards of the one goal that evaluation has.
+    fixed = fixed_reward(dataset) if part else None
     parts = observation_parts(observed(dataset.observation_space, part))
     words = words_of("dataset", dataset, text, task)
     write = None
@@ -215,10 +215,8 @@ def words_of(group: str, dataset: "MinariDataset", text: str, task: str) -> str:
 
 def is_pointmaze(dataset: "MinariDataset") -> bool:
     """Whether the two defects of PointMaze are to be repaired."""
-    from gymnasium.spaces import Dict
-
     space = dataset.observation_space
-    if "pointmaze" not in dataset.id or not isinstance(space, Dict):
+    if "pointmaze" not in dataset.id or not isinstance(space, spaces.Dict):
         return False
     return {"observation", "desired_goal"} <= set(space)
 
@@ -249,7 +247,7 @@ def fixed_reward(dataset: "MinariDataset") -> Callable[[np.ndarray], np.ndarray]
     """
     options = evaluation(dataset).get("kwargs", {})
     maze: list[list[object]] = options.get("maze_map") or []
-    cells = np.argwhere([[cell == "g" for cell in row] for row in maze])
+    cells = np.argwhere(np.array(maze, dtype=str) == "g")
     if len(cells) != 1:
         wanted = "one goal cell 'g' in the map of its evaluation environment"
         remedy = "use dataset.goal=own"
@@ -275,8 +273,8 @@ def save(
     env: "Env[Any, Any] | EnvSpec | str | None" = None,
     reference: tuple[float, float] | None = None,
     final: np.ndarray | None = None,
-    observation_space: "AnySpace | None" = None,
-    action_space: "ActionSpace | None" = None,
+    observation_space: AnySpace | None = None,
+    action_space: ActionSpace | None = None,
 ) -> "MinariDataset":
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are
     left out.
@@ -303,39 +301,14 @@ def save(
         ValueError: the id has no version.
     """
     import minari
-    from gymnasium import spaces
-    from minari.data_collector import EpisodeBuffer
-    from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path
 
-    wanted = "an id with a version, such as mine/maze-v0"
-    with explained(f"export=minari: expected {wanted}, got {minari_id!r}", ValueError, TypeError):
-        parse_dataset_id(minari_id)
-    if get_dataset_path(minari_id).exists():
-        remedy = "choose another name or version"
-        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; {remedy}")
-
+    check_new(minari_id)
     if not observation_space:
         shape = (store.spec.observation_dim,)
         observation_space = spaces.Box(-np.inf, np.inf, shape, np.float32)
     action_space = action_space or _plain_actions(store, named=env is not None)
     finals = store.final_observation if final is None else final
-
-    def buffer(e: int) -> "EpisodeBuffer":
-        episode = store.episode(e)
-        last = episode.observations[-1] if finals is None else finals[e]
-        rows = np.concatenate([episode.observations, last[None]])
-        ends = np.zeros((2, len(episode.rewards)), bool)
-        ends[:, -1] = episode.terminated, episode.truncated
-        return EpisodeBuffer(
-            id=e,
-            observations=unflatten(rows, observation_space),
-            actions=decode_actions(episode.actions, action_space),
-            rewards=episode.rewards,
-            terminations=ends[0],
-            truncations=ends[1],
-        )
-
     # By default Minari writes images as JPEG, which changes their numbers; 0.5.3 has no such option
     known = signature(minari.create_dataset_from_buffers).parameters
     lossless: Json = {"jpeg_encoding": False} if "jpeg_encoding" in known else {}
@@ -345,7 +318,7 @@ def save(
             warnings.simplefilter("ignore", UserWarning)  # about the missing author and links
             dataset = minari.create_dataset_from_buffers(
                 minari_id,
-                map(buffer, range(len(store.lengths))),
+                _buffers(store, finals, observation_space, action_space),
                 env=env,
                 observation_space=observation_space,
                 action_space=action_space,
@@ -362,7 +335,45 @@ def save(
     return dataset
 
 
-def _plain_actions(store: Store, *, named: bool) -> "ActionSpace":
+def check_new(minari_id: str) -> None:
+    """Raise an error unless a Minari dataset of this id can be written."""
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.storage import get_dataset_path
+
+    wanted = "an id with a version, such as mine/maze-v0"
+    with explained(f"export=minari: expected {wanted}, got {minari_id!r}", ValueError, TypeError):
+        parse_dataset_id(minari_id)
+    if get_dataset_path(minari_id).exists():
+        remedy = "choose another name or version"
+        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; {remedy}")
+
+
+def _buffers(
+    store: Store,
+    finals: np.ndarray | None,
+    observation_space: AnySpace,
+    action_space: ActionSpace,
+) -> Iterator["EpisodeBuffer"]:
+    """The episodes of a store as Minari writes them. finals: (E, S) final observations."""
+    from minari.data_collector import EpisodeBuffer
+
+    for e in range(len(store.lengths)):
+        episode = store.episode(e)
+        last = episode.observations[-1] if finals is None else finals[e]
+        rows = np.concatenate([episode.observations, last[None]])
+        ends = np.zeros((2, len(episode.rewards)), bool)
+        ends[:, -1] = episode.terminated, episode.truncated
+        yield EpisodeBuffer(
+            id=e,
+            observations=unflatten(rows, observation_space),
+            actions=decode_actions(episode.actions, action_space),
+            rewards=episode.rewards,
+            terminations=ends[0],
+            truncations=ends[1],
+        )
+
+
+def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
     """The action space of a store's spec.
 
     Args:
@@ -370,8 +381,6 @@ def _plain_actions(store: Store, *, named: bool) -> "ActionSpace":
         named: an environment of this package is named, which takes the index of a combination as it
             is.
     """
-    from gymnasium import spaces
-
     spec = store.spec
     if not spec.num_actions:
         return spaces.Box(*np.array([spec.low, spec.high], np.float32))

@@ -1,13 +1,14 @@
-"""Several datasets as one: `mixture` where their spaces agree; `embodiments` where not, read by one
-language model.
+"""Several datasets as one: `mixture` if their spaces agree, `embodiments` if they differ.
 
-A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze,
-noise: 0.2}`. A `text` of the part is also that of its env. Further keys of the dict: `env`, options
-of the env that `evaluate` takes for the part, which is the dataset's or the one it names: `{env:
-pettingzoo, ...}`; `head`, a registered head in place of the run's, `tokenizer`, options in place of
-those of the run's, and `window`, steps in place of the run's, all for an embodiment; `augment`, the name of a choice, and `step_discount`, in place
-of those of the run; `weight`, how often the part is drawn, 1 unless given. Several parts are a list, or {label: part}; the label is the name of a
-part on the command line.
+Parts are a list, or {label: part}; the label names the part on the command line. A part is the name
+of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. The dict
+may have further keys:
+
+- `env`: options of the environment that `evaluate` takes for the part: the dataset's own, or the
+  one that it names, `{env: pettingzoo, ...}`. By default it has the `text` of the dataset.
+- `weight`: how often the part is drawn, by default 1.
+- `augment`, `step_discount`: in place of those of the run.
+- `head`, `tokenizer`, `window`: of an embodiment, in place of those of the run.
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, choice, discover, register
 from decisionllm.schema import Episode, Json, Spec
 
-VERSION = 1  # of what `load` says of its parts
+VERSION = 1  # raise it when `load` writes other info
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 # options of a part that change how it is drawn, not its data
 SAMPLING = (
@@ -232,7 +233,10 @@ def labelled(parts: Parts) -> list[tuple[str, Part]]:
     if isinstance(parts, dict):
         named = list(parts.items())
     else:
-        named = [(part if isinstance(part, str) else part.get("dataset"), part) for part in parts]
+        named = []
+        for part in parts:
+            label = part if isinstance(part, str) else part.get("dataset")
+            named.append((label, part))
     labels = [label for label, _ in named]
     usable = all(isinstance(label, str) and "." not in label for label in labels)
     if not usable or len(set(labels)) < len(labels):
@@ -416,7 +420,7 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
 
 
 def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[float]]:
-    """How often each part is drawn.
+    """The weights with which parts are drawn.
 
     Args:
         dataset: config node.

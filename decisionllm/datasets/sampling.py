@@ -1,6 +1,4 @@
-"""Which windows a batch holds: the choice of episodes, and samplers that are pure functions of
-(seed, step).
-"""
+"""The choice of episodes, and samplers of windows, which are pure functions of (seed, step)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,7 +43,7 @@ class Sampler:
         self.T = T
         self.batch_size = batch_size
         self.seed = seed
-        self.texts = batch_size  # of a batch, at most
+        self.texts = batch_size  # distinct texts in a batch, at most
         self.episodes = self.arranged(np.asarray(episodes))
         self.discount = discount[self.episodes] if isinstance(discount, np.ndarray) else discount
         lengths = (steps.end - steps.first)[self.episodes]
@@ -112,7 +110,7 @@ class TextSampler(Sampler):
         self.texts = -(-self.batch_size // rows_per_text)
         chosen = task[self.episodes]
         changes = np.flatnonzero(np.diff(chosen)) + 1
-        # of the chosen episodes, the first one of each task
+        # the first and the end of each task among the chosen episodes
         self.first = np.concatenate([[0], changes])
         self.end = np.concatenate([changes, [len(chosen)]])
 
@@ -131,8 +129,8 @@ class TextSampler(Sampler):
 
 
 def sampler(rows_per_text: int, task: np.ndarray) -> Callable[..., Sampler]:
-    """What makes samplers of which so many rows share a text: of a `Sampler` or `TextSampler` all
-    but `task` and `rows_per_text`.
+    """The class of samplers in which so many rows share a text; `TextSampler` has its `task` and
+    `rows_per_text` already.
     """
     if rows_per_text == 1:
         return Sampler

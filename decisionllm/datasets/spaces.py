@@ -9,26 +9,23 @@ those of its data in another order.
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from gymnasium import Space, spaces
 from numpy.typing import ArrayLike
 
 from decisionllm.schema import Json
 
-if TYPE_CHECKING:
-    from gymnasium import Space, spaces
-
-    AnySpace = Space[Any]
-    ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
-
-Part = Sequence[str | int]  # its name, and how many numbers of an observation it has
+AnySpace = Space[Any]
+ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
+NamedPart = Sequence[str | int]  # its name, and how many numbers of an observation it has
 MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
 
 VECTOR = "observation"  # name of the one part of an observation that is not a Dict
 
 
-def flatten(values: Any, space: "AnySpace") -> np.ndarray:
+def flatten(values: Any, space: AnySpace) -> np.ndarray:
     """Observations of n steps as rows.
 
     Args:
@@ -43,8 +40,6 @@ def flatten(values: Any, space: "AnySpace") -> np.ndarray:
     Raises:
         ValueError: the space is of another kind.
     """
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         return np.asarray(values, np.float32).reshape(len(values), -1)
     if isinstance(space, spaces.Discrete):
@@ -54,10 +49,8 @@ def flatten(values: Any, space: "AnySpace") -> np.ndarray:
     return np.concatenate(columns, axis=1)
 
 
-def unflatten(rows: np.ndarray, space: "AnySpace") -> Any:
+def unflatten(rows: np.ndarray, space: AnySpace) -> Any:
     """Rows (n, S) as stacked observations of a space, of its types: the inverse of `flatten`."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         return _of_box(rows, space)
     if isinstance(space, spaces.Discrete):
@@ -71,7 +64,7 @@ def unflatten(rows: np.ndarray, space: "AnySpace") -> Any:
     return values
 
 
-def _of_box(rows: np.ndarray, space: "spaces.Box") -> np.ndarray:
+def _of_box(rows: np.ndarray, space: spaces.Box) -> np.ndarray:
     """Rows (n, numbers) as stacked values of a Box, of its shape and type.
 
     A float32 number may lie beyond a bound of float64 by its rounding alone. It is the bound then.
@@ -84,17 +77,15 @@ def _of_box(rows: np.ndarray, space: "spaces.Box") -> np.ndarray:
         return np.asarray(nearest.astype(space.dtype))
 
 
-def fits(rows: np.ndarray, space: "AnySpace") -> bool:
+def fits(rows: np.ndarray, space: AnySpace) -> bool:
     """Whether every row (n, S) is an observation of the space, from which `flatten` makes the same
     row."""
     values = unflatten(rows, space)
     return _within(values, space) and np.array_equal(flatten(values, space), rows)
 
 
-def _within(values: Any, space: "AnySpace") -> bool:
+def _within(values: Any, space: AnySpace) -> bool:
     """Whether stacked observations lie within the bounds of every Box of their space."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         return bool(np.all((values >= space.low) & (values <= space.high)))
     if isinstance(space, spaces.Dict):
@@ -102,7 +93,7 @@ def _within(values: Any, space: "AnySpace") -> bool:
     return True
 
 
-def observation_parts(space: "AnySpace") -> list[tuple[str, int]]:
+def observation_parts(space: AnySpace) -> list[tuple[str, int]]:
     """The layout that `flatten` gives to an observation.
 
     Args:
@@ -115,8 +106,6 @@ def observation_parts(space: "AnySpace") -> list[tuple[str, int]]:
     Raises:
         ValueError: the space is of another kind.
     """
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         return [(VECTOR, int(np.prod(space.shape)))]
     if isinstance(space, spaces.Discrete):
@@ -129,11 +118,9 @@ def observation_parts(space: "AnySpace") -> list[tuple[str, int]]:
     return parts
 
 
-def _sorted(space: "AnySpace") -> list[tuple[str, "AnySpace"]]:
+def _sorted(space: AnySpace) -> list[tuple[str, AnySpace]]:
     """(key, space) of the parts of a Dict, in the order of their columns; a ValueError for another
     space."""
-    from gymnasium import spaces
-
     if not isinstance(space, spaces.Dict):
         wanted = "a Box, a Discrete or a Dict of them"
         raise ValueError(f"observation space: expected {wanted}, got {space}")
@@ -149,7 +136,7 @@ def stack(observations: Sequence[Any]) -> Any:
     return np.stack(observations)
 
 
-def stated_parts(parts: Sequence[Part], observation_dim: int) -> list[list[str | int]]:
+def stated_parts(parts: Sequence[NamedPart], observation_dim: int) -> list[list[str | int]]:
     """The parts that a user states for a log, as the info of a dataset holds them: [[name,
     numbers], ...].
 
@@ -171,16 +158,14 @@ def stated_parts(parts: Sequence[Part], observation_dim: int) -> list[list[str |
     return [list(part) for part in stated]
 
 
-def in_words(parts: Sequence[Part]) -> str:
+def in_words(parts: Sequence[NamedPart]) -> str:
     """A layout for a message: "goal 1, pos 2"."""
     return ", ".join(f"{name} {size}" for name, size in parts)
 
 
-def action_spec(space: "AnySpace", least: ArrayLike = -np.inf, most: ArrayLike = np.inf) -> Json:
+def action_spec(space: AnySpace, least: ArrayLike = -np.inf, most: ArrayLike = np.inf) -> Json:
     """The action fields of a Spec. A Box without finite bounds takes the least and the most of the
     data."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         low = space.low.reshape(-1).astype(float)
         high = space.high.reshape(-1).astype(float)
@@ -190,16 +175,14 @@ def action_spec(space: "AnySpace", least: ArrayLike = -np.inf, most: ArrayLike =
     return {"action_dim": 1, "num_actions": prod(action_parts(space))}
 
 
-def action_parts(space: "AnySpace") -> list[int]:
-    """How many values each part of a discrete action has: [n] of a Discrete, its sizes of a
+def action_parts(space: AnySpace) -> list[int]:
+    """The number of values of each part of a discrete action: [n] of a Discrete, the sizes of a
     MultiDiscrete, [] of a Box.
 
     Raises:
         ValueError: the space is of another kind, or a MultiDiscrete has more than `MOST_ACTIONS`
             combinations.
     """
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         return []
     if isinstance(space, spaces.Discrete):
@@ -215,15 +198,13 @@ def action_parts(space: "AnySpace") -> list[int]:
     return sizes
 
 
-def encode_actions(actions: Any, space: "AnySpace") -> np.ndarray:
+def encode_actions(actions: Any, space: AnySpace) -> np.ndarray:
     """Actions of a space, stacked, as rows of a policy: (n, A) float32; a discrete action is one
     index, counted from 0.
 
     An action of a MultiDiscrete is the index of its combination, `np.ravel_multi_index`, the last
     part counting fastest.
     """
-    from gymnasium import spaces
-
     if isinstance(space, spaces.MultiDiscrete):
         values = np.asarray(actions) - space.start  # (n, ...)
         parts = values.reshape(len(values), -1).T  # one row a part
@@ -235,11 +216,9 @@ def encode_actions(actions: Any, space: "AnySpace") -> np.ndarray:
     return rows
 
 
-def decode_actions(rows: np.ndarray, space: "ActionSpace") -> np.ndarray:
+def decode_actions(rows: np.ndarray, space: ActionSpace) -> np.ndarray:
     """Rows of a policy (n, A) as actions of a space, stacked, of its type: the inverse of
     `encode_actions`."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Box):
         return _of_box(rows, space)
     index = rows[:, 0].astype(np.int64)
@@ -250,7 +229,7 @@ def decode_actions(rows: np.ndarray, space: "ActionSpace") -> np.ndarray:
     return np.asarray(values + space.start, space.dtype)
 
 
-def fits_actions(rows: np.ndarray, space: "ActionSpace") -> bool:
+def fits_actions(rows: np.ndarray, space: ActionSpace) -> bool:
     """Whether every row (n, A) is an action of the space, from which `encode_actions` makes the
     same row."""
     actions = decode_actions(rows, space)

@@ -6,31 +6,31 @@ of every byte.
 
 A task text is made when a store is opened, so that another wording makes no data again. The store
 holds one canonical text for each distinct task and, in its card, the facts that all texts of this
-task are made of (a goal's cell, a campaign's budget). A reader takes part by two functions beside
+task are made of (a goal's cell, a campaign's budget). For this, a reader has two functions beside
 it in its module:
 
-    data_options(**options) -> the options that its data depend on: those given, with the canonical
-    `text` worded(store, **options) -> the store with the texts that `text` asks for, see
-    `with_texts`
+- `data_options(**options)` returns the options that the data depend on: those given, with the
+  canonical `text`. If `text` changes more than texts, the options keep the difference: a goal in
+  the text of a Maze2D log also decides its rewards.
+- `worded(store, **options)` returns the store with the texts that the option `text` asks for, see
+  `with_texts`.
 
-Where `text` changes more than texts, `data_options` keeps it apart: rewards of a Maze2D log with a
-goal in the text are those of this goal. The fingerprint is that of the data with the texts that are
-read, so that two runs with one fingerprint read the same bytes.
+The fingerprint covers the data and the texts that are read: two runs with one fingerprint read the
+same bytes.
 """
 
 import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -68,7 +68,7 @@ class Store(StepColumns[np.ndarray]):
     start: np.ndarray | None = None  # (E,) int32
     return_after_exit: np.ndarray | None = None  # (E,) float32
     part: np.ndarray | None = None  # (E,) int32
-    # of the tasks that have some, by canonical text
+    # {canonical text: facts}, for the tasks that have some
     facts: Mapping[str, Json] = field(default_factory=dict)
 
     @cached_property
@@ -141,31 +141,34 @@ def _write(path: Path, source: Source) -> Store:
         )
     with atomic(path) as partial:
         partial.mkdir()
-        with Columns(partial) as columns:
+        with ExitStack() as stack:
+            columns = Columns(partial, stack)
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, source.spec)
                 columns.append(episode)
         name = source.info.get("name", path)
         if not columns.steps:
             raise ValueError(f"{name}: expected at least one episode, got none")
-        arrays = {
-            column: np.load(partial / f"{column}.npy", mmap_mode="r") for column in columns.files
-        }
+        arrays = {}
+        shapes = {}
+        for column in sorted(columns.files):
+            array = np.load(partial / f"{column}.npy", mmap_mode="r")
+            arrays[column] = array
+            shapes[column] = [str(array.dtype), list(array.shape)]
         if "action_weight" in arrays and not arrays["action_weight"].any():
             why = "all of them are missing (NaN); record some to learn from"
             raise ValueError(f"{name}: expected the recorded action of some steps, {why}")
+        spec = asdict(source.spec)
+        tasks = list(columns.tasks)
         card: Json = {
             "format": FORMAT,
-            "spec": asdict(source.spec),
-            "tasks": list(columns.tasks),
+            "spec": spec,
+            "tasks": tasks,
             "info": source.info,
             "facts": source.facts,
-            "arrays": {
-                column: [str(file.dtype), list(file.shape)]
-                for column, file in sorted(columns.files.items())
-            },
+            "arrays": shapes,
+            "fingerprint": _fingerprint(spec, tasks, arrays),
         }
-        card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
     return open_store(path)
 
@@ -175,32 +178,17 @@ class Columns:
 
     Args:
         folder: of the store.
+        stack: closes the files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
+        self.stack = stack
         self.files: dict[str, Column] = {}
         self.tasks: dict[str, int] = {}  # numbers of the texts
         self.episodes = 0
         self.steps = 0
-        self.closing = ExitStack()
-
-    def __enter__(self) -> Self:
         self._begin("offsets", np.int64).append(np.zeros(1))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.closing.__exit__(kind, error, trace)
-            return
-        with self.closing:
-            for file in self.files.values():
-                file.file.flush()  # a full disk shows before a header says that the rows are there
 
     def append(self, episode: Episode) -> None:
         """Write the steps of an episode behind those before.
@@ -239,13 +227,14 @@ class Columns:
 
     def _begin(self, name: str, dtype: DTypeLike) -> "Column":
         """Open the file of a new column."""
-        self.files[name] = self.closing.enter_context(Column(self.folder / f"{name}.npy", dtype))
-        return self.files[name]
+        column = Column(self.folder / f"{name}.npy", dtype)
+        self.stack.callback(column.close)
+        self.files[name] = column
+        return column
 
 
 class Column:
-    """An .npy file that is written row by row: numpy leaves room in its header for any number of
-    them.
+    """An .npy file that is written row by row, of a number of rows that is known at the end.
 
     Args:
         path: of the file.
@@ -253,42 +242,26 @@ class Column:
     """
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
-        self.path = path
         self.dtype = np.dtype(dtype)
         self.shape: tuple[int, ...] = (0,)
-        self.file = path.open("w+b", buffering=1 << 18)
+        self.file = path.open("wb", buffering=1 << 18)
+        self.file.write(bytes(HEADER))
 
     def append(self, rows: np.ndarray) -> None:
         """Rows (n, ...) of any dtype, each of the size of the first ones."""
-        if not self.shape[0]:
-            self.shape = (0, *rows.shape[1:])
-            self.header()
-        self.shape = (self.shape[0] + len(rows), *self.shape[1:])
+        self.shape = (self.shape[0] + len(rows), *rows.shape[1:])
         self.file.write(np.ascontiguousarray(rows, self.dtype).data)
 
-    def header(self) -> None:
-        """Write the header of so many rows."""
-        self.file.seek(0)
+    def close(self) -> None:
+        """Write the header, whose size does not depend on the number of rows."""
         header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,
             "shape": self.shape,
         }
-        np.lib.format.write_array_header_1_0(self.file, header)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            with self.file:
-                if not error[0]:
-                    end = self.file.tell()
-                    self.header()
-                    self.file.truncate(max(end, HEADER))
-        except OSError:
-            if not error[0]:
-                raise
+        with self.file:
+            self.file.seek(0)
+            np.lib.format.write_array_header_1_0(self.file, header)
 
 
 def open_store(path: str | Path) -> Store:
@@ -413,19 +386,17 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
     store = kept(dataset, cache_dir)
     if transform["_target_"] != "none":
         source = build(dict(transform), store)
-        module = transform["_target_"].rpartition(".")[0]
-        version = vars(import_module(module)).get("VERSION")
+        version = _beside(transform, "VERSION")
         key = _key([version, store.fingerprint, source.info, dict(transform)])
-        name = f"{_label(module)}-{key}"
+        name = f"{_label(transform)}-{key}"
         store = keep(Path(cache_dir).expanduser() / "stores" / name, source)
     return worded(store, dataset)
 
 
-def _label(module: str) -> str:
-    """What the stores of a reader's module are called: maze2d, of
-    decisionllm.domains.maze2d.dataset.
-    """
-    return module.removesuffix(".dataset").rpartition(".")[2]
+def _label(node: Node) -> str:
+    """The first word of a store's folder: `maze2d` for decisionllm.domains.maze2d.dataset."""
+    module = node["_target_"].rpartition(".")[0]
+    return str(module.removesuffix(".dataset").rpartition(".")[2])
 
 
 def _key(content: object) -> str:
@@ -447,12 +418,14 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
             first one.
     """
     dataset = data_node(dataset)
-    module = dataset["_target_"].rpartition(".")[0]
-    stamps: list[object] = [
-        [str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)
-    ]
-    stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
-    name = f"{_label(module)}-{_key([FORMAT, dataset, stamps])}"
+    stamps: list[object] = []
+    for file in files(dataset):
+        stat = file.stat()
+        stamps.append([str(file), stat.st_size, stat.st_mtime_ns])
+    version = _beside(dataset, "VERSION")
+    if version:
+        stamps.append(version)
+    name = f"{_label(dataset)}-{_key([FORMAT, dataset, stamps])}"
     path = Path(cache_dir).expanduser() / "stores" / name
     if (path / "card.json").is_file():
         return open_store(path)
@@ -475,8 +448,8 @@ def data_node(dataset: Node) -> Json:
 
 
 def worded(store: Store, dataset: Node) -> Store:
-    """A store with canonical texts -> the same data with the texts that the option `text` of the
-    dataset asks for.
+    """A store with canonical texts, with the texts that the option `text` of the dataset asks
+    for.
     """
     found = retold(store, dataset)
     if found.tasks == store.tasks and np.array_equal(found.task, store.task):
@@ -487,7 +460,7 @@ def worded(store: Store, dataset: Node) -> Store:
 
 
 def retold(store: Store, dataset: Node) -> Store:
-    """`worded` with the fingerprint of the canonical texts, which costs no reading."""
+    """`worded`, but with the fingerprint of the canonical texts, so that nothing is read."""
     wording = _beside(dataset, "worded")
     return store if wording is None else wording(store, **_options(dataset))
 
@@ -521,12 +494,10 @@ def facts_of(store: Store) -> list[Json]:
     return [known[i] for i in store.task.tolist()]
 
 
-def _beside(dataset: Node, name: str) -> Callable[..., Any] | None:
-    """The function of this name in the module of a dataset's reader, or None."""
-    found: Callable[..., Any] | None = vars(
-        import_module(dataset["_target_"].rpartition(".")[0])
-    ).get(name)
-    return found
+def _beside(node: Node, name: str) -> Any:
+    """The object of this name in the module of a config node's callable, or None."""
+    module = node["_target_"].rpartition(".")[0]
+    return vars(import_module(module)).get(name)
 
 
 def _options(dataset: Node) -> Json:
@@ -546,11 +517,12 @@ def keep(path: Path, source: Source) -> Store:
         path: of the store.
         source: of its episodes.
     """
-    (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
+    locks = path.parents[1] / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
-        # of a killed process, since this one has the lock
+        # This process has the lock, so that a partial store is left of a process that was killed.
         for left in path.parent.glob(f".partial-*-{path.name}"):
             shutil.rmtree(left)
         return write(path, source)
@@ -561,8 +533,7 @@ def files(dataset: Node) -> list[Path]:
     name_files = _beside(dataset, "files")
     if name_files is None:
         return []
-    options = {key: value for key, value in dataset.items() if key != "_target_"}
-    return [Path(file) for file in name_files(**options)]
+    return list(name_files(**_options(dataset)))
 
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
@@ -571,20 +542,17 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
     masks = episode.action_masks
     C = spec.num_actions
     steps = np.arange(len(episode.rewards))
-    there = (
-        np.ones(len(steps), bool) if episode.action_weight is None else episode.action_weight > 0
-    )
-    found = episode.observations.shape[1], taken.shape[1]
-    if found != (spec.observation_dim, spec.action_dim):
-        expected = (
-            f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
-        )
-        raise ValueError(f"{name}: expected {expected}, got {found[0]} and {found[1]}")
+    recorded = np.ones(len(steps), bool)
+    if episode.action_weight is not None:
+        recorded = episode.action_weight > 0
+    S, A = episode.observations.shape[1], taken.shape[1]
+    if (spec.observation_dim, spec.action_dim) != (S, A):
+        wanted = f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
+        raise ValueError(f"{name}: expected {wanted}, got {S} and {A}")
     if len(steps) > spec.horizon:
         most = f"{spec.horizon} steps (the horizon)"
-        raise ValueError(
-            f"{name}: expected at most {most}, got {len(steps)}; cut the log or raise the horizon"
-        )
+        remedy = "cut the log or raise the horizon"
+        raise ValueError(f"{name}: expected at most {most}, got {len(steps)}; {remedy}")
     if C:
         wrong = (taken != np.rint(taken)) | (taken < 0) | (taken >= C)
         space = f"an index below {C}"
@@ -592,21 +560,12 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
-    refuse(
-        f"{name}, step ",
-        wrong.any(1) & there,
-        f"{{}}: expected an action {space}, got {{}}",
-        steps,
-        taken,
-    )
+    place = f"{name}, step "
+    beyond = f"{{}}: expected an action {space}, got {{}}"
+    refuse(place, wrong.any(1) & recorded, beyond, steps, taken)
     if C and masks is not None:
         if masks.shape[1] != C:
             raise ValueError(f"{name}: expected action masks of {C} actions, got {masks.shape[1]}")
-        forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0] & there
-        refuse(
-            f"{name}, step ",
-            forbidden,
-            "{}: the mask forbids the recorded action {:.0f}",
-            steps,
-            taken[:, 0],
-        )
+        allowed = np.take_along_axis(masks, taken.astype(int), 1)[:, 0]
+        forbidden = "{}: the mask forbids the recorded action {:.0f}"
+        refuse(place, ~allowed & recorded, forbidden, steps, taken[:, 0])

@@ -12,7 +12,8 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log, collect, common_meta, read, read_meta, write
+from decisionllm.datasets.formats.pettingzoo import collect
+from decisionllm.datasets.formats.team_log import Log, common_meta, read, read_meta, write
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.team_stays import Stays, Task, stays_of
 from decisionllm.datasets.team_texts import TEXTS, task_text, team_facts
@@ -23,7 +24,7 @@ from decisionllm.schema import Episode, Json, Spec
 from decisionllm.tokenizers.entities import vectors
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
-# what a store repeats of meta
+# keys of meta that a store repeats
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")
 
 
@@ -145,101 +146,64 @@ def source(
     parts = partial(list, [logs]) if isinstance(logs, Log) else logs
     read_stays = partial(stays_of, capacity=capacity, returns=returns, team=team)
 
-    common = Common()
+    meta: Json = {}
+    count = 0  # parts
+    tasks: dict[Task, int] = {}  # numbered in the order in which they are met
+    task_of_stay: list[int] = []
+    masked = False  # whether an action is ever forbidden
     for stays in map(read_stays, parts()):
-        common.add(stays)
-    kind = common.last.rewards.kind
-    if common.meta.get("shared_reward") and kind != "team":
+        meta = common_meta(meta, stays.meta)
+        count += 1
+        task_of_stay += [tasks.setdefault(task, len(tasks)) for task in stays.tasks]
+        masked |= stays.masked
+    if meta.get("shared_reward") and stays.returns != "team":
         wanted = "a reward of each agent, got one for the whole team"
-        raise ValueError(f"dataset.returns={kind}: expected {wanted}")
+        raise ValueError(f"dataset.returns={stays.returns}: expected {wanted}")
 
-    texts = common.texts(text)
-    numbers = common.drawn(shuffled=text == "shuffled")
-    facts = {}
+    texts = [task_text(meta, size, name, text) for size, name in tasks]
+    found = facts_of_log(meta, stays) | {"text": text, "capacity": capacity}
+    found |= {"returns": stays.returns, "team": team, **info}
     if text == "paraphrased":
-        facts["wordings"] = common.facts(texts)
-    chosen = {"text": text, "capacity": capacity, "returns": kind, "team": team}
+        pairs = zip(texts, tasks, strict=True)
+        found["wordings"] = {each: team_facts(meta, *task) for each, task in pairs}
+    text_of_stay = np.array(task_of_stay)
+    if text == "shuffled":
+        text_of_stay = text_of_stay[np.random.default_rng(0).permutation(len(text_of_stay))]
 
-    again: Iterable[Stays] = [common.last]
-    if len(common.named) > 1:  # several parts are read again, as parts of one log
-        meta = common.meta
-        again = (read_stays(replace(log, meta=meta)) for log in parts())
-    made = episodes(again, (texts[number] for number in numbers), masked=common.masked)
-    return Source(common.spec(), made, common.info() | chosen | info | facts)
+    def episodes() -> Iterator[Episode]:
+        again: Iterable[Stays] = [stays]
+        if count > 1:  # several parts are read again, as parts of one log
+            again = (read_stays(replace(log, meta=meta)) for log in parts())
+        next_text = (texts[number] for number in text_of_stay)
+        for part in again:
+            yield from part.episodes(next_text, masked=masked)
+
+    return Source(spec_of(meta, stays), episodes(), found)
 
 
-def episodes(parts: Iterable[Stays], texts: Iterator[str], *, masked: bool) -> Iterator[Episode]:
-    """The episodes of the parts of a log, see `Stays.episodes`."""
-    for stays in parts:
-        yield from stays.episodes(texts, masked=masked)
+def spec_of(meta: Json, stays: Stays) -> Spec:
+    """The spaces of all agents of a log, of which these are some stays."""
+    types = list(meta["types"].values())
+    shapes = {
+        "observation_dim": stays.observations.shape[1],
+        "action_dim": stays.actions.shape[1],
+        "horizon": int(meta["horizon"]),
+        "entity_schema": stays.schema,
+    }
+    if "num_actions" in types[0]:
+        return Spec(**shapes, num_actions=max(each["num_actions"] for each in types))
+    return Spec(**shapes, low=tuple(types[0]["low"]), high=tuple(types[0]["high"]))
 
 
-class Common:
-    """What the parts of a log have in common.
-
-    Attributes:
-        meta: of all parts.
-        tasks: the number of each task, in the order in which they are met.
-        named: by part, the number of the task of each stay.
-        masked: whether an action is ever forbidden.
-        last: the stays of the part that was added last.
-    """
-
-    last: Stays
-
-    def __init__(self) -> None:
-        self.meta: Json = {}
-        self.tasks: dict[Task, int] = {}
-        self.named: list[np.ndarray] = []
-        self.masked = False
-
-    def add(self, stays: Stays) -> None:
-        """Add a part. Raises a ValueError if it is of another log."""
-        self.meta = common_meta(self.meta, stays.meta)
-        numbers = [self.tasks.setdefault(task, len(self.tasks)) for task in stays.tasks]
-        self.named.append(np.array(numbers, np.int32))
-        self.masked |= stays.masked
-        self.last = stays
-
-    def texts(self, text: str) -> list[str]:
-        """The text of each task."""
-        return [task_text(self.meta, size, name, text) for size, name in self.tasks]
-
-    def facts(self, texts: list[str]) -> Json:
-        """The facts of each text, for its other wordings."""
-        pairs = zip(texts, self.tasks, strict=True)
-        return {text: team_facts(self.meta, size, name) for text, (size, name) in pairs}
-
-    def drawn(self, *, shuffled: bool) -> np.ndarray:
-        """The number of the task that each stay is told, (m,): its own, or that of another stay."""
-        numbers = np.concatenate(self.named)
-        if shuffled:
-            numbers = numbers[np.random.default_rng(0).permutation(len(numbers))]
-        return numbers
-
-    def spec(self) -> Spec:
-        """The spaces of all agents."""
-        types = list(self.meta["types"].values())
-        shapes = {
-            "observation_dim": self.last.observations.shape[1],
-            "action_dim": self.last.decisions.actions.shape[1],
-            "horizon": int(self.meta["horizon"]),
-            "entity_schema": self.last.schema,
-        }
-        if "num_actions" in types[0]:
-            return Spec(**shapes, num_actions=max(each["num_actions"] for each in types))
-        low, high = (tuple(types[0][name]) for name in ("low", "high"))
-        return Spec(**shapes, low=low, high=high)
-
-    def info(self) -> Json:
-        """What a store says of the log."""
-        found = {"name": self.meta.get("name", "team"), "env": "none"}
-        for key in KEPT:
-            if key in self.meta:
-                found[key] = self.meta[key]
-        if self.meta.get("plane"):
-            found["vectors"] = vectors(self.last.schema, len(self.meta["types"]))
-        return found
+def facts_of_log(meta: Json, stays: Stays) -> Json:
+    """The info of a store of a log, of which these are some stays."""
+    found = {"name": meta.get("name", "team"), "env": "none"}
+    for key in KEPT:
+        if key in meta:
+            found[key] = meta[key]
+    if meta.get("plane"):
+        found["vectors"] = vectors(stays.schema, len(meta["types"]))
+    return found
 
 
 @register("export", "team")

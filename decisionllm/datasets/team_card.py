@@ -1,4 +1,4 @@
-"""What the card of a log of many agents says."""
+"""The card of a log of many agents."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ def coverage(store: Store) -> Iterator[str]:
 
 
 def joint_counts(columns: np.ndarray, agent: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """How many joint steps have each of the different joint values: (different,) int.
+    """Count the joint steps of each distinct joint value: (distinct,) int.
 
     Args:
         columns: (n, C) of each agent, in the order of joint steps.
@@ -60,8 +60,8 @@ def joint_counts(columns: np.ndarray, agent: np.ndarray, first: np.ndarray) -> n
     """
     rows = np.ascontiguousarray(columns)
     whole = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
-    _, number = np.unique(whole, return_inverse=True)  # of each row, equal for equal rows
-    # a joint step is the sum of its rows' numbers, each times a random one of its agent
+    _, number = np.unique(whole, return_inverse=True)  # one number a row, equal for equal rows
+    # A joint step is hashed: the sum of its rows' numbers, each times a random number of its agent.
     weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
     terms = (number.astype(np.uint64) + np.uint64(1)) * weights[agent]
     joint = np.add.reduceat(terms, first)

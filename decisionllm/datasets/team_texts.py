@@ -1,4 +1,4 @@
-"""What an agent of a team is told: its task as a text, and the facts of it for other wordings."""
+"""The task text of an agent of a team, and its facts for other wordings."""
 
 from decisionllm.schema import Json
 
@@ -27,7 +27,7 @@ def task_text(meta: Json, n: int = 1, agent_type: str = "", text: str = "informa
 
 
 def role_of(meta: Json, agent_type: str) -> str:
-    """What meta calls the role of a type; the type's name where there are several."""
+    """The role of a type in meta; without one, the name of the type where there are several."""
     role: str = meta["types"].get(agent_type, {}).get("role", "")
     if not role and len(meta["types"]) > 1:
         role = agent_type

@@ -4,6 +4,7 @@ agent.
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +27,8 @@ class TeamSampler(Sampler):
         steps: of the store, see `windows.of_store`.
         store: of the episodes.
         episodes: indices of the chosen ones.
-        T: steps of a window.
-        batch_size: windows of a batch.
-        seed: of the draws.
         alone: this share of the windows is split into teams of one.
-        weights, discount: of the episodes and their steps in a draw, see `Sampler`.
+        options: of a `Sampler`.
 
     Attributes:
         tasks: the texts of single agents and of whole teams, which `Window.text_index` counts.
@@ -42,22 +40,10 @@ class TeamSampler(Sampler):
         store: Store,
         episodes: np.ndarray,
         *,
-        T: int,
-        batch_size: int,
-        seed: int,
         alone: float = 0.0,
-        weights: np.ndarray | None = None,
-        discount: float | np.ndarray = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            steps,
-            episodes,
-            T=T,
-            batch_size=batch_size,
-            seed=seed,
-            weights=weights,
-            discount=discount,
-        )
+        super().__init__(steps, episodes, **options)
         self.alone = alone
         self.length = steps.end - steps.first
         E = len(self.length)
@@ -73,11 +59,9 @@ class TeamSampler(Sampler):
         nth = np.cumsum(differs(self.group[self.members], self.agent[self.members]))
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
-        team = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
-        texts = [
-            team(frozenset(kinds.tolist()))
-            for kinds in np.split(store.task[self.members], self.first[1:])
-        ]
+        text_of = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
+        teams = np.split(store.task[self.members], self.first[1:])
+        texts = [text_of(frozenset(kinds.tolist())) for kinds in teams]
         self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
         index = {task: i for i, task in enumerate(self.tasks)}
         self.task = store.task
@@ -89,8 +73,9 @@ class TeamSampler(Sampler):
                 f"group {groups[self.group[e]]}: expected {wanted}; train with "
                 "team.execution=per_agent"
             )
-        if (late := self.start + self.length).max() > store.spec.horizon:
-            e = int(late.argmax())
+        last = self.start + self.length
+        if last.max() > store.spec.horizon:
+            e = int(last.argmax())
             wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
             raise ValueError(
                 f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has "

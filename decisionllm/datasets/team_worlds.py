@@ -139,4 +139,7 @@ def generate(
 
 def stacked(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The columns of several parts of a table as one."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    found = {}
+    for name in parts[0]:
+        found[name] = np.concatenate([part[name] for part in parts])
+    return found

@@ -160,8 +160,8 @@ def of_histories(
 
 
 def _masks_of(histories: Sequence[History]) -> np.ndarray | None:
-    """Which actions are allowed at each observation of these histories, end to end, (n, C); None if
-    no history says so.
+    """The allowed actions at each observation of these histories, end to end, (n, C); None if no
+    history has masks.
     """
     known = [h.action_masks for h in histories if h.action_masks is not None]
     if not known:

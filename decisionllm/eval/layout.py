@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from decisionllm.datasets.spaces import VECTOR, Part, in_words
+from decisionllm.datasets.spaces import VECTOR, NamedPart, in_words
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 
@@ -10,7 +10,7 @@ LIKE_THE_DATA = "give an environment like that of the data"
 
 
 def check_layout(
-    parts: Sequence[Part] | None,
+    parts: Sequence[NamedPart] | None,
     env: Env,
     name: str,
     *,

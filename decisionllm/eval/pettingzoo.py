@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.team_log import (
+from decisionllm.datasets.formats.pettingzoo import (
     action_limits,
     agent_types,
     flat,

@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -433,7 +434,7 @@ def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
         [np.ones((2, 3)), np.zeros((1, 3))],
         [np.full((1000, 3), i) for i in range(30)],
     ):
-        with Column(tmp_path / "ours.npy", np.float32) as column:
+        with closing(Column(tmp_path / "ours.npy", np.float32)) as column:
             for block in blocks:
                 column.append(block)
         np.save(

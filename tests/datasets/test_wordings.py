@@ -27,79 +27,38 @@ from decisionllm.domains.spread.dataset import load as spread_log
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.schema import Window
 
-LIBRARY = {
-    "fields": "row column spot",
-    "identify": ["row column", "spot"],
-    "trained": ["Row {row}, column {column}.", "Not {other_spot}, but {spot}."],
-    "held_out": {
-        "new_frames": ["Go to {spot}."],
-        "contrast": ["{spot}, not {other_spot}"],
-        "unseen_words": ["Rank {row}, {column}"],
-    },
-}
+
+def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
+    frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
+    given = {"trained": frames, "held_out": {}}
+    path = tmp_path / "frames.yaml"
+    path.write_text(yaml.safe_dump(given | {"world": "Maze {maze}. "}))
+    assert read(path).frames["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
+    path.write_text(yaml.safe_dump(given))
+    assert read(path).frames["trained"] == frames
 
 
-def put(path, **changed):
-    path.write_text(yaml.safe_dump(LIBRARY | changed))
-    return path
-
-
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        (
-            {"trained": ["Go to {rwo}, {column}."]},
-            "trained frame 'Go to {rwo}, {column}.': no field rwo; there are row, column, spot",
-        ),
-        (
-            {"trained": ["Go to row {row}."]},
-            "lacks a field; expected all of one of: row column; spot",
-        ),
-        ({"trained": ["Not row {other_row}, column {other_column}."]}, "lacks a field"),
-        (
-            {"trained": ["Go to {spot}", "{spot}", "go  to {spot}"]},
-            "frame 'go  to {spot}': is there twice",
-        ),
-        (
-            {"trained": ["Go to {spot}."]},
-            "new_frames frame 'Go to {spot}.': is there twice; a held-out frame must not be trained",
-        ),
-        ({"trained": ["Go to {spot"]}, "frame 'Go to {spot': expected '}'"),
-        ({"trained": [7]}, "trained frame 7: expected a sentence with fields"),
-        ({"trained": []}, "trained frame '': expected a sentence"),
-        (
-            {"held_out": {"contrast": ["{spot}"]}},
-            "expected fields, identify, trained, held_out, and new_frames, contrast, unseen_words",
-        ),
-        ({"frames": []}, "expected fields, identify, trained, held_out"),
-    ],
-)
-def test_a_library_with_a_mistake_is_refused(tmp_path, changed, message):
-    assert read(put(tmp_path / "good.yaml")).frames["trained"] == LIBRARY["trained"]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        read(put(tmp_path / "bad.yaml", **changed))
-
-
-def test_a_file_that_is_no_yaml_and_a_library_that_is_not_there_are_refused(tmp_path):
-    (tmp_path / "bad.yaml").write_text("trained: [")
-    with pytest.raises(ValueError, match="bad.yaml: not YAML"):
-        read(tmp_path / "bad.yaml")
+def test_a_library_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="wordings: expected one of .*maze2d.*, got 'chess'"):
         library("chess")
 
 
-def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
-    frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
-    given = {"fields": "row column spot maze", "world": "Maze {maze}. ", "trained": frames}
-    assert read(put(tmp_path / "good.yaml", **given)).frames["trained"] == [
-        "Maze {maze}. Walk to {spot}.",
-        frames[1],
-    ]
-    assert read(put(tmp_path / "none.yaml", trained=frames[:1])).frames["trained"] == frames[:1]
-    with pytest.raises(
-        ValueError, match="world 'Maze {size}. ': no field size; there are row, column, spot, maze"
-    ):
-        read(put(tmp_path / "bad.yaml", **given | {"world": "Maze {size}. "}))
+@pytest.mark.parametrize("path", FILES.values(), ids=FILES)
+def test_a_frame_names_known_fields_and_a_task_and_is_there_once(path):
+    given = yaml.safe_load(path.read_text())
+    assert given.keys() - {"world"} == {"fields", "identify", "trained", "held_out"}
+    assert set(given["held_out"]) == set(KINDS)
+    known = set(given["fields"].split())
+    assert fields_of(given.get("world", "")) <= known
+    frames = given["trained"] + sum(given["held_out"].values(), [])
+    seen = set()
+    for frame in frames:
+        fields = fields_of(frame)
+        assert {name.removeprefix("other_") for name in fields} <= known, frame
+        assert any(fields >= set(group.split()) for group in given["identify"]), frame
+        same = " ".join(frame.casefold().split())
+        assert same not in seen, f"{frame}: twice; a held-out frame must not be trained"
+        seen.add(same)
 
 
 def test_tasks_of_two_worlds_are_not_contrasted():
@@ -267,9 +226,7 @@ def test_a_wording_is_drawn_by_seed_and_step_alone(tmp_path):
     task = np.tile(np.arange(7), 100)
 
     def drawn(seed, step):
-        return words.sampler(lambda step: window(task), task=np.arange(7), seed=seed, texts=700)(
-            step
-        ).text_index
+        return drawn_texts(words, task, seed=seed, texts=700, step=step)
 
     first = drawn(0, 5)
     assert (
@@ -286,11 +243,15 @@ def test_rows_of_a_batch_share_a_wording():
     facts = goal_facts("umaze")
     words = Wordings(list(facts), facts)
     task = np.tile([3, 0, 5], 4)
-    drawn = words.sampler(lambda step: window(task), task=np.arange(7), seed=0, texts=3)(
-        0
-    ).text_index
+    drawn = drawn_texts(words, task, seed=0, texts=3, step=0)
     assert drawn.tolist() == [*drawn[:3]] * 4
     assert (drawn[:3] // (len(facts) * words.most)).tolist() == [3, 0, 5]
+
+
+def drawn_texts(words, task, *, seed, texts, step):
+    """The numbers of the texts of windows of these tasks."""
+    draw = words.sampler(lambda step: window(task), task=np.arange(7), seed=seed, texts=texts)
+    return draw(step).text_index
 
 
 def window(episodes):

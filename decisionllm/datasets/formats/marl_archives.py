@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
@@ -96,7 +97,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     size = max(BLOCK // int(np.prod(shape)), 1)
     group = 0
     for lane in range(lanes):
-        left: dict[str, np.ndarray] = {}  # of a world whose end has not come yet
+        left: dict[str, np.ndarray] = {}  # rows of a world whose end was not read yet
         for start in range(0, max(length, 1), size):
             end = min(start + size, length)
             with explained(what, *errors, remedy=AGAIN):
@@ -170,12 +171,11 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
     """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on, in worlds of `cut` steps."""
     what = f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
 
-    def open_arrays(name: str) -> list[np.ndarray]:
-        agents = range(len(list(folder.glob("obs_*.npy"))))
-        return [np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents]
-
+    agents = range(len(list(folder.glob("obs_*.npy"))))
+    files = []
     with explained(what, OSError, ValueError, EOFError):
-        files = [open_arrays(name) for name in ("obs", "acs", "rews")]
+        for name in ("obs", "acs", "rews"):
+            files.append([np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents])
     sizes = [len(arrays[0]) for arrays in files]
     n = sizes[0] - sizes[0] % cut
     if not n or len(set(sizes)) > 1:
@@ -184,12 +184,14 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
         raise ValueError(f"{folder}: expected {wanted}, got {got}")
     if sizes[0] > n:
         repairs["steps cut at the end"] = sizes[0] - n
-    numbers = sum(array[0].size for array in files[0])  # of one step
+    numbers = sum(array[0].size for array in files[0])  # in one step
     size = cut * max(BLOCK // (cut * numbers), 1)
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
+        blocks = []
         with explained(what, ValueError):
-            blocks = [np.stack([array[rows] for array in arrays], 1) for arrays in files]
+            for arrays in files:
+                blocks.append(np.stack([array[rows] for array in arrays], 1))
         observations, actions, rewards = blocks
         yield Worlds(
             group=np.arange(start, start + len(rewards)) // cut,
@@ -206,23 +208,16 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     As in PyMARL's learner, a world is over after its first `terminated`, and the last column, which
     has no action, is no step unless a world terminated there.
     """
-    import h5py
-
     what = f"{file}: not a readable HDF5 file, perhaps cut"
-    with explained(what, OSError, remedy=AGAIN):
-        source = h5py.File(file)
-    with source:
-        with explained(what, OSError, remedy=AGAIN):
-            names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]
-            columns = {name: source[name] for name in names}
+    with explained(what, OSError, remedy=AGAIN), h5py.File(file) as source:
+        names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]
+        columns = {name: source[name] for name in names}
         check_columns(file, columns)
         worlds, _, N, _ = columns["obs"].shape
         size = max(BLOCK // int(np.prod(columns["obs"].shape[1:])), 1)
-        with explained(what, OSError, remedy=AGAIN):
-            ended_late = columns["terminated"][:, -1].any()
+        ended_late = columns["terminated"][:, -1].any()
         for start in range(0, worlds, size):
-            with explained(what, OSError, remedy=AGAIN):
-                block = {name: column[start : start + size] for name, column in columns.items()}
+            block = {name: column[start : start + size] for name, column in columns.items()}
             over = block["terminated"].reshape(len(block["obs"]), -1) != 0  # (worlds, time)
             real = block["filled"].reshape(over.shape) != 0
             real &= over.cumsum(1) - over == 0

@@ -1,39 +1,43 @@
-"""A log of many agents in one world: its two tables, on disk as Parquet, and how to fill them from
-a PettingZoo environment.
+"""A log of many agents in one world: its two tables, in memory and on disk as Parquet.
 
 `steps` has a row for each (group, step, team): the world's clock, the team's reward, the end.
 `agents` has a row for each (group, step, agent) that is present: no row, not present. There are two
 tables because a team has rewards after an agent has left.
 
-meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns,
-see `team.source`; shared_reward, whether the reward of each agent is its team's; plane, whether an
-observation is pairs of numbers throughout, each a vector in a plane (for `augment=symmetries`); teams
-{type: team}; further facts that a result must report; types: {name: {role, num_actions or low and
-high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow
-each other: `own` is the agent itself, "" is left out, any other kind is `count` entities of `width`
-numbers, and an entity of zeros is absent. A type without blocks has one `own` block.
+meta describes the log; `types` and `horizon` must be there:
+
+- `name`; `task` and `reward_rule`, sentences; `world`: {id, version, arguments}
+- `horizon`: most steps of a world
+- `types`: {name: {role, num_actions or low and high, observations: {length: blocks}}}
+- `teams`: {type: team}
+- `returns`: see `team.source`
+- `shared_reward`: whether the reward of each agent is its team's
+- `plane`: whether an observation is pairs of numbers throughout, each a vector in a plane (for
+  `augment=symmetries`)
+- further facts that a result must report
+
+Blocks [[kind, width, count], ...] of an observation follow each other. Kind `own` is the agent
+itself, "" is left out, any other kind is `count` entities of `width` numbers; an entity of zeros is
+absent. A type without blocks has one `own` block.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from decisionllm.files import absent, atomic, explained
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pettingzoo import ParallelEnv
 
 FORMAT = 1
-ROWS = 200_000  # of a row group
+ROWS = 200_000  # in a row group
 # The columns of each table, with the dtype of their numbers
 TABLES = {
     "steps": {
@@ -69,7 +73,8 @@ REQUIRED = {
 LISTS = ("state", "observation", "action_values", "available")  # a list of numbers in each row
 # Columns of names in a file, and in a Log of indices into this entry of meta
 NAMES = {"agent_type": "types", "behaviour": "behaviours"}
-MISSING = {"action": -1, "reward": np.nan, "won": False}  # what stands for null
+ZERO = ("team", "agent_type")  # columns that are 0 where a log lacks them
+MISSING = {"action": -1, "reward": np.nan, "won": False}  # in place of null
 
 
 @dataclass(frozen=True)
@@ -112,19 +117,46 @@ class Log:
     def tables(self) -> dict[str, dict[str, np.ndarray]]:
         return {"steps": self.steps, "agents": self.agents}
 
-    def refuse(
-        self,
-        table: str,
-        rows: np.ndarray,
-        wrong: np.ndarray,
-        message: str,
-        *values: np.ndarray,
-    ) -> None:
-        """Raise a ValueError if one of these rows of a table is wrong.
+    def sorted(self, table: str, *names: str) -> "TableRows":
+        """The rows of a table, sorted by the first of these columns, then by the next one."""
+        every = TableRows(self, table, np.arange(len(self.tables[table]["group"])))
+        return every.chosen(np.lexsort([every[name] for name in reversed(names)]))
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a table of a log, in any order.
+
+    Attributes:
+        log: that has the table.
+        table: `steps` or `agents`.
+        numbers: (n,) of the rows in the table.
+    """
+
+    log: Log
+    table: str
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.log.tables[self.table]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A column of these rows, (n, ...)."""
+        if name not in self and name in ZERO:
+            return np.zeros(len(self), np.int8)
+        return np.asarray(self.log.tables[self.table][name][self.numbers])
+
+    def chosen(self, which: np.ndarray) -> "TableRows":
+        """Some of these rows, by their places among them or by (n,) bool."""
+        return TableRows(self.log, self.table, self.numbers[which])
+
+    def refuse(self, wrong: np.ndarray, message: str, *values: np.ndarray) -> None:
+        """Raise a ValueError if one of these rows is wrong; it names the first one and its key.
 
         Args:
-            table: its name.
-            rows: (n,) numbers of rows; the error names the first wrong one, from 1, and its key.
             wrong: (n,) bool.
             message: with `{}` for each of the values.
             values: (n, ...) each.
@@ -132,12 +164,11 @@ class Log:
         if not wrong.any():
             return
         first = np.argmax(wrong)
-        columns = self.tables[table]
-        names = ("group", "step", "agent" if table == "agents" else "team")
-        row = rows[first]
-        key = ", ".join(f"{name} {columns[name][row]}" for name in names if name in columns)
+        names = ("group", "step", "agent" if self.table == "agents" else "team")
+        key = ", ".join(f"{name} {self[name][first]}" for name in names if name in self)
+        where = f"{self.log.path}, {self.table}, row {self.numbers[first] + 1} ({key})"
         found = message.format(*(value[first].tolist() for value in values))
-        raise ValueError(f"{self.path}, {table}, row {row + 1} ({key}): {found}")
+        raise ValueError(f"{where}: {found}")
 
 
 def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
@@ -194,8 +225,10 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
         for log in [logs] if isinstance(logs, Log) else logs:
             meta = common_meta(meta, log.meta)
             for table, columns in log.tables.items():
-                keys = [key for key in ("agent", "team", "step", "group") if key in columns]
-                order = np.lexsort([columns[key] for key in keys])
+                keys = ["group", "step", "team"]
+                if table == "agents":
+                    keys.append("agent")
+                order = log.sorted(table, *keys).numbers
                 names = [name for name in columns if not name.endswith("_offsets")]
                 made = pa.table({name: _to_arrow(log, table, name, order) for name in names})
                 if table not in writers:
@@ -317,169 +350,3 @@ def _lists(name: str, column: "pa.Array") -> dict[str, np.ndarray]:
     padded = np.full((len(widths), widths.max()), blank, flat.dtype)
     padded[np.arange(widths.max()) < widths[:, None]] = flat
     return {name: padded}
-
-
-# -- PettingZoo: what `collect` and env=pettingzoo share --
-
-
-def agent_types(env: "ParallelEnv") -> dict[str, str]:
-    """The type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
-    names = env.possible_agents
-    return {name: name.rstrip("0123456789").rstrip("_-") or name for name in names}
-
-
-def action_limits(env: "ParallelEnv") -> dict[str, Json]:
-    """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
-    high}}."""
-    from gymnasium.spaces import Box, Discrete
-
-    found: dict[str, Json] = {}
-    for agent, kind in agent_types(env).items():
-        space = env.action_space(agent)
-        if isinstance(space, Discrete):
-            found[kind] = {"num_actions": int(space.n)}
-        elif isinstance(space, Box):
-            found[kind] = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
-        else:
-            wanted = "expected a Discrete or a Box action space"
-            raise ValueError(f"{env}, {agent}: {wanted}, got {space}")
-    return found
-
-
-def flat(numbers: ArrayLike) -> np.ndarray:
-    """(n,) float32"""
-    return np.asarray(numbers, np.float32).reshape(-1)
-
-
-def split_observation(
-    observation: object,
-    info: Mapping[str, Any],
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """An agent's observation (R,) float32 and its action mask (C,) bool, or None without one.
-
-    The mask is in an observation that is a dict, or in the info.
-    """
-    view = dict(info)
-    if isinstance(observation, dict):
-        view |= observation
-    else:
-        view["observation"] = observation
-    mask = view.get("action_mask")
-    if mask is not None:
-        mask = np.asarray(mask) != 0
-    return flat(view["observation"]), mask
-
-
-Act = Callable[[Json, Json], Json]
-Rows = list[Json]
-
-
-def collect(
-    env: "ParallelEnv",
-    act: Act | Mapping[str, Act],
-    *,
-    episodes: int,
-    seed: int = 0,
-    teams: Mapping[str, int] = {},
-    **meta: object,
-) -> Log:
-    """Play a PettingZoo parallel environment and record a Log.
-
-        log = collect(simple_spread_v3.parallel_env(), lambda observations, infos: {a: 0 for a in
-        observations}, episodes=100) write("spread", log)
-
-    Args:
-        env: a parallel environment. A mask of the allowed actions is found as `action_mask` in an
-            observation that is a dict beside `observation`, or in infos. Agent `wolf_0` is of type
-            `wolf`.
-        act: (observations, infos) -> actions, dicts by agent; or several by name, which play one
-            group each in turn.
-        episodes: number of groups, reset with seed, seed + 1, ...
-        teams: {type: team}; types without one are in team 0.
-        meta: see above; task, name, ...
-
-    Returns:
-        A Log in which the reward of a team is the mean of its agents' rewards over all agents that
-        it began with.
-    """
-    limits = action_limits(env)
-    acts = list(act.values()) if isinstance(act, Mapping) else [act]
-    steps: Rows = []
-    agents: Rows = []
-    for group in range(episodes):
-        for clock, rows in _play(env, acts[group % len(acts)], seed + group, teams, limits):
-            steps += [{"group": group} | row for row in clock]
-            agents += [{"group": group} | row for row in rows]
-    found = {
-        "name": str(env),
-        "types": limits,
-        "teams": dict(teams),
-        "horizon": max(row["step"] for row in steps) + 1,
-        "seed": seed,
-        "generator": "collect",
-    }
-    observations = [row.pop("observation") for row in agents]
-    masks = [row.pop("available") for row in agents]
-    columns = _columns(agents)
-    columns["observation"] = np.concatenate(observations)
-    columns["observation_offsets"] = np.cumsum([0, *map(len, observations)])
-    if "action" in columns and not all(mask.all() for mask in masks):
-        width = max(map(len, masks))
-        columns["available"] = np.array([np.pad(mask, (0, width - len(mask))) for mask in masks])
-    if isinstance(act, Mapping):
-        columns["behaviour"] = columns["group"] % len(acts)
-        found["behaviours"] = list(act)
-    return Log(found | meta, _columns(steps), columns)
-
-
-def _play(
-    env: "ParallelEnv",
-    act: Act,
-    seed: int,
-    teams: Mapping[str, int],
-    limits: dict[str, Json],
-) -> Iterator[tuple[Rows, Rows]]:
-    """Play one episode; yields, for each step, its rows of the tables `steps` and `agents`."""
-    kinds = agent_types(env)
-    types = list(limits)
-    discrete = all("num_actions" in limit for limit in limits.values())
-    team_of = {agent: teams.get(kind, 0) for agent, kind in kinds.items()}
-    observations, infos = env.reset(seed=seed)
-    sizes = Counter(team_of[agent] for agent in env.agents)
-    step = 0
-    while env.agents:
-        present = list(env.agents)
-        actions = act(observations, infos)
-        views = {a: split_observation(observations[a], infos.get(a, {})) for a in present}
-        taken = {agent: actions[agent] for agent in present}
-        observations, rewards, terminated, truncated, infos = env.step(taken)
-        rows = []
-        for agent in present:
-            observation, mask = views[agent]
-            if mask is None:
-                mask = np.ones(limits[kinds[agent]].get("num_actions", 0), bool)
-            row = {
-                "step": step,
-                "agent": env.possible_agents.index(agent),
-                "agent_type": types.index(kinds[agent]),
-                "team": team_of[agent],
-            }
-            if discrete:
-                row["action"] = taken[agent] - env.action_space(agent).start
-            else:
-                row["action_values"] = flat(taken[agent])
-            row |= {"reward": rewards[agent], "terminated": bool(terminated[agent])}
-            rows.append(row | {"observation": observation, "available": mask})
-        over = not env.agents
-        by_clock = any(truncated.values())
-        ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
-        clock = []
-        for team, size in sizes.items():
-            gains = [rewards[agent] for agent in present if team_of[agent] == team]
-            clock.append({"step": step, "team": team, "reward": sum(gains) / size} | ends)
-        yield clock, rows
-        step += 1
-
-
-def _columns(rows: Rows) -> dict[str, np.ndarray]:
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -3,7 +3,7 @@
 The game has three adversaries, one agent and two obstacles.
 
 A player is a function (observations, infos) -> actions, dicts by agent, of the discrete actions
-stay, left, right, down, up: an `act` of `team_log.collect`, or a partner of env=pettingzoo. An
+stay, left, right, down, up: an `act` of `team.collect`, or a partner of env=pettingzoo. An
 observation is the own velocity and position, then offsets of both obstacles and of the other
 agents, adversaries first; an adversary also observes the velocity of the agent.
 """

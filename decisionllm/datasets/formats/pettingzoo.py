@@ -1,0 +1,203 @@
+"""Logs of PettingZoo environments, and the actions and observations of their agents."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import ArrayLike
+
+from decisionllm.datasets.formats.team_log import Log
+from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
+Act = Callable[[Json, Json], Json]
+Rows = list[Json]
+
+
+def agent_types(env: "ParallelEnv") -> dict[str, str]:
+    """The type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
+    names = env.possible_agents
+    return {name: name.rstrip("0123456789").rstrip("_-") or name for name in names}
+
+
+def action_limits(env: "ParallelEnv") -> dict[str, Json]:
+    """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
+    high}}."""
+    found: dict[str, Json] = {}
+    for agent, kind in agent_types(env).items():
+        space = env.action_space(agent)
+        if isinstance(space, Discrete):
+            found[kind] = {"num_actions": int(space.n)}
+        elif isinstance(space, Box):
+            found[kind] = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
+        else:
+            wanted = "expected a Discrete or a Box action space"
+            raise ValueError(f"{env}, {agent}: {wanted}, got {space}")
+    return found
+
+
+def flat(numbers: ArrayLike) -> np.ndarray:
+    """(n,) float32"""
+    return np.asarray(numbers, np.float32).reshape(-1)
+
+
+def split_observation(
+    observation: object,
+    info: Mapping[str, Any],
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """An agent's observation (R,) float32 and its action mask (C,) bool, or None without one.
+
+    The mask is in an observation that is a dict, or in the info.
+    """
+    view = dict(info)
+    if isinstance(observation, dict):
+        view |= observation
+    else:
+        view["observation"] = observation
+    mask = view.get("action_mask")
+    if mask is not None:
+        mask = np.asarray(mask) != 0
+    return flat(view["observation"]), mask
+
+
+def collect(
+    env: "ParallelEnv",
+    act: Act | Mapping[str, Act],
+    *,
+    episodes: int,
+    seed: int = 0,
+    teams: Mapping[str, int] = {},
+    **meta: object,
+) -> Log:
+    """Play a PettingZoo parallel environment and record a Log.
+
+        log = collect(simple_spread_v3.parallel_env(), act, episodes=100)
+        write("spread", log)
+
+    Args:
+        env: a parallel environment. A mask of the allowed actions is found as `action_mask` in an
+            observation that is a dict beside `observation`, or in infos. Agent `wolf_0` is of type
+            `wolf`.
+        act: (observations, infos) -> actions, dicts by agent; or several by name, which play one
+            group each in turn.
+        episodes: number of groups, reset with seed, seed + 1, ...
+        teams: {type: team}; types without one are in team 0.
+        meta: see `team_log`; task, name, ...
+
+    Returns:
+        A Log in which the reward of a team is the mean of its agents' rewards over all agents that
+        it began with.
+    """
+    limits = action_limits(env)
+    discrete = all("num_actions" in limit for limit in limits.values())
+    known = {}  # {agent: columns that are the same throughout the log}
+    for number, (agent, kind) in enumerate(agent_types(env).items()):
+        type_number = list(limits).index(kind)
+        known[agent] = {"agent": number, "agent_type": type_number, "team": teams.get(kind, 0)}
+    acts = list(act.values()) if isinstance(act, Mapping) else [act]
+    steps: Rows = []
+    agents: Rows = []
+    for group in range(episodes):
+        sizes: Counter[int] = Counter()  # agents that each team begins with
+        for moment in _play(env, acts[group % len(acts)], seed + group):
+            key = {"group": group, "step": moment.step}
+            if not sizes:
+                sizes.update(known[agent]["team"] for agent in moment.views)
+            for team, size in sizes.items():
+                members = [agent for agent in moment.views if known[agent]["team"] == team]
+                reward = sum(moment.rewards[agent] for agent in members) / size
+                steps.append({**key, "team": team, "reward": reward, **moment.end()})
+            for agent in moment.views:
+                agents.append(key | known[agent] | moment.row(agent, env, discrete=discrete))
+    found = {
+        "name": str(env),
+        "types": limits,
+        "teams": dict(teams),
+        "horizon": max(row["step"] for row in steps) + 1,
+        "seed": seed,
+        "generator": "collect",
+    }
+    observations = [row.pop("observation") for row in agents]
+    masks = [row.pop("available") for row in agents]
+    columns = _columns(agents)
+    columns["observation"] = np.concatenate(observations)
+    columns["observation_offsets"] = np.cumsum([0, *map(len, observations)])
+    if "action" in columns and not all(mask.all() for mask in masks):
+        width = max(map(len, masks))
+        columns["available"] = np.array([np.pad(mask, (0, width - len(mask))) for mask in masks])
+    if isinstance(act, Mapping):
+        columns["behaviour"] = columns["group"] % len(acts)
+        found["behaviours"] = list(act)
+    return Log(found | meta, _columns(steps), columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A step of an environment.
+
+    Attributes:
+        step: of the episode.
+        views: {agent: (observation, action mask)} of those present, see `split_observation`.
+        actions, rewards, terminated, truncated: {agent: value}.
+        over: whether the episode ends with this step.
+    """
+
+    step: int
+    views: dict[str, tuple[np.ndarray, np.ndarray | None]]
+    actions: Json
+    rewards: Json
+    terminated: Json
+    truncated: Json
+    over: bool
+
+    def end(self) -> dict[str, bool]:
+        """The end of the episode, for the table `steps`."""
+        by_clock = any(self.truncated.values())
+        return {"terminated": self.over and not by_clock, "truncated": self.over and by_clock}
+
+    def row(self, agent: str, env: "ParallelEnv", *, discrete: bool) -> Json:
+        """The observation, action and results of an agent, for the table `agents`."""
+        observation, mask = self.views[agent]
+        action = self.actions[agent]
+        if not discrete:
+            taken = {"action_values": flat(action), "available": np.ones(0, bool)}
+        else:
+            space = env.action_space(agent)
+            allowed = np.ones(space.n, bool) if mask is None else mask
+            taken = {"action": action - space.start, "available": allowed}
+        reward = self.rewards[agent]
+        terminated = bool(self.terminated[agent])
+        return taken | {"reward": reward, "terminated": terminated, "observation": observation}
+
+
+def _play(env: "ParallelEnv", act: Act, seed: int) -> Iterator[Moment]:
+    """Play one episode."""
+    observations, infos = env.reset(seed=seed)
+    step = 0
+    while env.agents:
+        actions = act(observations, infos)
+        views = {a: split_observation(observations[a], infos.get(a, {})) for a in env.agents}
+        taken = {agent: actions[agent] for agent in env.agents}
+        observations, rewards, terminated, truncated, infos = env.step(taken)
+        yield Moment(
+            step=step,
+            views=views,
+            actions=taken,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            over=not env.agents,
+        )
+        step += 1
+
+
+def _columns(rows: Rows) -> dict[str, np.ndarray]:
+    columns = {}
+    for name in rows[0]:
+        columns[name] = np.array([row[name] for row in rows])
+    return columns
