@@ -14,8 +14,8 @@ from decisionllm.domains.auction.auctionnet import (
     STEP,
     TRAFFIC,
     Schema,
-    batches,
     header,
+    joined,
     log_files,
 )
 from decisionllm.domains.auction.campaign import STEPS
@@ -119,9 +119,3 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
     count = np.diff(np.append(first, len(rows)))
     whole = first[count == 48]
     return np.asarray(rows[whole[:, None] + np.arange(48)])
-
-
-def joined(file: Path, schema: Schema, *, missing: bool) -> dict[str, np.ndarray]:
-    """The whole columns of a file, see `batches`."""
-    blocks = [columns for _, columns in batches(file, schema, missing=missing)]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in schema}

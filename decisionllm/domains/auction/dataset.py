@@ -65,7 +65,7 @@ def load(
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
         relabel: how many relabelled copies of each day to add, see `relabelled`.
-        behaviour: of our own market, see baselines.rules.behaviour_roster; or a teacher on replay
+        behaviour: of our own market, see `rules.behaviour_roster`; or a teacher on replay
             days, see `taught`: `oracle` or `teacher`.
         num_campaigns: of a teacher.
         seed: of our own market, of relabelled budgets, and of a teacher.
@@ -155,20 +155,17 @@ def campaigns_source(
     high = max(float(e.actions.max()) for e in episodes) or 1.0
     size = episodes[0].observations.shape[1]
     spec = Spec(observation_dim=size, action_dim=1, horizon=horizon, low=(0.0,), high=(high,))
-    table = [campaign_row(*each) for each in zip(campaigns, episodes, strict=True)]
+    table = []  # as `nearest_returns` reads it
+    for campaign, episode in zip(campaigns, episodes, strict=True):
+        table.append([*campaign, float(f"{episode.rewards.sum():.4g}")])
     return Source(spec, episodes, info | {"campaigns": table})
-
-
-def campaign_row(campaign: Iterable[object], episode: Episode) -> list[object]:
-    """A campaign and its return, as `nearest_returns` reads them."""
-    return [*campaign, float(f"{episode.rewards.sum():.4g}")]
 
 
 def read_log(path: str, periods: str, *, behaviour: str, num_campaigns: int, seed: int) -> Log:
     """The log of a teacher on the days of a folder, of files, or of our own market."""
     if behaviour in TEACHERS:
-        days = day_files(path, parse_periods(periods))
-        curves = teacher.Curves(map(read, days.values()))
+        days = files(path=path, periods=periods, behaviour=behaviour)
+        curves = teacher.Curves(map(read, days))
         return taught(curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path:
         return auctionnet.read(path, periods=periods)
@@ -204,11 +201,18 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
         volume = volumes[day, t]
         value = means[day, t, advertiser]
         opportunities = np.maximum(volume, 1)
-        before = {"states": log.observe(value, volume), "remaining": log.remaining}
         with torch.no_grad():
             multiplier = act(drawn)
             bid = multiplier * factor
             spend, exposed, won, made = (x.double().numpy() for x in drawn.bid(bid, generator))
+        step = {
+            "states": log.observe(value, volume),
+            "remaining": log.remaining,
+            "multiplier": multiplier.double().numpy(),
+            "conversions": made,
+            "exposed_value": exposed,
+        }
+        steps.append(step)
         log.record(
             bid=bid.numpy() * value,
             market_price=price[day, t],
@@ -219,14 +223,6 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
             spend=spend,
             conversions=made,
             exposed_value=exposed,
-        )
-        steps.append(
-            {
-                **before,
-                "multiplier": multiplier.double().numpy(),
-                "conversions": made,
-                "exposed_value": exposed,
-            }
         )
     # (M, T, ...) each
     columns = {name: np.stack([step[name] for step in steps], 1) for name in steps[0]}

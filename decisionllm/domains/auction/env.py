@@ -26,8 +26,9 @@ from decisionllm.domains.auction.campaign import STEPS, Campaigns, score
 from decisionllm.domains.auction.dataset import by_task, facts, nearest_returns, texts
 from decisionllm.domains.auction.days import Day, day_files, read
 from decisionllm.domains.auction.market import (
+    BUDGETS,
     CATEGORIES,
-    PUBLISHED,
+    TARGET_CPA,
     Bidder,
     BidderContext,
     industries,
@@ -171,8 +172,8 @@ class Auction(Env):
         grid = np.meshgrid(self.factors, range(repeats), self.days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)  # (N,) each
         self.entries = Entries(period, advertiser, factor, repeat)
-        self.budgets = factor * np.array(PUBLISHED["budgets"])[advertiser]
-        self.target_cpa = np.array(PUBLISHED["target_cpa"], float)[advertiser]
+        self.budgets = factor * BUDGETS[advertiser]
+        self.target_cpa = TARGET_CPA[advertiser]
         self.category = industries(48)[advertiser]
 
         held_out = is_held_out(wordings, text)
@@ -226,7 +227,7 @@ class Auction(Env):
 
     def day(self, period: int) -> Day:
         """A replayed day."""
-        return found_day(period, self.path, self.opportunities, roster)
+        return found_day(period, self.path, self.opportunities)
 
     def target_returns(self, info: Json, quantile: float) -> np.ndarray:
         return nearest_returns(info["campaigns"], self.budgets, self.target_cpa, quantile)
@@ -235,10 +236,12 @@ class Auction(Env):
         self.campaigns = Campaigns(self.budgets, self.target_cpa)
         # of each step: multipliers, spend and conversions so far, (N,) each
         self.log: list[tuple[np.ndarray, ...]] = []
-        kind: type[PriceReplay | MarketSimulation]
-        kind = PriceReplay if self.replayed else MarketSimulation
         total = self.opportunities
-        self.simulation = kind(self.entries, roster=roster, path=self.path, total=total, seed=seed)
+        self.simulation: PriceReplay | MarketSimulation
+        if self.replayed:
+            self.simulation = PriceReplay(self.entries, path=self.path, total=total, seed=seed)
+        else:
+            self.simulation = MarketSimulation(self.entries, total=total, seed=seed)
         return self.observe()
 
     def observe(self) -> np.ndarray:
@@ -330,7 +333,7 @@ class Auction(Env):
             _, best = best_constant(self.curves, day, advertiser, budget, limit)
             if best.any():
                 found["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
-        size = np.digitize(np.array(PUBLISHED["budgets"])[advertiser], (2500, 3500))
+        size = np.digitize(BUDGETS[advertiser], (2500, 3500))
         found["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
         found["by_budget"] = means_by(scores, size, ("small", "medium", "large"))
         found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
@@ -399,15 +402,7 @@ class Auction(Env):
         """
 
         def bid(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            c = self.campaigns
-            context = BidderContext(
-                step=c.now,
-                categories=self.category,
-                budgets=c.budgets,
-                target_cpa=c.target_cpa,
-                remaining=c.remaining,
-                conversions=c.conversions,
-            )
+            context = BidderContext.of(self.campaigns, self.category)
             multipliers = np.asarray(bidder.act(self.states(bidder.features), context))  # (N,)
             return multipliers[rows, None]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from decisionllm.domains.auction.campaign import STEPS, Campaigns
@@ -24,9 +25,13 @@ from decisionllm.schema import Json, Seed
 DATA = Path(__file__).parent / "published"
 PUBLISHED: Json = json.loads((DATA / "constants.json").read_text())
 CATEGORIES: int = PUBLISHED["categories"]
+BUDGETS = np.array(PUBLISHED["budgets"], float)  # of the 48 published advertisers, currency
+TARGET_CPA = np.array(PUBLISHED["target_cpa"], float)  # theirs, currency per conversion
 MEAN_VALUE = 0.0005  # conversions an exposure
 # of each step the values and their standard deviations, (n, N) each
 Traffic = Iterable[tuple[np.ndarray, np.ndarray]]
+Positions = Sequence[int] | np.ndarray | slice
+ALL = slice(None)
 
 
 def industries(advertisers: int) -> np.ndarray:
@@ -370,6 +375,20 @@ class BidderContext:
     remaining: np.ndarray  # (M,) currency
     conversions: np.ndarray  # (M,) so far
 
+    @classmethod
+    def of(
+        cls, campaigns: Campaigns, categories: np.ndarray, positions: Positions = ALL
+    ) -> "BidderContext":
+        """That of the advertisers at these positions of N campaigns. categories: (N,) int."""
+        return cls(
+            step=campaigns.now,
+            categories=categories[positions],
+            budgets=campaigns.budgets[positions],
+            target_cpa=campaigns.target_cpa[positions],
+            remaining=campaigns.remaining[positions],
+            conversions=campaigns.conversions[positions],
+        )
+
 
 class Bidder(Protocol):
     """Bids for M advertisers at once. Subclass it and write `act`; the other members have defaults.
@@ -391,11 +410,8 @@ class Bidder(Protocol):
         ...
 
 
-Positions = Sequence[int] | np.ndarray | slice
-Numbers = Sequence[float] | np.ndarray
 # positions and their bidder; a later pair takes a position from an earlier one
 Roster = Sequence[tuple[int | Sequence[int] | np.ndarray, Bidder]]
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -447,8 +463,8 @@ class Market:
         self,
         roster: Roster = (),
         *,
-        budgets: Numbers = PUBLISHED["budgets"],
-        target_cpa: Numbers = PUBLISHED["target_cpa"],
+        budgets: ArrayLike = BUDGETS,
+        target_cpa: ArrayLike = TARGET_CPA,
         budget_factor: float | np.ndarray = 1.0,
         traffic: Callable[[int], Traffic] = opportunities,
         settle: Callable[..., tuple[np.ndarray, Outcome]] = settle,
@@ -508,15 +524,7 @@ class Market:
 
     def context(self, positions: Positions = ALL) -> BidderContext:
         """What the bidder of these positions receives beside the states."""
-        c = self.campaigns
-        return BidderContext(
-            step=c.now,
-            categories=self.categories[positions],
-            budgets=c.budgets[positions],
-            target_cpa=c.target_cpa[positions],
-            remaining=c.remaining[positions],
-            conversions=c.conversions[positions],
-        )
+        return BidderContext.of(self.campaigns, self.categories, positions)
 
     def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
         """(N,) multipliers: those given, the roster's elsewhere; 0 where too little is left."""

@@ -22,7 +22,6 @@ from decisionllm.schema import Json
 class PricedPeriod:
     """The opportunities of a period and their prices, for N advertisers."""
 
-    period: int
     volume: np.ndarray  # (T,) opportunities of a step
     value: np.ndarray  # (T, N) means over them
     market_price: np.ndarray  # (T,) mean over them, currency
@@ -134,4 +133,4 @@ def price_period(
             order = np.argsort(prices / values, axis=1)
         order = order.astype(np.min_scalar_type(n))
         steps.append((prices, values, sigmas.T.astype(np.float32, order="C"), order))
-    return PricedPeriod(period, np.array(volume), np.stack(value), np.array(market_price), steps)
+    return PricedPeriod(np.array(volume), np.stack(value), np.array(market_price), steps)

@@ -14,6 +14,7 @@ from decisionllm.domains.auction.market import (
     CATEGORIES,
     DATA,
     PUBLISHED,
+    TARGET_CPA,
     Bidder,
     BidderContext,
     Roster,
@@ -158,7 +159,7 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
     rng = np.random.default_rng((seed, period))
     pairs = _seated([kinds[i] for i in rng.permutation(len(kinds))])
     if behaviour == "constant_bidders":
-        mean = np.mean(PUBLISHED["target_cpa"])
+        mean = np.mean(TARGET_CPA)
         for i in rng.permutation(len(kinds))[: len(kinds) // 2]:
             factor = np.exp(rng.uniform(np.log(0.4), np.log(2)))
             pairs.append(([i], Constant(float(mean * factor))))

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.domains.auction.days import GRID, Day
-from decisionllm.domains.auction.market import CATEGORIES, PUBLISHED, industries
+from decisionllm.domains.auction.market import (
+    BUDGETS,
+    CATEGORIES,
+    PUBLISHED,
+    TARGET_CPA,
+    industries,
+)
 from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.domains.auction.rules import OnlineLP
 
@@ -174,8 +180,8 @@ def draw(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
     day = torch.randint(len(curves.days), (count,), generator=generator)
     advertiser, pair = torch.randint(48, (2, count), generator=generator)
     near, u, v = torch.rand(3, count, generator=generator)
-    budgets = torch.tensor(PUBLISHED["budgets"], dtype=torch.float32)[pair]
-    limits = torch.tensor(PUBLISHED["target_cpa"], dtype=torch.float32)[pair]
+    budgets = torch.tensor(BUDGETS, dtype=torch.float32)[pair]
+    limits = torch.tensor(TARGET_CPA, dtype=torch.float32)[pair]
     budget = torch.where(near < 0.6, budgets * (0.4 + 1.25 * u), 800 * 10**u)
     limit = torch.where(near < 0.6, limits * (0.9 + 0.2 * v), 50 + 90 * v)
     return Campaigns(curves, day, advertiser, budget, limit)
