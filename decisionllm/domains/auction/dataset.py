@@ -81,25 +81,19 @@ def load(
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
     log = read_log(path, periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
-    played = "" if path and behaviour not in TEACHERS else behaviour
+    if path and behaviour not in TEACHERS:
+        behaviour = ""  # whoever bid in these files
     found_periods = format_periods(log.period)
-    name = f"auction@{stem(path)}" if path else "auction@market"
-    if played:
-        name += f"-{played}"
-    if seed and not path:
-        name += f"-seed{seed}"
-    name += f"-periods-{found_periods}"
     if relabel:
-        name += f"-relabelled-{relabel}"
         log = relabelled(log, relabel, seed)
     known = facts(log.budget, log.target_cpa, log.category)
     info = {
-        "name": name,
+        "name": log_name(path, behaviour, seed, found_periods, relabel),
         "env": "auction",
         **spec.info(),
         "relabel": relabel,
         "seed": seed,
-        "behaviour": played,
+        "behaviour": behaviour,
         "path": path,
         "periods": found_periods,
         "repairs": log.repairs,
@@ -111,6 +105,19 @@ def load(
     campaigns = zip(*(x.tolist() for x in columns), strict=True)
     source = campaigns_source(episodes, campaigns, STEPS, info)
     return replace(source, facts=by_task(known))
+
+
+def log_name(path: str, behaviour: str, seed: int, periods: str, relabel: int) -> str:
+    """The name of a dataset in results."""
+    name = f"auction@{stem(path)}" if path else "auction@market"
+    if behaviour:
+        name += f"-{behaviour}"
+    if seed and not path:
+        name += f"-seed{seed}"
+    name += f"-periods-{periods}"
+    if relabel:
+        name += f"-relabelled-{relabel}"
+    return name
 
 
 def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list[Episode]:

@@ -143,9 +143,8 @@ class Auction(Env):
         one_of("env.protocol", protocol, ("replay", "market"))
         one_of("env.text_of", text_of, ("own", "another"))
         one_of("env.draws", draws, ("bernoulli", "expected"))
-        for option, count, least in (("opportunities", opportunities, 1), ("repeats", repeats, 0)):
-            if count < least:
-                raise ValueError(f"env.{option}: expected a number from {least}, got {count}")
+        at_least("env.opportunities", opportunities, 1)
+        at_least("env.repeats", repeats, 0)
         if path and protocol == "market":
             remedy = "give no path, or protocol=replay"
             raise ValueError(f"env.path: a market makes its own prices; {remedy}; got {path!r}")
@@ -408,6 +407,12 @@ class Auction(Env):
 
         bidder.reset()
         return ScriptedPlayer(bid, tasks)
+
+
+def at_least(option: str, number: int, least: int) -> None:
+    """Raise a ValueError if a number is too small."""
+    if number < least:
+        raise ValueError(f"{option}: expected a number from {least}, got {number}")
 
 
 def budget_factors(budgets: str | float | Sequence[float]) -> list[float]:

@@ -96,11 +96,9 @@ def load(
 
     Source: Farama-Foundation/D4RL, `d4rl/pointmaze/`.
     """
-    check_options(text, cut, source, noise)
+    of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
+    check_options(text, cut, source, noise, of_goals)
     names_goal = text in GOAL_TEXTS
-    for option, value in (("steps_after_goal", steps_after_goal), ("without_goals", without_goals)):
-        if value and not names_goal:
-            raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
     simulator = Maze.named(maze)
     left_out = simulator.cells(without_goals, "dataset.without_goals")
 
@@ -148,11 +146,16 @@ def load(
     return Source(spec, episodes, info, facts)
 
 
-def check_options(text: str, cut: str, source: str, noise: float) -> None:
-    """Raise a ValueError about an option of `load` that is unknown or out of range."""
+def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json) -> None:
+    """Raise a ValueError about an option of `load` that is unknown, out of range, or of goals in the
+    text where there are none.
+    """
     if not 0 <= noise < np.inf:
         wanted = "a deviation of actions within -1 .. 1, 0 or more"
         raise ValueError(f"dataset.noise: expected {wanted}, got {noise}")
+    for option, value in of_goals.items():
+        if value and text not in GOAL_TEXTS:
+            raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
     one_of("dataset.text", text, ("none", "constant", *GOAL_TEXTS))
     one_of("dataset.cut", cut, ("timeouts", "run"))
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
