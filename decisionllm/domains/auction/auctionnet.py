@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
-FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
+# the same in all rows of an advertiser's day
+FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")
 DAY = {  # {field of Log: column}
     "period": "deliveryPeriodIndex",
     "advertiser": "advertiserNumber",
@@ -43,7 +44,7 @@ DAY = {  # {field of Log: column}
 KINDS = (".csv", ".csv.gz", ".parquet")
 # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
 BLOCK = 1 << 24
-# what a message expects, and which numbers are that
+# the words of a message, and the numbers that they allow
 Check = tuple[str, Callable[[np.ndarray], np.ndarray]]
 # a remaining budget may be a rounding error below 0
 NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)
@@ -54,7 +55,7 @@ STEP: Check = (
     lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)),
 )
 FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
-Schema = dict[str, Check | str | None]  # "text": of a state; None: a column that is not read
+Schema = dict[str, Check | str | None]  # "text": a state; None: the column is not read
 KNOWN: Schema = {
     "deliveryPeriodIndex": COUNT,
     "advertiserNumber": COUNT,

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from decisionllm.schema import Json
 
 Numbers = np.ndarray | Sequence[float] | float  # one for each campaign, or the same for all
-STEPS = 48  # of a delivery period, half an hour each
+STEPS = 48  # in a delivery period, half an hour each
 STATE = (
     "time left",
     "budget left",
@@ -41,7 +41,7 @@ HISTORIES = (
     "historyImpressionResult",
     "historyLeastWinningCost",
 )
-# of a step, over its opportunities
+# means over the opportunities of a step
 MEANS = ("bid", "market_price", "value", "conversion", "won")
 
 
@@ -52,7 +52,7 @@ class Campaigns:
     Args:
         budgets: (N,) currency for the whole period.
         target_cpa: (N,) currency per conversion.
-        steps: of the period.
+        steps: number of steps of the period.
 
     Raises:
         ValueError: a budget or a target CPA is not above 0.
@@ -106,7 +106,7 @@ class Campaigns:
         return states
 
     def context(self) -> np.ndarray:
-        """What the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
+        """Facts that the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
         limit = self.target_cpa
         progress = [self.spend / limit, self.conversions, self.exposed_value]
         return np.stack([np.log(self.budgets), limit, *progress], 1)

@@ -137,7 +137,7 @@ class Campaign:
         )
 
     def state(self) -> np.ndarray:
-        """What the ticks so far made of the campaign, as float64 numbers, without loss.
+        """The state of the campaign after its ticks so far, as float64 numbers, without loss.
 
         Steps that are decided later do not change what it reads, so that any thread may call it.
         """

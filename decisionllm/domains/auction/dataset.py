@@ -36,7 +36,7 @@ from decisionllm.schema import Episode, Json, Spec
 
 TEACHERS = ("oracle", "teacher")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
-VERSION = 1  # of what `load` says of its campaigns
+VERSION = 1  # raised when `load` says other facts of its campaigns
 
 
 @register("dataset", "auction", text="${text}")
@@ -65,10 +65,10 @@ def load(
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
         relabel: how many relabelled copies of each day to add, see `relabelled`.
-        behaviour: of our own market, see `rules.behaviour_roster`; or a teacher on replay
+        behaviour: who bids in our own market, see `rules.behaviour_roster`; or a teacher on replay
             days, see `taught`: `oracle` or `teacher`.
-        num_campaigns: of a teacher.
-        seed: of our own market, of relabelled budgets, and of a teacher.
+        num_campaigns: how many campaigns a teacher bids for.
+        seed: draws our own market, relabelled budgets, and what a teacher does.
 
     Raises:
         ValueError: an unknown option, or a file that is not a complete log.
@@ -189,7 +189,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
         curves: the days.
         behaviour: `oracle` or `teacher`, which is fitted to the days first.
         num_campaigns: M.
-        seed: of the campaigns, their draws and the fit.
+        seed: draws the campaigns and their conversions, and seeds the fit.
     """
     act, spread = teacher.oracle, 0.25
     if behaviour == "teacher":

@@ -34,14 +34,14 @@ class Day:
 
     Attributes:
         period: its number.
-        prices: whose market prices they are.
+        prices: name of the market that made the prices.
         total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas`
             hold the traffic.
         volume: (T,) int, opportunities of each step.
         market_price: (n,) currency, step after step.
         mean_value: (T, N) over a step's opportunities.
-        cost: (T, N, G) float32, currency: what holding a multiplier of GRID through the step would
-            have cost the advertiser.
+        cost: (T, N, G) float32, currency that the advertiser would have paid if it had held a
+            multiplier of GRID through the step.
         value: (T, N, G) float32, the sum of the values of the opportunities it would have won.
         won: (T, N, G) float32, their number.
         values: (n, N) or (0, N) predicted conversion probabilities.
@@ -85,8 +85,8 @@ def make(
         period: its number.
         traffic: as `Market` takes it.
         market_prices: least winning bid of each opportunity, for each step.
-        prices: whose they are.
-        total: of `scaled_traffic`, which this traffic is; 0: it is another, and is kept.
+        prices: name of the market that made the prices.
+        total: argument of `scaled_traffic` that makes this traffic; 0: it is another, and is kept.
 
     Raises:
         ValueError: the prices are not as many as the opportunities.

@@ -89,18 +89,18 @@ class Auction(Env):
         protocol: `replay` or `market`.
         periods: such as `7-8`.
         budgets: factors of the published budgets, such as `0.5,1`.
-        path: of the replay: a folder of replay days, which `decisionllm data ...
+        path: folder of replay days, which `decisionllm data ...
             export=replay:folder/` makes; empty: days of our own market.
         table_days: a folder of replay days, such as those of training: the baseline "OnlineLP,
             pooled" has its table from all of them.
-        positions: which of the 48 advertisers are ours: `0,8,16` or `all`; empty: all in the
+        positions: those of the 48 advertisers that are ours, `0,8,16` or `all`; empty: all in the
             replay, six in the market.
         repeats: number of repetitions with other draws; 0: in the replay until there are
             num_episodes of each budget, in a market 1.
         draws: `bernoulli`; `expected` counts predicted conversion probabilities instead of
             conversions, so that a replay has no noise.
-        opportunities: of a day of our own market. Fewer are worth more each, so that budgets and
-            target CPAs keep their meaning.
+        opportunities: number in a day of our own market. Fewer are worth more each, so that
+            budgets and target CPAs keep their meaning.
         text: see ObservationSpec, as the next three.
         observation: as in the dataset.
         context_features: as in the dataset.
@@ -233,7 +233,7 @@ class Auction(Env):
 
     def reset(self, seed: int) -> np.ndarray:
         self.campaigns = Campaigns(self.budgets, self.target_cpa)
-        # of each step: multipliers, spend and conversions so far, (N,) each
+        # for each step: multipliers, spend and conversions so far, (N,) each
         self.log: list[tuple[np.ndarray, ...]] = []
         total = self.opportunities
         self.simulation: PriceReplay | MarketSimulation
@@ -433,7 +433,7 @@ def texts_of_another(tasks: Sequence[str], advertisers: int) -> list[str]:
 
     Args:
         tasks: N texts, the advertisers of a day one after the other.
-        advertisers: of a day.
+        advertisers: number of advertisers on a day.
     """
     days = np.array(tasks, object).reshape(-1, advertisers)
     return [str(task) for task in np.roll(days, advertisers // 2, axis=1).ravel()]

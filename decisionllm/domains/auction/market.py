@@ -28,7 +28,7 @@ CATEGORIES: int = PUBLISHED["categories"]
 BUDGETS = np.array(PUBLISHED["budgets"], float)  # of the 48 published advertisers, currency
 TARGET_CPA = np.array(PUBLISHED["target_cpa"], float)  # theirs, currency per conversion
 MEAN_VALUE = 0.0005  # conversions an exposure
-# of each step the values and their standard deviations, (n, N) each
+# the values and their standard deviations of each step, (n, N) each
 Traffic = Iterable[tuple[np.ndarray, np.ndarray]]
 Positions = Sequence[int] | np.ndarray | slice
 ALL = slice(None)
@@ -54,7 +54,7 @@ def opportunities(
         period: its number, from 0.
         total: approximate number of opportunities of the period.
         advertisers: N.
-        scale: of the mean value; 12 comes near AuctionNet's dense regime.
+        scale: factor of the mean value; 12 comes near AuctionNet's dense regime.
 
     Returns:
         For each of 48 steps the values and their standard deviations, (n, N) float64 each.
@@ -180,7 +180,7 @@ class Draws:
 
     def __init__(self, n: int, slots: int, seed: Seed) -> None:
         self.rng = np.random.default_rng(seed)
-        self.uniforms = self.rng.random((3, n, slots))  # of exposure, value error, conversion
+        self.uniforms = self.rng.random((3, n, slots))  # for exposure, value error, conversion
 
     def exposure(self, rows: np.ndarray, holder: np.ndarray) -> np.ndarray:
         """Uniforms (m, K) of the slots of opportunities. rows: (m,); holder: (m, K) advertisers."""
@@ -262,7 +262,7 @@ def settle(
         remaining: (N,) currency.
         reserve: least price, currency.
         exposure: (K,) probabilities.
-        seed: of the draws.
+        seed: seeds the draws.
         draws: the random numbers.
         first_price: each slot is sold at its holder's own bid; the market price is the lowest of
             them.
@@ -366,7 +366,7 @@ def realised_value(
 
 @dataclass(frozen=True)
 class BidderContext:
-    """What a bidder receives beside the state numbers of its M advertisers."""
+    """Facts that a bidder receives beside the state numbers of its M advertisers."""
 
     step: int
     categories: np.ndarray  # (M,) int
@@ -448,11 +448,11 @@ class Market:
         roster: positions and their bidders.
         budgets: (N,) currency; by default those of the 48 published advertisers.
         target_cpa: (N,) currency per conversion.
-        budget_factor: of the budgets, one number or (N,).
+        budget_factor: multiplies the budgets, one number or (N,).
         traffic: period -> 48 times (values, sigmas), like `opportunities`. Other sizes:
             `traffic=partial(opportunities, total=5000, advertisers=3)`.
         settle: runs the auctions of a step, like `settle`.
-        seed: of the draws; those of a step depend on seed, period and step alone.
+        seed: seeds the draws, which depend on seed, period and step alone.
 
     Raises:
         ValueError: sizes that do not agree, or traffic that is not finite or has fewer than 48
@@ -523,11 +523,11 @@ class Market:
         return self._states[features]
 
     def context(self, positions: Positions = ALL) -> BidderContext:
-        """What the bidder of these positions receives beside the states."""
+        """Facts that the bidder of these positions receives beside the states."""
         return BidderContext.of(self.campaigns, self.categories, positions)
 
     def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
-        """(N,) multipliers: those given, the roster's elsewhere; 0 where too little is left."""
+        """(N,) multipliers: the given ones, the roster's elsewhere; 0 where too little is left."""
         c = self.campaigns
         chosen = np.full(len(self.budgets), np.nan)
         given = np.zeros(len(self.budgets), bool)

@@ -1,5 +1,4 @@
-"""What an auction policy observes, which reward its returns count and which text describes its
-task.
+"""The observation, the reward and the task text of an auction policy.
 
 One saved specification serves the log readers, the market, the replay, the server, the journal and
 AuctionNet's simulator.
@@ -20,7 +19,7 @@ OBSERVATIONS = {
     # nothing that depends on own past bids
     "minimal": ("time left", "budget left", "value now", "volume now", "volume, all"),
 }
-CONTEXT_FEATURES = {  # which columns of Campaigns.context()
+CONTEXT_FEATURES = {  # columns of Campaigns.context()
     "none": slice(0, 0),
     "budget_and_cpa": slice(0, 2),
     "progress": slice(0, 5),

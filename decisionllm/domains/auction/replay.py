@@ -25,7 +25,7 @@ class PricedPeriod:
     volume: np.ndarray  # (T,) opportunities of a step
     value: np.ndarray  # (T, N) means over them
     market_price: np.ndarray  # (T,) mean over them, currency
-    # of T: prices (n,); values, their deviations, order by price / value, (N, n) each
+    # T times: prices (n,); values, their deviations, order by price / value, (N, n) each
     steps: Sequence[tuple[np.ndarray, ...]]
 
     def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ class PricedPeriod:
         none.
 
         Args:
-            step: of the period.
+            step: number of the step.
             advertisers: (M,) int.
             multipliers: (M,) currency per conversion.
             remaining: (M,) currency.

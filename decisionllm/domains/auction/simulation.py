@@ -17,7 +17,7 @@ from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.domains.auction.replay import PricedPeriod, price_period
 from decisionllm.domains.auction.rules import roster
 
-TOTALS = ("spend", "conversions", "exposed_value")  # of a step
+TOTALS = ("spend", "conversions", "exposed_value")  # sums over a step
 RESULTS = (*MEANS, *TOTALS, "volume")
 Results = dict[str, np.ndarray]  # the arguments of `Campaigns.record`, (N,) each
 
@@ -29,7 +29,7 @@ class Entries:
     period: np.ndarray  # (N,) int
     advertiser: np.ndarray  # (N,) int: its position among the 48
     budget_factor: np.ndarray  # (N,) of the published budget
-    repeat: np.ndarray  # (N,) int: of the same campaign with other draws
+    repeat: np.ndarray  # (N,) int: number of the repetition, with other draws
 
 
 class PriceReplay:
@@ -39,7 +39,7 @@ class PriceReplay:
         entries: the campaigns.
         path: a folder of replay days, see `days`; empty: days of our own market.
         total: opportunities of a period.
-        seed: of the draws.
+        seed: seeds the draws.
     """
 
     def __init__(self, entries: Entries, *, path: str, total: int, seed: int) -> None:

@@ -101,7 +101,7 @@ class Campaigns:
 
         Args:
             multipliers: (M,) currency per conversion.
-            generator: of Poisson draws; None: conversions are the expected ones.
+            generator: draws conversions (Poisson); None: conversions are the expected ones.
 
         Returns:
             Spend, value, wins and conversions of the step, (M,) each.
@@ -229,19 +229,19 @@ def fit(
 
     Args:
         curves: the days.
-        seed: of campaigns, draws and weights.
-        rounds: of labelling.
-        campaigns: of a round.
-        updates: of a round, three times as many in the last.
-        gradient_updates: on the mean score of the replay, divided by the square root of what the
-            budget buys at the limit.
-        gradient_campaigns: of such an update.
+        seed: draws campaigns, conversions and first weights.
+        rounds: how often campaigns are played and labelled.
+        campaigns: number in a round.
+        updates: number in a round, three times as many in the last.
+        gradient_updates: number of updates on the mean score of the replay, divided by the square
+            root of what the budget buys at the limit.
+        gradient_campaigns: number in such an update.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Network(11)
-    features = []  # of all rounds
+    features = []  # from all rounds, as are labels
     labels = []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     for number in range(rounds):
@@ -303,7 +303,7 @@ def descend(
     loss: Tensor,
     clip: float = torch.inf,
 ) -> None:
-    """Take one step down the loss. rate: of learning; clip: norm of the gradient."""
+    """Take one step down the loss. rate: learning rate; clip: greatest norm of the gradient."""
     group = optimizer.param_groups[0]
     group["lr"] = rate
     optimizer.zero_grad()

@@ -33,14 +33,14 @@ HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 PIECE = 1000
 CHAINS = 50  # most balls that a regenerated log is walked by
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
-VERSION = 2  # of what `load` says of a file and of its tasks
+VERSION = 2  # raised when `load` says other facts of a file or its tasks
 GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 VERTICAL = ("top", "middle", "bottom")
 HORIZONTAL = ("left", "centre", "right")
 WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 Log = dict[str, np.ndarray]
-Facts = Json  # of a task, see `goal_facts`
+Facts = Json  # facts of a task, see `goal_facts`
 
 
 @register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
@@ -81,13 +81,13 @@ def load(
         steps_after_goal: with text=goal, an episode goes on for so many steps after its goal was
             reached, with loss mask 0: the planner walks to another goal by then, but the steps show
             transitions and rewards.
-        path: of the file.
+        path: the file.
         steps: how many to regenerate; 0: the published size.
         noise: standard deviation of the noise on the planner's actions, which are within -1 .. 1;
             the published logs have 0.5.
         without_goals: with a goal in the text, leave out the episodes that walked to these cells,
             such as `1,3;3,1`.
-        seed: of the regeneration.
+        seed: draws the regenerated log, and the goal that a text names.
 
     Raises:
         FileNotFoundError: source=file or a path, and there is no such file.
@@ -253,7 +253,7 @@ def texts(
 
 
 def describe_file(file: Path, simulator: Maze, published: str, maze: str, *, dense: bool) -> Json:
-    """What a store says of the file that it was read from.
+    """Facts of the file that a store was read from.
 
     Returns:
         "name" of the dataset, "digest" of the bytes (blake2b, 16 bytes), "recognised" and

@@ -18,7 +18,7 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
 
-VERSION = 2  # of what a store of it holds
+VERSION = 2  # raised when a store holds other data
 LOGS = ("expert", "medium", "random", "mixed", "convention")
 TASK = "Cover every landmark, each with one agent, without touching another"
 REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step"
@@ -41,12 +41,12 @@ def load(
 
     Args:
         log: one of LOGS.
-        agents: of each group.
+        agents: number in each group.
         groups: number of worlds.
         actions: `discrete`; or `continuous`, pushes within -1 .. 1.
         noise: share of the teacher's actions that are uniform.
         text, capacity: see `team.source`.
-        seed: of the worlds and of the teachers.
+        seed: draws the worlds and the noise of the teachers.
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = f"spread-{log}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OMAR = (159.8, 516.8)  # S_random and S_expert of its paper: three agents, continuous actions
 # Mean returns of random play and of the expert teacher by number of agents, over 1,000 worlds each,
-# whose seeds begin at REFERENCE_STARTS; tests measure them again
+# with seeds from REFERENCE_STARTS on; tests measure them again
 REFERENCE_STARTS = 900_000
 REFERENCE = {
     "discrete": {

@@ -26,12 +26,12 @@ from decisionllm.checks import one_of
 HORIZON = 25  # steps
 TIME_STEP = 0.1
 DAMPING = 0.25  # share of the velocity lost in a step
-FORCE = 5.0  # of a push of 1
+FORCE = 5.0  # by a push of 1
 TOUCH = 0.3  # distance at which two agents touch
 CONTACT_FORCE = 100.0
 CONTACT_MARGIN = 1e-3
 COVERED = 0.1  # a landmark with an agent within this distance is covered
-PUSHES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], float)  # of the discrete actions
+PUSHES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], float)  # the discrete actions
 TEACHERS = ("expert", "medium", "random", "convention")
 RULES = ("mpe2", "omar")
 
