@@ -57,23 +57,12 @@ class Maze(Grid):
 
     @cached_property
     def _paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shortest paths from every start, walls too, to every goal.
+        """See `shortest_paths`: of equal moves the first of left, right, up, down.
 
-        The next cell, (rows, columns, goals, 2) int, and the number of moves, (rows, columns,
-        goals). D4RL iterates values with discount 0.99 and takes the greedy move, the first among
-        equals; with one rewarded cell that is the first move that shortens the distance.
+        D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals;
+        with one rewarded cell that is the first move that shortens the distance.
         """
-        shape = self.walls.shape
-        steps, distance = self.shortest_paths(((0, -1), (0, 1), (-1, 0), (1, 0)))
-        goals = np.flatnonzero(~self.walls)
-        return steps[:, goals].reshape(*shape, -1, 2), distance[:, goals].reshape(*shape, -1)
-
-    @cached_property
-    def _goal_index(self) -> np.ndarray:
-        """(rows, columns) int: the index of each free cell; -1 for walls."""
-        index = np.full(self.walls.shape, -1)
-        index[tuple(self.free_cells.T)] = np.arange(len(self.free_cells))
-        return index
+        return self.shortest_paths(((0, -1), (0, 1), (-1, 0), (1, 0)))
 
     def cells(self, given: str, name: str) -> np.ndarray:
         """ "1,3; 3,1" -> (cells, 2) int; a ValueError names this option."""
@@ -89,7 +78,7 @@ class Maze(Grid):
 
     def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
         """Moves of a shortest path between two free cells."""
-        return int(self._paths[1][*start, self._goal_index[*goal]])
+        return int(self._paths[1][self.number(start), self.number(goal)])
 
     def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, noise."""
@@ -184,12 +173,12 @@ class Planner:
         """Plan afresh for these rows: (rows,) int, (rows, 2) positions, (rows, 2) int cells."""
         maze = self.maze
         cells = np.clip(np.rint(positions).astype(int), 0, np.array(maze.walls.shape) - 1)
-        target = maze._goal_index[goals[:, 0], goals[:, 1]]
-        if (target < 0).any():
-            got = goals[target < 0][0].tolist()
+        walls = maze.walls[goals[:, 0], goals[:, 1]]
+        if walls.any():
+            got = goals[walls][0].tolist()
             raise ValueError(f"goal: expected free cells of the maze, got {got}")
         for leg in range(self.waypoints.shape[1]):
-            cells = maze._paths[0][cells[:, 0], cells[:, 1], target]
+            cells = maze._paths[0][maze.number(cells), maze.number(goals)]
             at_goal = (cells == goals).all(1, keepdims=True)
             noise = self.rng.uniform(0, 0.2, cells.shape)
             self.waypoints[rows, leg] = cells - np.where(at_goal, 0, noise)

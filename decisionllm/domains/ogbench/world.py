@@ -102,10 +102,6 @@ class Maze(Grid):
         """See `shortest_paths`: of equal moves the first of up, left, down, right."""
         return self.shortest_paths(((-1, 0), (0, -1), (1, 0), (0, 1)))
 
-    def number(self, cells: np.ndarray) -> np.ndarray:
-        """Cells (..., 2) int -> their numbers in row order (...)."""
-        return np.asarray(cells[..., 0] * self.walls.shape[1] + cells[..., 1])
-
     def distances(self, start: np.ndarray) -> np.ndarray:
         """Moves from a cell (2,) to each free cell, (cells,)."""
         return np.asarray(self._paths[1][self.number(start), self.number(self.free_cells)])
