@@ -505,8 +505,8 @@ class Market:
             got = f"got {self.values.shape[1]} in step {now}"
             raise ValueError(f"traffic: expected values for {N} advertisers, {got}")
         self._states: dict[str, np.ndarray] = {}
-        self._value = self.values.sum(0) / max(len(self.values), 1)
-        if not np.isfinite(self._value).all():
+        self.mean_value = self.values.sum(0) / max(len(self.values), 1)  # (N,)
+        if not np.isfinite(self.mean_value).all():
             where = f"step {now} of period {self.period}"
             raise ValueError(f"traffic: expected finite values, got others in {where}")
 
@@ -518,7 +518,7 @@ class Market:
         """(N, 16) float64, the states before the next step."""
         if features not in self._states:
             volume = len(self.values)
-            states = self.campaigns.observe(self._value, volume, features=features)
+            states = self.campaigns.observe(self.mean_value, volume, features=features)
             self._states[features] = states
         return self._states[features]
 
@@ -569,7 +569,7 @@ class Market:
         )
         n = max(volume, 1)
         total = bids.sum(0)
-        offered = self._value * n
+        offered = self.mean_value * n
         won = outcome.per_advertiser(outcome.sold)
         conversions = outcome.per_advertiser(outcome.converted)
         bought = np.take_along_axis(values, outcome.holder, 1)  # (n, K)
@@ -581,7 +581,7 @@ class Market:
         c.record(
             bid=total / n,
             market_price=outcome.market_price.sum() / n,
-            value=self._value,
+            value=self.mean_value,
             conversion=conversions / n,
             won=won / n,
             volume=volume,

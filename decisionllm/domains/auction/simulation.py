@@ -10,7 +10,7 @@ from itertools import tee
 import numpy as np
 
 from decisionllm.domains.auction import days
-from decisionllm.domains.auction.campaign import MEANS, STATE
+from decisionllm.domains.auction.campaign import MEANS
 from decisionllm.domains.auction.days import Day
 from decisionllm.domains.auction.market import Market, scaled_traffic
 from decisionllm.domains.auction.observation import MIN_REMAINING
@@ -102,9 +102,8 @@ class MarketSimulation:
     def next_opportunities(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         value, volume = np.zeros((2, len(self.advertiser)))
         for market, k in self.markets:
-            state = market.observe()[self.advertiser[k]]
-            value[k] = state[STATE.index("value now")]
-            volume[k] = state[STATE.index("volume now")]
+            value[k] = market.mean_value[self.advertiser[k]]
+            volume[k] = len(market.values)
         return value, volume
 
     def step(self, step: int, multipliers: np.ndarray, remaining: np.ndarray) -> Results:
