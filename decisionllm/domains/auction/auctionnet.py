@@ -471,9 +471,10 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     for row, columns in batches(file, TRAFFIC, missing=True):
         lacking = np.isnan(list(columns.values()))  # (columns, n)
         rows = np.flatnonzero(lacking.any(0))
-        campaigns = [columns[name][rows] for name in CAMPAIGN]
-        left_out.append(np.stack([*campaigns, row + rows, lacking[:, rows].argmax(0)], 1))
-        columns = {name: np.delete(column, rows) for name, column in columns.items()}
+        if len(rows):
+            campaigns = [columns[name][rows] for name in CAMPAIGN]
+            left_out.append(np.stack([*campaigns, row + rows, lacking[:, rows].argmax(0)], 1))
+            columns = {name: np.delete(column, rows) for name, column in columns.items()}
         exposed = columns["isExposed"]
         columns["spend"] = columns["cost"] * exposed
         columns["exposed_value"] = columns["pValue"] * exposed

@@ -200,7 +200,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
     day, advertiser = drawn.day.numpy(), drawn.advertiser.numpy()  # (M,) int
     log = Campaigns(drawn.budget.numpy(), drawn.limit.numpy())
-    price = np.array([mean_prices(d) for d in curves.days])  # (D, T)
+    price = np.stack([d.mean_price for d in curves.days])  # (D, T)
     volumes = np.stack([d.volume for d in curves.days])  # (D, T)
     means = np.stack([d.mean_value for d in curves.days])  # (D, T, N)
     steps = []
@@ -245,11 +245,6 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
         repairs={},
         **columns,
     )
-
-
-def mean_prices(day: Day) -> list[float]:
-    """The mean market price of each of the T steps, 0 where nothing is offered."""
-    return [prices.sum() / max(len(prices), 1) for prices in day.by_step(day.market_price)]
 
 
 def generate(*, periods: str, behaviour: str, seed: int) -> Log:

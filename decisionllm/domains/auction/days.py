@@ -13,13 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.domains.auction.market import (
-    Market,
-    Roster,
-    Traffic,
-    scaled_traffic,
-    with_prices,
-)
+from decisionllm.domains.auction.market import Market, Roster, Traffic, scaled_traffic
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
@@ -64,6 +58,12 @@ class Day:
         """(n, ...) -> T times (opportunities of the step, ...)."""
         return np.split(rows, np.cumsum(self.volume)[:-1])
 
+    @property
+    def mean_price(self) -> np.ndarray:
+        """(T,) over a step's opportunities, currency; 0 where there are none."""
+        prices = self.by_step(self.market_price)
+        return np.array([price.sum() / max(len(price), 1) for price in prices])
+
     def traffic(self) -> Traffic:
         """Values and standard deviations of each step's opportunities, (n, N) each."""
         if self.total:
@@ -94,7 +94,11 @@ def make(
     steps = []
     found = []
     kept = slice(0) if total else slice(None)
-    for values, sigmas, price in with_prices(period, traffic, market_prices):
+    for t, ((values, sigmas), given) in enumerate(zip(traffic, market_prices, strict=True)):
+        price = np.asarray(given, np.float64)
+        if len(price) != len(values):
+            wanted = f"{len(values)} market prices in step {t} of period {period}"
+            raise ValueError(f"expected {wanted}, got {len(price)}")
         steps.append((values[kept], sigmas[kept].astype(np.float32), price))
         found.append(curves(values, price))
     values, sigmas, market_price = (np.concatenate(x) for x in zip(*steps, strict=True))

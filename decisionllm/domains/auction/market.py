@@ -115,22 +115,6 @@ def scaled_traffic(period: int, total: int) -> Traffic:
     return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
 
 
-def with_prices(
-    period: int,
-    traffic: Traffic,
-    market_prices: Iterable[np.ndarray],
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """Values, standard deviations and market prices (n,) of each step.
-
-    A ValueError unless there is a price for each opportunity.
-    """
-    for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
-        if len(prices) != len(values):
-            wanted = f"{len(values)} market prices in step {t} of period {period}"
-            raise ValueError(f"expected {wanted}, got {len(prices)}")
-        yield values, sigmas, np.asarray(prices, np.float64)
-
-
 def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
     """Uniform draws, each repeated for `width` steps: (T,)"""
     return np.repeat(np.random.default_rng(seed).uniform(low, high, STEPS // width), width)

@@ -131,5 +131,4 @@ def found_day(period: int, path: str, total: int) -> Day:
 @lru_cache(4)  # some 300 MB each
 def priced(period: int, path: str, total: int) -> PricedPeriod:
     """The opportunities of a day at its prices."""
-    day = found_day(period, path, total)
-    return price_period(period, day.traffic(), day.by_step(day.market_price))
+    return price_period(found_day(period, path, total))
