@@ -106,10 +106,9 @@ class Campaigns:
         return states
 
     def context(self) -> np.ndarray:
-        """Facts that the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
-        limit = self.target_cpa
-        progress = [self.spend / limit, self.conversions, self.exposed_value]
-        return np.stack([np.log(self.budgets), limit, *progress], 1)
+        """Facts that the state numbers leave out, see `context_numbers`: (N, 5)."""
+        progress = self.spend, self.conversions, self.exposed_value
+        return context_numbers(self.budgets, self.target_cpa, *progress)
 
     def guarded(self, multipliers: np.ndarray) -> np.ndarray:
         """Multipliers (N,), capped at target_cpa while the realised CPA exceeds it.
@@ -155,6 +154,18 @@ class Campaigns:
         self.conversions = self.conversions + conversions
         self.exposed_value = self.exposed_value + exposed_value
         self.now += 1
+
+
+def context_numbers(
+    budget: np.ndarray,
+    target_cpa: np.ndarray,
+    spend: np.ndarray,
+    conversions: np.ndarray,
+    exposed_value: np.ndarray,
+) -> np.ndarray:
+    """(..., 5) float64 in the order of CONTEXT, from arrays of shapes that broadcast."""
+    numbers = np.log(budget), target_cpa, spend / target_cpa, conversions, exposed_value
+    return np.stack(np.broadcast_arrays(*numbers), -1)
 
 
 def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarray:

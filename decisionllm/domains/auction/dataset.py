@@ -19,7 +19,7 @@ from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.domains.auction import auctionnet, teacher
 from decisionllm.domains.auction.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.domains.auction.auctionnet_days import read_days
-from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns, score
+from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns, context_numbers, score
 from decisionllm.domains.auction.days import Day, day_files, play, read
 from decisionllm.domains.auction.days import save as save_day
 from decisionllm.domains.auction.market import PUBLISHED, Market, industries
@@ -384,12 +384,12 @@ def nearest_returns(
 
 def observations(log: Log, spec: ObservationSpec) -> np.ndarray:
     """Observations before each step of a log: (K, T, S)."""
-    limit = log.target_cpa[:, None]
-    spend = log.budget[:, None] - log.remaining  # (K, T), before each step as all of these
+    budget = log.budget[:, None]
+    spend = budget - log.remaining  # (K, T), before each step as the next two
     conversions = np.cumsum(log.conversions, 1) - log.conversions
     value = np.cumsum(log.exposed_value, 1) - log.exposed_value
-    columns = np.log(log.budget)[:, None], limit, spend / limit, conversions, value
-    return spec.features(log.states, np.stack(np.broadcast_arrays(*columns), 2))
+    facts_so_far = context_numbers(budget, log.target_cpa[:, None], spend, conversions, value)
+    return spec.features(log.states, facts_so_far)
 
 
 def rewards(log: Log, reward: str) -> np.ndarray:

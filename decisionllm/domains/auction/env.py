@@ -33,7 +33,12 @@ from decisionllm.domains.auction.market import (
     BidderContext,
     industries,
 )
-from decisionllm.domains.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.domains.auction.observation import (
+    MIN_REMAINING,
+    SIZE_EDGES,
+    SIZES,
+    ObservationSpec,
+)
 from decisionllm.domains.auction.rules import Constant, TargetCPA, roster
 from decisionllm.domains.auction.simulation import Entries, MarketSimulation, PriceReplay, found_day
 from decisionllm.domains.auction.teacher import Curves, best_constant, pooled_online_lp
@@ -332,9 +337,9 @@ class Auction(Env):
             _, best = best_constant(self.curves, day, advertiser, budget, limit)
             if best.any():
                 found["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
-        size = np.digitize(BUDGETS[advertiser], (2500, 3500))
+        size = np.digitize(BUDGETS[advertiser], SIZE_EDGES)
         found["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
-        found["by_budget"] = means_by(scores, size, ("small", "medium", "large"))
+        found["by_budget"] = means_by(scores, size, SIZES)
         found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
         if kinds:

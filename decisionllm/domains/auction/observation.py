@@ -26,6 +26,9 @@ CONTEXT_FEATURES = {  # columns of Campaigns.context()
     "outcomes": slice(3, 5),
 }
 REWARDS = ("conversions", "expected_value", "score")
+# budgets of AuctionNet's 48 advertisers by thirds, in currency
+SIZES = ("small", "medium", "large")
+SIZE_EDGES = (2500, 3500)
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled", "served")
 
 
@@ -144,7 +147,6 @@ def task_facts(budget: float, target_cpa: float, category: int) -> Json:
 
     Size and limit are by the thirds of AuctionNet's 48 advertisers.
     """
-    sizes = ("small", "medium", "large")
     limits = ("strict", "moderate", "loose")
     return {
         "library": "auction",
@@ -152,6 +154,6 @@ def task_facts(budget: float, target_cpa: float, category: int) -> Json:
         "budget": float(budget),
         "cpa": float(target_cpa),
         "steps": STEPS,
-        "size": sizes[bisect((2500, 3500), budget)],
+        "size": SIZES[bisect(SIZE_EDGES, budget)],
         "limit": limits[bisect((85, 105), target_cpa)],
     }
