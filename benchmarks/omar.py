@@ -102,7 +102,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
-    types = describe([SIZE], "continuous")["types"]
+    types = describe([AGENTS], "continuous")["types"]
     described = {"task": TASK, "horizon": HORIZON, "returns": "team", "plane": True, "types": types}
     (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
 

@@ -22,7 +22,6 @@ from decisionllm import serve
 from decisionllm.command_line import configs
 from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.domains.auction.market import PUBLISHED
-from decisionllm.domains.auction.rules import roster
 from decisionllm.domains.auction.simulation import Entries, PriceReplay
 from decisionllm.serving import protocol
 
@@ -77,7 +76,7 @@ def play(client: httpx.Client, *, opportunities: int = 500_000) -> str:
     """
     N, advertisers = len(NAMES), np.array([*NAMES])
     entries = Entries(np.full(N, PERIOD), advertisers, np.ones(N), np.zeros(N, int))
-    replay = PriceReplay(entries, roster=roster, path="", total=opportunities, seed=0)
+    replay = PriceReplay(entries, path="", total=opportunities, seed=0)
     budgets, target_cpa = (
         np.array(PUBLISHED[name])[advertisers] for name in ("budgets", "target_cpa")
     )

@@ -30,6 +30,10 @@ class Grid:
         """(cells, 2) int, in row order."""
         return np.argwhere(~self.walls)
 
+    def number(self, cells: np.ndarray) -> np.ndarray:
+        """Cells (..., 2) int -> their numbers in row order (...)."""
+        return np.asarray(cells[..., 0] * self.walls.shape[1] + cells[..., 1])
+
     def shortest_paths(self, moves: Moves) -> tuple[np.ndarray, np.ndarray]:
         """Shortest paths between any two cells, walls too, numbered in row order.
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
-FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
+# the same in all rows of an advertiser's day
+FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")
 DAY = {  # {field of Log: column}
     "period": "deliveryPeriodIndex",
     "advertiser": "advertiserNumber",
@@ -43,7 +44,7 @@ DAY = {  # {field of Log: column}
 KINDS = (".csv", ".csv.gz", ".parquet")
 # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
 BLOCK = 1 << 24
-# what a message expects, and which numbers are that
+# the words of a message, and the numbers that they allow
 Check = tuple[str, Callable[[np.ndarray], np.ndarray]]
 # a remaining budget may be a rounding error below 0
 NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)
@@ -54,7 +55,7 @@ STEP: Check = (
     lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)),
 )
 FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
-Schema = dict[str, Check | str | None]  # "text": of a state; None: a column that is not read
+Schema = dict[str, Check | str | None]  # "text": a state; None: the column is not read
 KNOWN: Schema = {
     "deliveryPeriodIndex": COUNT,
     "advertiserNumber": COUNT,
@@ -94,8 +95,6 @@ TRAJECTORIES: Schema = {
 ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")
 WHO = "period {:g}, advertiser {:g}: "  # in messages
 Columns = dict[str, np.ndarray]
-# {campaign: (number of its first row that lacks a number, the column)}
-Lost = dict[tuple[float, ...], tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -247,9 +246,15 @@ def header(file: Path) -> list[str]:
     return names
 
 
-def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, Json]]:
-    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or
-    a pyarrow array of texts}).
+def joined(file: Path, schema: Schema, *, missing: bool) -> Columns:
+    """The whole columns of a file, see `batches`."""
+    blocks = [columns for _, columns in batches(file, schema, missing=missing)]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, Columns]]:
+    """The checked rows of a file, block by block: number of the first row, and columns (n,)
+    float64, of states (n, 16).
 
     missing: whether a number may be missing; it is NaN.
     """
@@ -259,11 +264,12 @@ def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int,
             numbers = row + np.arange(len(block["timeStepIndex"]))
             columns = {}
             for name, column in block.items():
-                kind = schema[name]
-                if isinstance(kind, tuple):
-                    column = column.to_numpy(zero_copy_only=False)
-                    check_column(f"{file}, row ", name, kind, numbers, column, missing)
-                columns[name] = column
+                check = schema[name]
+                if isinstance(check, tuple):
+                    columns[name] = column.to_numpy(zero_copy_only=False)
+                    check_column(file, name, check, numbers, columns[name], missing)
+                else:
+                    columns[name] = states_of(file, column, numbers)
             yield row, columns
             row += len(numbers)
     if row == 1:
@@ -291,7 +297,7 @@ def arrow_blocks(file: Path, schema: Schema) -> Iterator[Json]:
 
 
 def check_column(
-    place: str,
+    file: Path,
     name: str,
     check: Check,
     numbers: np.ndarray,
@@ -301,26 +307,44 @@ def check_column(
     """Raise a ValueError about the first wrong number of a column (n,) of rows of these numbers."""
     expected, allowed = check
     absent = np.isnan(column)
+    place = f"{file}, row "
     if not missing:
         refuse(place, absent, f"{{}}, {name}: expected a number, got none", numbers)
     wrong = ~(allowed(column) & np.isfinite(column) | absent)
     refuse(place, wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
 
 
+def states_of(file: Path, texts: "pa.Array", numbers: np.ndarray) -> np.ndarray:
+    """Texts of tuples in rows of these numbers, "(1.0, ...)" or "(np.float64(1.0), ...)" -> (n, 16)
+    float64.
+    """
+    import pyarrow.compute as pc
+
+    bare = pc.fill_null(pc.replace_substring_regex(texts, r"np\.float\d*\(|[()\s]", ""), "")
+    words = pc.split_pattern(bare, ",")
+    sizes = words.value_lengths().to_numpy()
+    flat = words.flatten()
+    numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
+    states: np.ndarray
+    states = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
+    starts = np.cumsum(sizes) - sizes
+    wrong = np.logical_or.reduceat(~(states >= -1e-9), starts) | (sizes != len(STATE))
+    message = f"{{}}, state: expected {len(STATE)} numbers from 0, got {{}}"
+    refuse(f"{file}, row ", wrong, message, numbers, texts)
+    return states.reshape(-1, len(STATE))
+
+
 def read_trajectories(file: Path) -> Log:
     """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
-    blocks = []
-    for row, columns in batches(file, TRAJECTORIES, missing=False):
-        columns["state"] = parsed(file, row, columns["state"])
-        blocks.append(columns)
-    joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    order = whole_days(file, joined, numbered=True)
+    columns = joined(file, TRAJECTORIES, missing=False)
+    order = whole_days(file, columns, numbered=True)
     days = {}  # (K, T, ...) each
-    for name, column in joined.items():
+    for name, column in columns.items():
         days[name] = column[order].reshape(-1, STEPS, *column.shape[1:])
     states = days["state"]
     remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
-    fixed = constants(file, days, remaining, DAY | {"spend": "realAllCost"})
+    fixed = constants(file, days, DAY | {"spend": "realAllCost"})
+    refuse_rises(file, days, remaining)
     return Log(
         **fixed,
         states=states,
@@ -331,24 +355,6 @@ def read_trajectories(file: Path) -> Log:
         done=days["done"] > 0,
         repairs={},
     )
-
-
-def parsed(file: Path, row: int, texts: "pa.Array") -> np.ndarray:
-    """Read the texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)" -> (n, 16) float64."""
-    import pyarrow.compute as pc
-
-    bare = pc.fill_null(pc.replace_substring_regex(texts, r"np\.float\d*\(|[()\s]", ""), "")
-    words = pc.split_pattern(bare, ",")
-    sizes = words.value_lengths().to_numpy()
-    flat = words.flatten()
-    numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
-    numbers: np.ndarray
-    numbers = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
-    starts = np.cumsum(sizes) - sizes
-    wrong = np.logical_or.reduceat(~(numbers >= -1e-9), starts) | (sizes != len(STATE))
-    message = f"{{}}, state: expected {len(STATE)} numbers from 0, got {{}}"
-    refuse(f"{file}, row ", wrong, message, row + np.arange(len(texts)), texts)
-    return numbers.reshape(-1, len(STATE))
 
 
 def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = "") -> np.ndarray:
@@ -372,31 +378,32 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     return order
 
 
-def constants(
-    file: Path,
-    columns: Columns,
-    remaining: np.ndarray,
-    names: dict[str, str],
-) -> Columns:
-    """Columns (K, T) that must not change over a day -> (K,) each. names: {field of Log: column}.
+def constants(file: Path, days: Columns, names: dict[str, str]) -> Columns:
+    """The values of columns (K, T) that must not change over a day: {field of Log: (K,)}.
 
-    Counts are int. A remaining budget (K, T) that grows over the day is refused too.
+    Counts are int. names: {field of Log: column}.
     """
-    *campaign, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
     what = WHO + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
+    step = days["timeStepIndex"]
     found = {}
     for field, name in names.items():
-        column = columns[name]
-        first = np.broadcast_to(column[:, :1], step.shape)
-        refuse(f"{file}, {name}: ", column != first, what, *campaign, first, step, column)
+        column = days[name]
+        first = np.broadcast_to(column[:, :1], column.shape)
+        values = days[CAMPAIGN[0]], days[CAMPAIGN[1]], first, step, column
+        refuse(f"{file}, {name}: ", column != first, what, *values)
         kind = int if KNOWN.get(name) is COUNT else float
         found[field] = column[:, 0].astype(kind)
-    rises = np.diff(remaining, axis=1) > 1e-6 * columns["budget"][:, 1:]
+    return found
+
+
+def refuse_rises(file: Path, days: Columns, remaining: np.ndarray) -> None:
+    """Raise a ValueError if a remaining budget (K, T) grows over a day."""
+    step = days["timeStepIndex"]
+    rises = np.diff(remaining, axis=1) > 1e-6 * days["budget"][:, 1:]
     what = WHO + "expected a remaining budget that never grows"
     what += ", got {:g} before step {:g} and {:g} before step {:g}"
-    after = remaining[:, 1:], step[:, 1:]
-    refuse(f"{file}: ", rises, what, *campaign, remaining, step, *after)
-    return found
+    values = remaining, step, remaining[:, 1:], step[:, 1:]
+    refuse(f"{file}: ", rises, what, days[CAMPAIGN[0]], days[CAMPAIGN[1]], *values)
 
 
 def read_traffic(file: Path) -> Log:
@@ -412,7 +419,8 @@ def read_traffic(file: Path) -> Log:
     remaining = days["remainingBudget"]
     volume = days["volume"]
     spend = days["spend"]
-    fixed = constants(file, days, remaining, DAY)
+    fixed = constants(file, days, DAY)
+    refuse_rises(file, days, remaining)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
     differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
     if differ.any():
@@ -459,16 +467,14 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
 
     keys = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"]
     parts = []
-    left_out = 0
-    lost: Lost = {}
+    left_out = [np.empty((0, 4))]  # period, advertiser, row and number of the column that lacks
     for row, columns in batches(file, TRAFFIC, missing=True):
         lacking = np.isnan(list(columns.values()))  # (columns, n)
-        wrong = lacking.any(0)
-        if wrong.any():
-            left_out += int(wrong.sum())
-            for campaign, place in missing_numbers(row, columns, lacking).items():
-                lost.setdefault(campaign, place)
-            columns = {name: column[~wrong] for name, column in columns.items()}
+        rows = np.flatnonzero(lacking.any(0))
+        if len(rows):
+            campaigns = [columns[name][rows] for name in CAMPAIGN]
+            left_out.append(np.stack([*campaigns, row + rows, lacking[:, rows].argmax(0)], 1))
+            columns = {name: np.delete(column, rows) for name, column in columns.items()}
         exposed = columns["isExposed"]
         columns["spend"] = columns["cost"] * exposed
         columns["exposed_value"] = columns["pValue"] * exposed
@@ -476,6 +482,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         parts.append(add_up(pa.table(columns), keys))
     table = add_up(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
     sums = {name: table[name].to_numpy() for name in table.column_names}
+    lost = np.concatenate(left_out)
     refuse_lost(file, sums, lost)
     campaign_step = [sums[name] for name in keys[:3]]
     again = ~differs(*campaign_step)[1:]
@@ -484,9 +491,9 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         column = sums[name]
         wrong = again & (column[1:] != column[:-1])
         refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
-    if not left_out:
+    if not len(lost):
         return sums, {}
-    return sums, {"rows without a number, left out": left_out}
+    return sums, {"rows without a number, left out": len(lost)}
 
 
 def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
@@ -496,27 +503,20 @@ def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
     return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
 
 
-def missing_numbers(row: int, columns: Columns, lacking: np.ndarray) -> Lost:
-    """The first row without a number of each campaign. row: number of the first row (n,)."""
-    names = list(columns)
-    rows = np.flatnonzero(lacking.any(0))
-    campaigns = np.stack([columns[name][rows] for name in CAMPAIGN], 1)
-    campaigns, first = np.unique(campaigns, axis=0, return_index=True)
-    found = {}
-    for campaign, i in zip(campaigns, rows[first], strict=True):
-        found[tuple(campaign)] = row + i, names[np.argmax(lacking[:, i])]
-    return found
+def refuse_lost(file: Path, sums: Columns, lost: np.ndarray) -> None:
+    """Raise a ValueError if every row of a campaign lacks a number.
 
-
-def refuse_lost(file: Path, sums: Columns, lost: Lost) -> None:
-    """Raise a ValueError if every row of a campaign lacks a number."""
-    period, advertiser = (sums[name] for name in CAMPAIGN)
-    for campaign, (row, name) in lost.items():
-        kept = (period == campaign[0]) & (advertiser == campaign[1])
-        if np.isfinite(campaign).all() and not kept.any():
-            every = WHO.format(*campaign).rstrip(": ")
+    lost: (n, 4) period, advertiser, row, and number of the column, of the rows that lack one.
+    """
+    names = [name for name, check in TRAFFIC.items() if check]
+    kept = set(zip(*(sums[name].tolist() for name in CAMPAIGN), strict=True))
+    _, first = np.unique(lost[:, :2], axis=0, return_index=True)
+    for period, advertiser, row, column in lost[first].tolist():
+        known = np.isfinite([period, advertiser]).all()
+        if known and (period, advertiser) not in kept:
+            every = WHO.format(period, advertiser).rstrip(": ")
             what = f"expected a number, got none; so it is in every row of {every}"
-            raise ValueError(f"{file}, row {row}, {name}: {what}")
+            raise ValueError(f"{file}, row {row:.0f}, {names[int(column)]}: {what}")
 
 
 def convert(log: Log) -> dict[str, Sequence[object]]:

@@ -14,8 +14,8 @@ from decisionllm.domains.auction.auctionnet import (
     STEP,
     TRAFFIC,
     Schema,
-    batches,
     header,
+    joined,
     log_files,
 )
 from decisionllm.domains.auction.campaign import STEPS
@@ -35,7 +35,7 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
 
     Args:
         path: a file, a folder or a pattern.
-        prices: whose they are, for results.
+        prices: name of the market that made the prices, for results.
 
     Raises:
         FileNotFoundError: no log at `path`.
@@ -89,7 +89,7 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     if not len(rows) or (advertisers != np.arange(48)).any():
         opportunity = "each opportunity of a step, its pvIndex"
         raise ValueError(f"expected a row for each of the advertisers 0 .. 47 and {opportunity}")
-    # what all advertisers of an opportunity share stands in the row of the first
+    # the row of the first advertiser has the numbers that all of an opportunity share
     shared = rows[:, 0]
     period = columns[CAMPAIGN[0]][shared]
     step = columns["timeStepIndex"][shared]
@@ -108,20 +108,14 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
     """The rows of the opportunities that all 48 advertisers have a row of, (n, 48).
 
     Args:
-        columns: of the log.
+        columns: the whole log.
         order: period, step and number of the opportunity, and the advertiser: the rows are sorted
             by these.
     """
     known = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
     rows = known[np.lexsort([columns[name][known] for name in reversed(order)])]
-    # of each opportunity
+    # the first row of each opportunity, and how many there are
     first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
     count = np.diff(np.append(first, len(rows)))
     whole = first[count == 48]
     return np.asarray(rows[whole[:, None] + np.arange(48)])
-
-
-def joined(file: Path, schema: Schema, *, missing: bool) -> dict[str, np.ndarray]:
-    """The whole columns of a file, see `batches`."""
-    blocks = [columns for _, columns in batches(file, schema, missing=missing)]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in schema}

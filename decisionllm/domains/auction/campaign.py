@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from decisionllm.schema import Json
 
 Numbers = np.ndarray | Sequence[float] | float  # one for each campaign, or the same for all
-STEPS = 48  # of a delivery period, half an hour each
+STEPS = 48  # in a delivery period, half an hour each
 STATE = (
     "time left",
     "budget left",
@@ -41,7 +41,7 @@ HISTORIES = (
     "historyImpressionResult",
     "historyLeastWinningCost",
 )
-# of a step, over its opportunities
+# means over the opportunities of a step
 MEANS = ("bid", "market_price", "value", "conversion", "won")
 
 
@@ -52,7 +52,7 @@ class Campaigns:
     Args:
         budgets: (N,) currency for the whole period.
         target_cpa: (N,) currency per conversion.
-        steps: of the period.
+        steps: number of steps of the period.
 
     Raises:
         ValueError: a budget or a target CPA is not above 0.
@@ -106,10 +106,9 @@ class Campaigns:
         return states
 
     def context(self) -> np.ndarray:
-        """What the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
-        limit = self.target_cpa
-        progress = [self.spend / limit, self.conversions, self.exposed_value]
-        return np.stack([np.log(self.budgets), limit, *progress], 1)
+        """Facts that the state numbers leave out, see `context_numbers`: (N, 5)."""
+        progress = self.spend, self.conversions, self.exposed_value
+        return context_numbers(self.budgets, self.target_cpa, *progress)
 
     def guarded(self, multipliers: np.ndarray) -> np.ndarray:
         """Multipliers (N,), capped at target_cpa while the realised CPA exceeds it.
@@ -155,6 +154,18 @@ class Campaigns:
         self.conversions = self.conversions + conversions
         self.exposed_value = self.exposed_value + exposed_value
         self.now += 1
+
+
+def context_numbers(
+    budget: np.ndarray,
+    target_cpa: np.ndarray,
+    spend: np.ndarray,
+    conversions: np.ndarray,
+    exposed_value: np.ndarray,
+) -> np.ndarray:
+    """(..., 5) float64 in the order of CONTEXT, from arrays of shapes that broadcast."""
+    numbers = np.log(budget), target_cpa, spend / target_cpa, conversions, exposed_value
+    return np.stack(np.broadcast_arrays(*numbers), -1)
 
 
 def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarray:

@@ -137,22 +137,25 @@ class Campaign:
         )
 
     def state(self) -> np.ndarray:
-        """What the ticks so far made of the campaign, as float64 numbers, without loss.
+        """The state of the campaign after its ticks so far, as float64 numbers, without loss.
 
         Steps that are decided later do not change what it reads, so that any thread may call it.
         """
-        totals, t = self.totals, self.step
+        totals = self.totals
         sums = totals.remaining, totals.spend, totals.conversions, totals.exposed_value
-        head = [t, totals.now, *(x[0] for x in sums), self.earned, self.last_spend]
-        parts = (
-            np.array(head, np.float64),
-            self.observations[:t],
-            self.actions[:t],
-            self.rewards[: max(t - 1, 0)],
-            totals.means[: totals.now],
-            totals.volumes[: totals.now],
-        )
-        return np.concatenate([part.ravel().astype(np.float64) for part in parts])
+        head = [self.step, totals.now, *(x[0] for x in sums), self.earned, self.last_spend]
+        arrays = [x.ravel() for x in self._arrays(self.step, totals.now)]
+        return np.concatenate([head, *arrays], dtype=np.float64)
+
+    def _arrays(self, step: int, now: int) -> list[np.ndarray]:
+        """The arrays before this step, with the results of the first `now` ones, not copied."""
+        return [
+            self.observations[:step],
+            self.actions[:step],
+            self.rewards[: max(step - 1, 0)],
+            self.totals.means[:now],
+            self.totals.volumes[:now],
+        ]
 
     def with_state(self, numbers: np.ndarray) -> Self:
         """A campaign before its first step, with the `state` of a later step.
@@ -163,13 +166,7 @@ class Campaign:
         t, now = (int(x) for x in numbers[:2])
         remaining, spend, conversions, exposed, earned, last_spend = numbers[2:8]
         totals = copy(self.totals)
-        slots = (
-            self.observations[:t],
-            self.actions[:t],
-            self.rewards[: max(t - 1, 0)],
-            totals.means[:now],
-            totals.volumes[:now],
-        )
+        slots = self._arrays(t, now)
         sizes = [slot.size for slot in slots]
         if t > len(self.actions) or len(numbers) != 8 + sum(sizes):
             raise ValueError(f"expected {8 + sum(sizes)} numbers, got {len(numbers)}")

@@ -19,7 +19,7 @@ from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.domains.auction import auctionnet, teacher
 from decisionllm.domains.auction.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.domains.auction.auctionnet_days import read_days
-from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns, score
+from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns, context_numbers, score
 from decisionllm.domains.auction.days import Day, day_files, play, read
 from decisionllm.domains.auction.days import save as save_day
 from decisionllm.domains.auction.market import PUBLISHED, Market, industries
@@ -36,7 +36,7 @@ from decisionllm.schema import Episode, Json, Spec
 
 TEACHERS = ("oracle", "teacher")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
-VERSION = 1  # of what `load` says of its campaigns
+VERSION = 1  # raised when `load` says other facts of its campaigns
 
 
 @register("dataset", "auction", text="${text}")
@@ -65,10 +65,10 @@ def load(
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
         relabel: how many relabelled copies of each day to add, see `relabelled`.
-        behaviour: of our own market, see baselines.rules.behaviour_roster; or a teacher on replay
+        behaviour: who bids in our own market, see `rules.behaviour_roster`; or a teacher on replay
             days, see `taught`: `oracle` or `teacher`.
-        num_campaigns: of a teacher.
-        seed: of our own market, of relabelled budgets, and of a teacher.
+        num_campaigns: how many campaigns a teacher bids for.
+        seed: draws our own market, relabelled budgets, and what a teacher does.
 
     Raises:
         ValueError: an unknown option, or a file that is not a complete log.
@@ -81,25 +81,19 @@ def load(
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
     log = read_log(path, periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
-    played = "" if path and behaviour not in TEACHERS else behaviour
+    if path and behaviour not in TEACHERS:
+        behaviour = ""  # whoever bid in these files
     found_periods = format_periods(log.period)
-    name = f"auction@{stem(path)}" if path else "auction@market"
-    if played:
-        name += f"-{played}"
-    if seed and not path:
-        name += f"-seed{seed}"
-    name += f"-periods-{found_periods}"
     if relabel:
-        name += f"-relabelled-{relabel}"
         log = relabelled(log, relabel, seed)
     known = facts(log.budget, log.target_cpa, log.category)
     info = {
-        "name": name,
+        "name": log_name(path, behaviour, seed, found_periods, relabel),
         "env": "auction",
         **spec.info(),
         "relabel": relabel,
         "seed": seed,
-        "behaviour": played,
+        "behaviour": behaviour,
         "path": path,
         "periods": found_periods,
         "repairs": log.repairs,
@@ -111,6 +105,19 @@ def load(
     campaigns = zip(*(x.tolist() for x in columns), strict=True)
     source = campaigns_source(episodes, campaigns, STEPS, info)
     return replace(source, facts=by_task(known))
+
+
+def log_name(path: str, behaviour: str, seed: int, periods: str, relabel: int) -> str:
+    """The name of a dataset in results."""
+    name = f"auction@{stem(path)}" if path else "auction@market"
+    if behaviour:
+        name += f"-{behaviour}"
+    if seed and not path:
+        name += f"-seed{seed}"
+    name += f"-periods-{periods}"
+    if relabel:
+        name += f"-relabelled-{relabel}"
+    return name
 
 
 def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list[Episode]:
@@ -155,20 +162,17 @@ def campaigns_source(
     high = max(float(e.actions.max()) for e in episodes) or 1.0
     size = episodes[0].observations.shape[1]
     spec = Spec(observation_dim=size, action_dim=1, horizon=horizon, low=(0.0,), high=(high,))
-    table = [campaign_row(*each) for each in zip(campaigns, episodes, strict=True)]
+    table = []  # as `nearest_returns` reads it
+    for campaign, episode in zip(campaigns, episodes, strict=True):
+        table.append([*campaign, float(f"{episode.rewards.sum():.4g}")])
     return Source(spec, episodes, info | {"campaigns": table})
-
-
-def campaign_row(campaign: Iterable[object], episode: Episode) -> list[object]:
-    """A campaign and its return, as `nearest_returns` reads them."""
-    return [*campaign, float(f"{episode.rewards.sum():.4g}")]
 
 
 def read_log(path: str, periods: str, *, behaviour: str, num_campaigns: int, seed: int) -> Log:
     """The log of a teacher on the days of a folder, of files, or of our own market."""
     if behaviour in TEACHERS:
-        days = day_files(path, parse_periods(periods))
-        curves = teacher.Curves(map(read, days.values()))
+        days = files(path=path, periods=periods, behaviour=behaviour)
+        curves = teacher.Curves(map(read, days))
         return taught(curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path:
         return auctionnet.read(path, periods=periods)
@@ -185,7 +189,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
         curves: the days.
         behaviour: `oracle` or `teacher`, which is fitted to the days first.
         num_campaigns: M.
-        seed: of the campaigns, their draws and the fit.
+        seed: draws the campaigns and their conversions, and seeds the fit.
     """
     act, spread = teacher.oracle, 0.25
     if behaviour == "teacher":
@@ -196,7 +200,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
     day, advertiser = drawn.day.numpy(), drawn.advertiser.numpy()  # (M,) int
     log = Campaigns(drawn.budget.numpy(), drawn.limit.numpy())
-    price = np.array([mean_prices(d) for d in curves.days])  # (D, T)
+    price = np.stack([d.mean_price for d in curves.days])  # (D, T)
     volumes = np.stack([d.volume for d in curves.days])  # (D, T)
     means = np.stack([d.mean_value for d in curves.days])  # (D, T, N)
     steps = []
@@ -204,11 +208,18 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
         volume = volumes[day, t]
         value = means[day, t, advertiser]
         opportunities = np.maximum(volume, 1)
-        before = {"states": log.observe(value, volume), "remaining": log.remaining}
         with torch.no_grad():
             multiplier = act(drawn)
             bid = multiplier * factor
             spend, exposed, won, made = (x.double().numpy() for x in drawn.bid(bid, generator))
+        step = {
+            "states": log.observe(value, volume),
+            "remaining": log.remaining,
+            "multiplier": multiplier.double().numpy(),
+            "conversions": made,
+            "exposed_value": exposed,
+        }
+        steps.append(step)
         log.record(
             bid=bid.numpy() * value,
             market_price=price[day, t],
@@ -219,14 +230,6 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
             spend=spend,
             conversions=made,
             exposed_value=exposed,
-        )
-        steps.append(
-            {
-                **before,
-                "multiplier": multiplier.double().numpy(),
-                "conversions": made,
-                "exposed_value": exposed,
-            }
         )
     # (M, T, ...) each
     columns = {name: np.stack([step[name] for step in steps], 1) for name in steps[0]}
@@ -242,11 +245,6 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
         repairs={},
         **columns,
     )
-
-
-def mean_prices(day: Day) -> list[float]:
-    """The mean market price of each of the T steps, 0 where nothing is offered."""
-    return [prices.sum() / max(len(prices), 1) for prices in day.by_step(day.market_price)]
 
 
 def generate(*, periods: str, behaviour: str, seed: int) -> Log:
@@ -386,12 +384,12 @@ def nearest_returns(
 
 def observations(log: Log, spec: ObservationSpec) -> np.ndarray:
     """Observations before each step of a log: (K, T, S)."""
-    limit = log.target_cpa[:, None]
-    spend = log.budget[:, None] - log.remaining  # (K, T), before each step as all of these
+    budget = log.budget[:, None]
+    spend = budget - log.remaining  # (K, T), before each step as the next two
     conversions = np.cumsum(log.conversions, 1) - log.conversions
     value = np.cumsum(log.exposed_value, 1) - log.exposed_value
-    columns = np.log(log.budget)[:, None], limit, spend / limit, conversions, value
-    return spec.features(log.states, np.stack(np.broadcast_arrays(*columns), 2))
+    facts_so_far = context_numbers(budget, log.target_cpa[:, None], spend, conversions, value)
+    return spec.features(log.states, facts_so_far)
 
 
 def rewards(log: Log, reward: str) -> np.ndarray:

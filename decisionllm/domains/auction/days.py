@@ -13,13 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.domains.auction.market import (
-    Market,
-    Roster,
-    Traffic,
-    scaled_traffic,
-    with_prices,
-)
+from decisionllm.domains.auction.market import Market, Roster, Traffic, scaled_traffic
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
@@ -34,14 +28,14 @@ class Day:
 
     Attributes:
         period: its number.
-        prices: whose market prices they are.
+        prices: name of the market that made the prices.
         total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas`
             hold the traffic.
         volume: (T,) int, opportunities of each step.
         market_price: (n,) currency, step after step.
         mean_value: (T, N) over a step's opportunities.
-        cost: (T, N, G) float32, currency: what holding a multiplier of GRID through the step would
-            have cost the advertiser.
+        cost: (T, N, G) float32, currency that the advertiser would have paid if it had held a
+            multiplier of GRID through the step.
         value: (T, N, G) float32, the sum of the values of the opportunities it would have won.
         won: (T, N, G) float32, their number.
         values: (n, N) or (0, N) predicted conversion probabilities.
@@ -64,6 +58,12 @@ class Day:
         """(n, ...) -> T times (opportunities of the step, ...)."""
         return np.split(rows, np.cumsum(self.volume)[:-1])
 
+    @property
+    def mean_price(self) -> np.ndarray:
+        """(T,) over a step's opportunities, currency; 0 where there are none."""
+        prices = self.by_step(self.market_price)
+        return np.array([price.sum() / max(len(price), 1) for price in prices])
+
     def traffic(self) -> Traffic:
         """Values and standard deviations of each step's opportunities, (n, N) each."""
         if self.total:
@@ -85,8 +85,8 @@ def make(
         period: its number.
         traffic: as `Market` takes it.
         market_prices: least winning bid of each opportunity, for each step.
-        prices: whose they are.
-        total: of `scaled_traffic`, which this traffic is; 0: it is another, and is kept.
+        prices: name of the market that made the prices.
+        total: argument of `scaled_traffic` that makes this traffic; 0: it is another, and is kept.
 
     Raises:
         ValueError: the prices are not as many as the opportunities.
@@ -94,7 +94,11 @@ def make(
     steps = []
     found = []
     kept = slice(0) if total else slice(None)
-    for values, sigmas, price in with_prices(period, traffic, market_prices):
+    for t, ((values, sigmas), given) in enumerate(zip(traffic, market_prices, strict=True)):
+        price = np.asarray(given, np.float64)
+        if len(price) != len(values):
+            wanted = f"{len(values)} market prices in step {t} of period {period}"
+            raise ValueError(f"expected {wanted}, got {len(price)}")
         steps.append((values[kept], sigmas[kept].astype(np.float32), price))
         found.append(curves(values, price))
     values, sigmas, market_price = (np.concatenate(x) for x in zip(*steps, strict=True))

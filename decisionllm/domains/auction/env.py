@@ -26,13 +26,19 @@ from decisionllm.domains.auction.campaign import STEPS, Campaigns, score
 from decisionllm.domains.auction.dataset import by_task, facts, nearest_returns, texts
 from decisionllm.domains.auction.days import Day, day_files, read
 from decisionllm.domains.auction.market import (
+    BUDGETS,
     CATEGORIES,
-    PUBLISHED,
+    TARGET_CPA,
     Bidder,
     BidderContext,
     industries,
 )
-from decisionllm.domains.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.domains.auction.observation import (
+    MIN_REMAINING,
+    SIZE_EDGES,
+    SIZES,
+    ObservationSpec,
+)
 from decisionllm.domains.auction.rules import Constant, TargetCPA, roster
 from decisionllm.domains.auction.simulation import Entries, MarketSimulation, PriceReplay, found_day
 from decisionllm.domains.auction.teacher import Curves, best_constant, pooled_online_lp
@@ -88,18 +94,18 @@ class Auction(Env):
         protocol: `replay` or `market`.
         periods: such as `7-8`.
         budgets: factors of the published budgets, such as `0.5,1`.
-        path: of the replay: a folder of replay days, which `decisionllm data ...
+        path: folder of replay days, which `decisionllm data ...
             export=replay:folder/` makes; empty: days of our own market.
         table_days: a folder of replay days, such as those of training: the baseline "OnlineLP,
             pooled" has its table from all of them.
-        positions: which of the 48 advertisers are ours: `0,8,16` or `all`; empty: all in the
+        positions: those of the 48 advertisers that are ours, `0,8,16` or `all`; empty: all in the
             replay, six in the market.
         repeats: number of repetitions with other draws; 0: in the replay until there are
             num_episodes of each budget, in a market 1.
         draws: `bernoulli`; `expected` counts predicted conversion probabilities instead of
             conversions, so that a replay has no noise.
-        opportunities: of a day of our own market. Fewer are worth more each, so that budgets and
-            target CPAs keep their meaning.
+        opportunities: number in a day of our own market. Fewer are worth more each, so that
+            budgets and target CPAs keep their meaning.
         text: see ObservationSpec, as the next three.
         observation: as in the dataset.
         context_features: as in the dataset.
@@ -142,9 +148,8 @@ class Auction(Env):
         one_of("env.protocol", protocol, ("replay", "market"))
         one_of("env.text_of", text_of, ("own", "another"))
         one_of("env.draws", draws, ("bernoulli", "expected"))
-        for option, count, least in (("opportunities", opportunities, 1), ("repeats", repeats, 0)):
-            if count < least:
-                raise ValueError(f"env.{option}: expected a number from {least}, got {count}")
+        at_least("env.opportunities", opportunities, 1)
+        at_least("env.repeats", repeats, 0)
         if path and protocol == "market":
             remedy = "give no path, or protocol=replay"
             raise ValueError(f"env.path: a market makes its own prices; {remedy}; got {path!r}")
@@ -171,8 +176,8 @@ class Auction(Env):
         grid = np.meshgrid(self.factors, range(repeats), self.days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)  # (N,) each
         self.entries = Entries(period, advertiser, factor, repeat)
-        self.budgets = factor * np.array(PUBLISHED["budgets"])[advertiser]
-        self.target_cpa = np.array(PUBLISHED["target_cpa"], float)[advertiser]
+        self.budgets = factor * BUDGETS[advertiser]
+        self.target_cpa = TARGET_CPA[advertiser]
         self.category = industries(48)[advertiser]
 
         held_out = is_held_out(wordings, text)
@@ -226,19 +231,21 @@ class Auction(Env):
 
     def day(self, period: int) -> Day:
         """A replayed day."""
-        return found_day(period, self.path, self.opportunities, roster)
+        return found_day(period, self.path, self.opportunities)
 
     def target_returns(self, info: Json, quantile: float) -> np.ndarray:
         return nearest_returns(info["campaigns"], self.budgets, self.target_cpa, quantile)
 
     def reset(self, seed: int) -> np.ndarray:
         self.campaigns = Campaigns(self.budgets, self.target_cpa)
-        # of each step: multipliers, spend and conversions so far, (N,) each
+        # for each step: multipliers, spend and conversions so far, (N,) each
         self.log: list[tuple[np.ndarray, ...]] = []
-        kind: type[PriceReplay | MarketSimulation]
-        kind = PriceReplay if self.replayed else MarketSimulation
         total = self.opportunities
-        self.simulation = kind(self.entries, roster=roster, path=self.path, total=total, seed=seed)
+        self.simulation: PriceReplay | MarketSimulation
+        if self.replayed:
+            self.simulation = PriceReplay(self.entries, path=self.path, total=total, seed=seed)
+        else:
+            self.simulation = MarketSimulation(self.entries, total=total, seed=seed)
         return self.observe()
 
     def observe(self) -> np.ndarray:
@@ -330,9 +337,9 @@ class Auction(Env):
             _, best = best_constant(self.curves, day, advertiser, budget, limit)
             if best.any():
                 found["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
-        size = np.digitize(np.array(PUBLISHED["budgets"])[advertiser], (2500, 3500))
+        size = np.digitize(BUDGETS[advertiser], SIZE_EDGES)
         found["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
-        found["by_budget"] = means_by(scores, size, ("small", "medium", "large"))
+        found["by_budget"] = means_by(scores, size, SIZES)
         found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
         if kinds:
@@ -399,20 +406,18 @@ class Auction(Env):
         """
 
         def bid(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            c = self.campaigns
-            context = BidderContext(
-                step=c.now,
-                categories=self.category,
-                budgets=c.budgets,
-                target_cpa=c.target_cpa,
-                remaining=c.remaining,
-                conversions=c.conversions,
-            )
+            context = BidderContext.of(self.campaigns, self.category)
             multipliers = np.asarray(bidder.act(self.states(bidder.features), context))  # (N,)
             return multipliers[rows, None]
 
         bidder.reset()
         return ScriptedPlayer(bid, tasks)
+
+
+def at_least(option: str, number: int, least: int) -> None:
+    """Raise a ValueError if a number is too small."""
+    if number < least:
+        raise ValueError(f"{option}: expected a number from {least}, got {number}")
 
 
 def budget_factors(budgets: str | float | Sequence[float]) -> list[float]:
@@ -433,7 +438,7 @@ def texts_of_another(tasks: Sequence[str], advertisers: int) -> list[str]:
 
     Args:
         tasks: N texts, the advertisers of a day one after the other.
-        advertisers: of a day.
+        advertisers: number of advertisers on a day.
     """
     days = np.array(tasks, object).reshape(-1, advertisers)
     return [str(task) for task in np.roll(days, advertisers // 2, axis=1).ravel()]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from decisionllm.domains.auction.campaign import STEPS, Campaigns
@@ -24,9 +25,13 @@ from decisionllm.schema import Json, Seed
 DATA = Path(__file__).parent / "published"
 PUBLISHED: Json = json.loads((DATA / "constants.json").read_text())
 CATEGORIES: int = PUBLISHED["categories"]
+BUDGETS = np.array(PUBLISHED["budgets"], float)  # of the 48 published advertisers, currency
+TARGET_CPA = np.array(PUBLISHED["target_cpa"], float)  # theirs, currency per conversion
 MEAN_VALUE = 0.0005  # conversions an exposure
-# of each step the values and their standard deviations, (n, N) each
+# the values and their standard deviations of each step, (n, N) each
 Traffic = Iterable[tuple[np.ndarray, np.ndarray]]
+Positions = Sequence[int] | np.ndarray | slice
+ALL = slice(None)
 
 
 def industries(advertisers: int) -> np.ndarray:
@@ -49,7 +54,7 @@ def opportunities(
         period: its number, from 0.
         total: approximate number of opportunities of the period.
         advertisers: N.
-        scale: of the mean value; 12 comes near AuctionNet's dense regime.
+        scale: factor of the mean value; 12 comes near AuctionNet's dense regime.
 
     Returns:
         For each of 48 steps the values and their standard deviations, (n, N) float64 each.
@@ -110,22 +115,6 @@ def scaled_traffic(period: int, total: int) -> Traffic:
     return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
 
 
-def with_prices(
-    period: int,
-    traffic: Traffic,
-    market_prices: Iterable[np.ndarray],
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """Values, standard deviations and market prices (n,) of each step.
-
-    A ValueError unless there is a price for each opportunity.
-    """
-    for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
-        if len(prices) != len(values):
-            wanted = f"{len(values)} market prices in step {t} of period {period}"
-            raise ValueError(f"expected {wanted}, got {len(prices)}")
-        yield values, sigmas, np.asarray(prices, np.float64)
-
-
 def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
     """Uniform draws, each repeated for `width` steps: (T,)"""
     return np.repeat(np.random.default_rng(seed).uniform(low, high, STEPS // width), width)
@@ -175,7 +164,7 @@ class Draws:
 
     def __init__(self, n: int, slots: int, seed: Seed) -> None:
         self.rng = np.random.default_rng(seed)
-        self.uniforms = self.rng.random((3, n, slots))  # of exposure, value error, conversion
+        self.uniforms = self.rng.random((3, n, slots))  # for exposure, value error, conversion
 
     def exposure(self, rows: np.ndarray, holder: np.ndarray) -> np.ndarray:
         """Uniforms (m, K) of the slots of opportunities. rows: (m,); holder: (m, K) advertisers."""
@@ -257,7 +246,7 @@ def settle(
         remaining: (N,) currency.
         reserve: least price, currency.
         exposure: (K,) probabilities.
-        seed: of the draws.
+        seed: seeds the draws.
         draws: the random numbers.
         first_price: each slot is sold at its holder's own bid; the market price is the lowest of
             them.
@@ -361,7 +350,7 @@ def realised_value(
 
 @dataclass(frozen=True)
 class BidderContext:
-    """What a bidder receives beside the state numbers of its M advertisers."""
+    """Facts that a bidder receives beside the state numbers of its M advertisers."""
 
     step: int
     categories: np.ndarray  # (M,) int
@@ -369,6 +358,20 @@ class BidderContext:
     target_cpa: np.ndarray  # (M,) currency per conversion
     remaining: np.ndarray  # (M,) currency
     conversions: np.ndarray  # (M,) so far
+
+    @classmethod
+    def of(
+        cls, campaigns: Campaigns, categories: np.ndarray, positions: Positions = ALL
+    ) -> "BidderContext":
+        """That of the advertisers at these positions of N campaigns. categories: (N,) int."""
+        return cls(
+            step=campaigns.now,
+            categories=categories[positions],
+            budgets=campaigns.budgets[positions],
+            target_cpa=campaigns.target_cpa[positions],
+            remaining=campaigns.remaining[positions],
+            conversions=campaigns.conversions[positions],
+        )
 
 
 class Bidder(Protocol):
@@ -391,11 +394,8 @@ class Bidder(Protocol):
         ...
 
 
-Positions = Sequence[int] | np.ndarray | slice
-Numbers = Sequence[float] | np.ndarray
 # positions and their bidder; a later pair takes a position from an earlier one
 Roster = Sequence[tuple[int | Sequence[int] | np.ndarray, Bidder]]
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -432,11 +432,11 @@ class Market:
         roster: positions and their bidders.
         budgets: (N,) currency; by default those of the 48 published advertisers.
         target_cpa: (N,) currency per conversion.
-        budget_factor: of the budgets, one number or (N,).
+        budget_factor: multiplies the budgets, one number or (N,).
         traffic: period -> 48 times (values, sigmas), like `opportunities`. Other sizes:
             `traffic=partial(opportunities, total=5000, advertisers=3)`.
         settle: runs the auctions of a step, like `settle`.
-        seed: of the draws; those of a step depend on seed, period and step alone.
+        seed: seeds the draws, which depend on seed, period and step alone.
 
     Raises:
         ValueError: sizes that do not agree, or traffic that is not finite or has fewer than 48
@@ -447,8 +447,8 @@ class Market:
         self,
         roster: Roster = (),
         *,
-        budgets: Numbers = PUBLISHED["budgets"],
-        target_cpa: Numbers = PUBLISHED["target_cpa"],
+        budgets: ArrayLike = BUDGETS,
+        target_cpa: ArrayLike = TARGET_CPA,
         budget_factor: float | np.ndarray = 1.0,
         traffic: Callable[[int], Traffic] = opportunities,
         settle: Callable[..., tuple[np.ndarray, Outcome]] = settle,
@@ -489,8 +489,8 @@ class Market:
             got = f"got {self.values.shape[1]} in step {now}"
             raise ValueError(f"traffic: expected values for {N} advertisers, {got}")
         self._states: dict[str, np.ndarray] = {}
-        self._value = self.values.sum(0) / max(len(self.values), 1)
-        if not np.isfinite(self._value).all():
+        self.mean_value = self.values.sum(0) / max(len(self.values), 1)  # (N,)
+        if not np.isfinite(self.mean_value).all():
             where = f"step {now} of period {self.period}"
             raise ValueError(f"traffic: expected finite values, got others in {where}")
 
@@ -502,24 +502,16 @@ class Market:
         """(N, 16) float64, the states before the next step."""
         if features not in self._states:
             volume = len(self.values)
-            states = self.campaigns.observe(self._value, volume, features=features)
+            states = self.campaigns.observe(self.mean_value, volume, features=features)
             self._states[features] = states
         return self._states[features]
 
     def context(self, positions: Positions = ALL) -> BidderContext:
-        """What the bidder of these positions receives beside the states."""
-        c = self.campaigns
-        return BidderContext(
-            step=c.now,
-            categories=self.categories[positions],
-            budgets=c.budgets[positions],
-            target_cpa=c.target_cpa[positions],
-            remaining=c.remaining[positions],
-            conversions=c.conversions[positions],
-        )
+        """Facts that the bidder of these positions receives beside the states."""
+        return BidderContext.of(self.campaigns, self.categories, positions)
 
     def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
-        """(N,) multipliers: those given, the roster's elsewhere; 0 where too little is left."""
+        """(N,) multipliers: the given ones, the roster's elsewhere; 0 where too little is left."""
         c = self.campaigns
         chosen = np.full(len(self.budgets), np.nan)
         given = np.zeros(len(self.budgets), bool)
@@ -561,7 +553,7 @@ class Market:
         )
         n = max(volume, 1)
         total = bids.sum(0)
-        offered = self._value * n
+        offered = self.mean_value * n
         won = outcome.per_advertiser(outcome.sold)
         conversions = outcome.per_advertiser(outcome.converted)
         bought = np.take_along_axis(values, outcome.holder, 1)  # (n, K)
@@ -573,7 +565,7 @@ class Market:
         c.record(
             bid=total / n,
             market_price=outcome.market_price.sum() / n,
-            value=self._value,
+            value=self.mean_value,
             conversion=conversions / n,
             won=won / n,
             volume=volume,

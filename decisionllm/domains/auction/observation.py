@@ -1,5 +1,4 @@
-"""What an auction policy observes, which reward its returns count and which text describes its
-task.
+"""The observation, the reward and the task text of an auction policy.
 
 One saved specification serves the log readers, the market, the replay, the server, the journal and
 AuctionNet's simulator.
@@ -20,13 +19,16 @@ OBSERVATIONS = {
     # nothing that depends on own past bids
     "minimal": ("time left", "budget left", "value now", "volume now", "volume, all"),
 }
-CONTEXT_FEATURES = {  # which columns of Campaigns.context()
+CONTEXT_FEATURES = {  # columns of Campaigns.context()
     "none": slice(0, 0),
     "budget_and_cpa": slice(0, 2),
     "progress": slice(0, 5),
     "outcomes": slice(3, 5),
 }
 REWARDS = ("conversions", "expected_value", "score")
+# budgets of AuctionNet's 48 advertisers by thirds, in currency
+SIZES = ("small", "medium", "large")
+SIZE_EDGES = (2500, 3500)
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled", "served")
 
 
@@ -145,7 +147,6 @@ def task_facts(budget: float, target_cpa: float, category: int) -> Json:
 
     Size and limit are by the thirds of AuctionNet's 48 advertisers.
     """
-    sizes = ("small", "medium", "large")
     limits = ("strict", "moderate", "loose")
     return {
         "library": "auction",
@@ -153,6 +154,6 @@ def task_facts(budget: float, target_cpa: float, category: int) -> Json:
         "budget": float(budget),
         "cpa": float(target_cpa),
         "steps": STEPS,
-        "size": sizes[bisect((2500, 3500), budget)],
+        "size": SIZES[bisect(SIZE_EDGES, budget)],
         "limit": limits[bisect((85, 105), target_cpa)],
     }

@@ -8,13 +8,13 @@ draws conversions again after each round in which it withdraws wins; the draws h
 what is withdrawn, so one draw gives the same distribution.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri
 
-from decisionllm.domains.auction.market import Traffic, with_prices
+from decisionllm.domains.auction.days import Day
 from decisionllm.schema import Json
 
 
@@ -22,11 +22,10 @@ from decisionllm.schema import Json
 class PricedPeriod:
     """The opportunities of a period and their prices, for N advertisers."""
 
-    period: int
     volume: np.ndarray  # (T,) opportunities of a step
     value: np.ndarray  # (T, N) means over them
     market_price: np.ndarray  # (T,) mean over them, currency
-    # of T: prices (n,); values, their deviations, order by price / value, (N, n) each
+    # T times: prices (n,); values, their deviations, order by price / value, (N, n) each
     steps: Sequence[tuple[np.ndarray, ...]]
 
     def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
@@ -61,7 +60,7 @@ class PricedPeriod:
         none.
 
         Args:
-            step: of the period.
+            step: number of the step.
             advertisers: (M,) int.
             multipliers: (M,) currency per conversion.
             remaining: (M,) currency.
@@ -114,24 +113,15 @@ class PricedPeriod:
         }
 
 
-def price_period(
-    period: int,
-    traffic: Traffic,
-    market_prices: Iterable[np.ndarray],
-) -> PricedPeriod:
-    """A period with these market prices, (n,) currency for each step."""
-    volume = []
-    value = []
-    market_price = []
+def price_period(day: Day) -> PricedPeriod:
+    """The opportunities of a day at its prices, sorted."""
     steps = []
-    for values, sigmas, prices in with_prices(period, traffic, market_prices):
-        n = max(len(values), 1)
-        volume.append(len(values))
-        value.append(values.sum(0) / n)
-        market_price.append(prices.sum() / n)
+    for (values, sigmas), prices in zip(day.traffic(), day.by_step(day.market_price), strict=True):
         values = np.ascontiguousarray(values.T)
         with np.errstate(divide="ignore"):
             order = np.argsort(prices / values, axis=1)
-        order = order.astype(np.min_scalar_type(n))
+        order = order.astype(np.min_scalar_type(max(len(prices), 1)))
         steps.append((prices, values, sigmas.T.astype(np.float32, order="C"), order))
-    return PricedPeriod(period, np.array(volume), np.stack(value), np.array(market_price), steps)
+    return PricedPeriod(
+        volume=day.volume, value=day.mean_value, market_price=day.mean_price, steps=steps
+    )

@@ -14,6 +14,7 @@ from decisionllm.domains.auction.market import (
     CATEGORIES,
     DATA,
     PUBLISHED,
+    TARGET_CPA,
     Bidder,
     BidderContext,
     Roster,
@@ -85,7 +86,7 @@ class OnlineLP(Bidder):
     name = "OnlineLP"
 
     def act(self, states: np.ndarray, context: BidderContext) -> np.ndarray:
-        # where the log could not have taken the whole budget, the target CPA
+        # the target CPA, unless the log could have taken the whole budget
         multipliers = np.array(context.target_cpa)
         campaigns = zip(context.categories, context.remaining, strict=True)
         for i, (category, remaining) in enumerate(campaigns):
@@ -110,7 +111,7 @@ class TrainedBidder(Bidder):
             for i in range(depth):
                 layer = file[f"{name}/{i}/weight"].T, file[f"{name}/{i}/bias"]
                 self.layers.append(layer)
-            self.low, self.high = file["volumes"].T  # of the last three numbers, in training
+            self.low, self.high = file["volumes"].T  # ranges of the last three numbers in training
         self.name = name
 
     def act(self, states: np.ndarray, context: BidderContext | None = None) -> np.ndarray:
@@ -146,11 +147,11 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
             so that a bidder occurs with many budgets and target CPAs; `constant_bidders`, the same,
             and every second advertiser keeps one multiplier all day, log-uniform in 0.4 .. 2 x the
             mean target CPA.
-        period: of the log.
-        seed: of the positions and multipliers.
+        period: number of the period.
+        seed: draws positions and multipliers.
     """
     one_of("behaviour", behaviour, BEHAVIOURS)
-    kinds: list[str] = []  # of the bidder in each of the 48 positions
+    kinds: list[str] = []  # the bidder in each of the 48 positions
     for category in range(CATEGORIES):
         kinds += PUBLISHED["roster"][category % 2]
     if behaviour == "reference":
@@ -158,7 +159,7 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
     rng = np.random.default_rng((seed, period))
     pairs = _seated([kinds[i] for i in rng.permutation(len(kinds))])
     if behaviour == "constant_bidders":
-        mean = np.mean(PUBLISHED["target_cpa"])
+        mean = np.mean(TARGET_CPA)
         for i in rng.permutation(len(kinds))[: len(kinds) // 2]:
             factor = np.exp(rng.uniform(np.log(0.4), np.log(2)))
             pairs.append(([i], Constant(float(mean * factor))))

@@ -3,7 +3,6 @@
 Each runs against fixed market prices, or in a market of its own whose other bidders react.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
@@ -11,13 +10,14 @@ from itertools import tee
 import numpy as np
 
 from decisionllm.domains.auction import days
-from decisionllm.domains.auction.campaign import MEANS, STATE
+from decisionllm.domains.auction.campaign import MEANS
 from decisionllm.domains.auction.days import Day
-from decisionllm.domains.auction.market import Market, Roster, scaled_traffic
+from decisionllm.domains.auction.market import Market, scaled_traffic
 from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.domains.auction.replay import PricedPeriod, price_period
+from decisionllm.domains.auction.rules import roster
 
-TOTALS = ("spend", "conversions", "exposed_value")  # of a step
+TOTALS = ("spend", "conversions", "exposed_value")  # sums over a step
 RESULTS = (*MEANS, *TOTALS, "volume")
 Results = dict[str, np.ndarray]  # the arguments of `Campaigns.record`, (N,) each
 
@@ -29,7 +29,7 @@ class Entries:
     period: np.ndarray  # (N,) int
     advertiser: np.ndarray  # (N,) int: its position among the 48
     budget_factor: np.ndarray  # (N,) of the published budget
-    repeat: np.ndarray  # (N,) int: of the same campaign with other draws
+    repeat: np.ndarray  # (N,) int: number of the repetition, with other draws
 
 
 class PriceReplay:
@@ -37,28 +37,19 @@ class PriceReplay:
 
     Args:
         entries: the campaigns.
-        roster: makes the bidders of the market whose prices are replayed where `path` is empty.
-        path: a folder of replay days, see `days`.
+        path: a folder of replay days, see `days`; empty: days of our own market.
         total: opportunities of a period.
-        seed: of the draws.
+        seed: seeds the draws.
     """
 
-    def __init__(
-        self,
-        entries: Entries,
-        *,
-        roster: Callable[[], Roster],
-        path: str,
-        total: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, entries: Entries, *, path: str, total: int, seed: int) -> None:
         period = entries.period
         self.advertiser = entries.advertiser
         seeds = np.full_like(period, seed)
         self.keys = np.stack([seeds, period, entries.advertiser, entries.repeat], 1)  # (N, 4)
         self.days: list[tuple[PricedPeriod, np.ndarray]] = []  # and the rows of its campaigns
         for number in np.unique(period):
-            day = priced(int(number), path, total, roster)
+            day = priced(int(number), path, total)
             self.days.append((day, np.flatnonzero(period == number)))
 
     def next_opportunities(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -84,18 +75,10 @@ class MarketSimulation:
     """N markets of 48 in lock-step, with one campaign in each. A market stops when its campaign has
     no budget left.
 
-    Arguments and methods are those of PriceReplay; `path` is not used.
+    Arguments and methods are those of PriceReplay.
     """
 
-    def __init__(
-        self,
-        entries: Entries,
-        *,
-        roster: Callable[[], Roster],
-        path: str,
-        total: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, entries: Entries, *, total: int, seed: int) -> None:
         self.advertiser = entries.advertiser
         periods, counts = np.unique(entries.period, return_counts=True)
         streams = {}  # {period: an iterator over its traffic for each market}
@@ -119,9 +102,8 @@ class MarketSimulation:
     def next_opportunities(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         value, volume = np.zeros((2, len(self.advertiser)))
         for market, k in self.markets:
-            state = market.observe()[self.advertiser[k]]
-            value[k] = state[STATE.index("value now")]
-            volume[k] = state[STATE.index("volume now")]
+            value[k] = market.mean_value[self.advertiser[k]]
+            volume[k] = len(market.values)
         return value, volume
 
     def step(self, step: int, multipliers: np.ndarray, remaining: np.ndarray) -> Results:
@@ -139,7 +121,7 @@ class MarketSimulation:
 
 
 @lru_cache(64)  # some 10 MB each
-def found_day(period: int, path: str, total: int, roster: Callable[[], Roster]) -> Day:
+def found_day(period: int, path: str, total: int) -> Day:
     """A day of a folder of replay days, or of our own market."""
     if path:
         return days.read(days.day_files(path, [period])[period])
@@ -147,7 +129,6 @@ def found_day(period: int, path: str, total: int, roster: Callable[[], Roster]) 
 
 
 @lru_cache(4)  # some 300 MB each
-def priced(period: int, path: str, total: int, roster: Callable[[], Roster]) -> PricedPeriod:
+def priced(period: int, path: str, total: int) -> PricedPeriod:
     """The opportunities of a day at its prices."""
-    day = found_day(period, path, total, roster)
-    return price_period(period, day.traffic(), day.by_step(day.market_price))
+    return price_period(found_day(period, path, total))

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.domains.auction.days import GRID, Day
-from decisionllm.domains.auction.market import CATEGORIES, PUBLISHED, industries
+from decisionllm.domains.auction.market import (
+    BUDGETS,
+    CATEGORIES,
+    PUBLISHED,
+    TARGET_CPA,
+    industries,
+)
 from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.domains.auction.rules import OnlineLP
 
@@ -95,7 +101,7 @@ class Campaigns:
 
         Args:
             multipliers: (M,) currency per conversion.
-            generator: of Poisson draws; None: conversions are the expected ones.
+            generator: draws conversions (Poisson); None: conversions are the expected ones.
 
         Returns:
             Spend, value, wins and conversions of the step, (M,) each.
@@ -174,8 +180,8 @@ def draw(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
     day = torch.randint(len(curves.days), (count,), generator=generator)
     advertiser, pair = torch.randint(48, (2, count), generator=generator)
     near, u, v = torch.rand(3, count, generator=generator)
-    budgets = torch.tensor(PUBLISHED["budgets"], dtype=torch.float32)[pair]
-    limits = torch.tensor(PUBLISHED["target_cpa"], dtype=torch.float32)[pair]
+    budgets = torch.tensor(BUDGETS, dtype=torch.float32)[pair]
+    limits = torch.tensor(TARGET_CPA, dtype=torch.float32)[pair]
     budget = torch.where(near < 0.6, budgets * (0.4 + 1.25 * u), 800 * 10**u)
     limit = torch.where(near < 0.6, limits * (0.9 + 0.2 * v), 50 + 90 * v)
     return Campaigns(curves, day, advertiser, budget, limit)
@@ -223,19 +229,19 @@ def fit(
 
     Args:
         curves: the days.
-        seed: of campaigns, draws and weights.
-        rounds: of labelling.
-        campaigns: of a round.
-        updates: of a round, three times as many in the last.
-        gradient_updates: on the mean score of the replay, divided by the square root of what the
-            budget buys at the limit.
-        gradient_campaigns: of such an update.
+        seed: draws campaigns, conversions and first weights.
+        rounds: how often campaigns are played and labelled.
+        campaigns: number in a round.
+        updates: number in a round, three times as many in the last.
+        gradient_updates: number of updates on the mean score of the replay, divided by the square
+            root of what the budget buys at the limit.
+        gradient_campaigns: number in such an update.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Network(11)
-    features = []  # of all rounds
+    features = []  # from all rounds, as are labels
     labels = []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     for number in range(rounds):
@@ -297,7 +303,7 @@ def descend(
     loss: Tensor,
     clip: float = torch.inf,
 ) -> None:
-    """Take one step down the loss. rate: of learning; clip: norm of the gradient."""
+    """Take one step down the loss. rate: learning rate; clip: greatest norm of the gradient."""
     group = optimizer.param_groups[0]
     group["lr"] = rate
     optimizer.zero_grad()

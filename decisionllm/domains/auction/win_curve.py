@@ -72,7 +72,7 @@ class WinCurve:
         """The bid with the highest expected surplus.
 
         Args:
-            worth: what a win is worth, currency.
+            worth: value of a win, currency.
             most: the highest bid that may be made, currency; it is made where nothing better is
                 known.
             floor: the lowest bid that counts, currency.

@@ -29,12 +29,12 @@ KEYS = [
 TIMEOUTS = {"maze2d-umaze-v1": ((91, 144, 230), (999592, 999702, 999868))}
 Columns = Mapping[str, np.ndarray]
 BORDER = 1e-6  # a distance so near to the radius is within or beyond it by rounding
-ROUNDING = 1e-4  # of dense rewards
+ROUNDING = 1e-4  # allowed difference of rewards
 
 
 @dataclass(frozen=True)
 class Published:
-    """What is known of one of D4RL's files."""
+    """Known facts of one of D4RL's files."""
 
     dataset: str  # such as maze2d-umaze-v1
     file: str  # its name
@@ -48,7 +48,7 @@ def content(
     simulator: Maze,
     published: Published,
 ) -> Json:
-    """What a store says of the content of a Maze2D file.
+    """Whether a Maze2D file is D4RL's, by its content.
 
     Args:
         path: the file.

@@ -2,9 +2,7 @@
 own physics.
 
 A log is one continuous run of a planner to random goals, so its episodes are a choice, and the
-choice decides what a return-to-go means. `cut=timeouts` ends an episode where the planner's own
-goal is reached (`timeouts` in the file); `cut=horizon` after as many steps as an evaluation has;
-`cut=goal_exit` where the ball leaves the fixed goal's disc. Regenerated logs are equal in their
+choice decides what a return-to-go means: see the option `cut`. Regenerated logs are equal in their
 statistics, not in their bytes, and are named so: `maze2d-umaze-v1@regen-seed0`. A file has D4RL's
 name, `maze2d-umaze-v1`, only if it is like D4RL's in all that is known of it, see
 `d4rl.py`; else `maze2d-umaze-v1@file-<digest>`.
@@ -12,7 +10,7 @@ name, `maze2d-umaze-v1`, only if it is like D4RL's in all that is known of it, s
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -30,16 +28,19 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
 
+# most steps of an episode: as many as an evaluation has, and with cut=run
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
+PIECE = 1000
+CHAINS = 50  # most balls that a regenerated log is walked by
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
-VERSION = 2  # of what `load` says of a file and of its tasks
+VERSION = 2  # raised when `load` says other facts of a file or its tasks
 GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 VERTICAL = ("top", "middle", "bottom")
 HORIZONTAL = ("left", "centre", "right")
 WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 Log = dict[str, np.ndarray]
-Facts = Json  # of a task, see `goal_facts`
+Facts = Json  # facts of a task, see `goal_facts`
 
 
 @register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
@@ -56,7 +57,6 @@ def load(
     text: str = "none",
     cut: str = "timeouts",
     source: str = "auto",
-    piece: int = 1000,
     steps_after_goal: int = 0,
     path: str = "",
     steps: int = 0,
@@ -73,21 +73,21 @@ def load(
             from the log's goal column, and relabels the rewards for it; `paraphrased` is `goal` in
             the wordings of `frames.yaml`, another one in each window; `shuffled` is `goal`
             with the texts permuted among the episodes.
-        cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most
-            `piece` steps.
+        cut: `timeouts` ends an episode where the planner's own goal is reached (`timeouts` in the
+            file); `run` leaves the log as it is, one continuous run, in pieces of at most 1,000
+            steps.
         source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate`
             runs the protocol; `auto` reads the file where there is one.
-        piece: steps, with cut=run.
         steps_after_goal: with text=goal, an episode goes on for so many steps after its goal was
             reached, with loss mask 0: the planner walks to another goal by then, but the steps show
             transitions and rewards.
-        path: of the file.
+        path: the file.
         steps: how many to regenerate; 0: the published size.
         noise: standard deviation of the noise on the planner's actions, which are within -1 .. 1;
             the published logs have 0.5.
         without_goals: with a goal in the text, leave out the episodes that walked to these cells,
             such as `1,3;3,1`.
-        seed: of the regeneration.
+        seed: draws the regenerated log, and the goal that a text names.
 
     Raises:
         FileNotFoundError: source=file or a path, and there is no such file.
@@ -98,44 +98,33 @@ def load(
     """
     of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, of_goals)
+    names_goal = text in GOAL_TEXTS
     simulator = Maze.named(maze)
     left_out = simulator.cells(without_goals, "dataset.without_goals")
-    published = f"maze2d-{maze}-dense-v1" if dense else f"maze2d-{maze}-v1"
-    file = find_file(published, maze=maze, dense=dense, path=path, source=source)
-    if file:
-        blocks = partial(read_hdf5, file)
-        info = describe_file(file, blocks(), simulator, published, maze, dense=dense)
-    else:
-        count = steps or STEPS[maze]
-        log = generate(simulator, count, seed=seed, time_limit=HORIZON[maze], noise=noise)
-        log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
-        blocks = partial(iter, [log])
-        info = {"name": regenerated_name(published, steps=steps, noise=noise, seed=seed)}
+
+    file, blocks, info = open_log(
+        simulator, maze, dense, path=path, source=source, steps=steps, noise=noise, seed=seed
+    )
     info |= {"env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut}
     info["file"] = str(file or "")
 
-    longest = piece if cut == "run" else HORIZON[maze]
-    first, last, stop = cut_points(blocks(), cut, longest, simulator)
-    until = np.minimum(last + steps_after_goal, stop)
-    facts: dict[str, Facts] = {}
+    longest = PIECE if cut == "run" else HORIZON[maze]
+    first, last, stop = cut_points(blocks(), cut, longest)
+    facts: dict[str, Facts] = {}  # by the canonical task
     known: list[Facts] = [{}] * len(first)  # of each episode
-    names_goal = text in GOAL_TEXTS
+    goals = np.zeros((len(first), 2), int)
     if names_goal:
         # one of the goals that the planner had in this episode
         rows = np.random.default_rng(seed).integers(first, last)
         goals = logged_goals(blocks(), f"{file}: text={text}")[rows].astype(int)  # (E, 2)
-        is_left_out = (goals[:, None] == left_out).all(-1).any(1)
-        (kept,) = np.nonzero(~is_left_out)
-        first = first[kept]
-        last = last[kept]
-        until = until[kept]
-        goals = goals[kept]
+        kept = ~(goals[:, None] == left_out).all(-1).any(1)
+        first, last, stop, goals = (x[kept] for x in (first, last, stop, goals))
         canonical = [task_text(maze, goal) for goal in goals]
-        facts = {task: goal_facts(maze)[task] for task in dict.fromkeys(canonical)}
+        facts = {task: goal_facts(maze)[task] for task in canonical}
         known = [facts[task] for task in canonical]
-    tasks = texts(known, maze=maze, text=text, seed=seed)
     if text == "paraphrased":
         info["wordings"] = facts
+    tasks = texts(known, maze=maze, text=text, seed=seed)
 
     def episode(i: int, rows: Log) -> Episode:
         observations = np.asarray(rows["observations"], np.float32)
@@ -152,12 +141,15 @@ def load(
     horizon = longest + steps_after_goal
     low, high = (-1.0, -1.0), (1.0, 1.0)
     spec = Spec(observation_dim=4, action_dim=2, horizon=horizon, low=low, high=high)
+    until = np.minimum(last + steps_after_goal, stop)
     episodes = map(episode, range(len(first)), pieces(blocks(), first, until))
     return Source(spec, episodes, info, facts)
 
 
 def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json) -> None:
-    """Raise a ValueError about options of `load` that are unknown or do not fit each other."""
+    """Raise a ValueError about an option of `load` that is unknown, out of range, or of goals in the
+    text where there are none.
+    """
     if not 0 <= noise < np.inf:
         wanted = "a deviation of actions within -1 .. 1, 0 or more"
         raise ValueError(f"dataset.noise: expected {wanted}, got {noise}")
@@ -165,10 +157,32 @@ def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json
         if value and text not in GOAL_TEXTS:
             raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
     one_of("dataset.text", text, ("none", "constant", *GOAL_TEXTS))
-    one_of("dataset.cut", cut, ("timeouts", "horizon", "goal_exit", "run"))
+    one_of("dataset.cut", cut, ("timeouts", "run"))
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
-    if text in GOAL_TEXTS and cut not in ("timeouts", "run"):
-        raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
+
+
+def open_log(
+    simulator: Maze,
+    maze: str,
+    dense: bool,
+    *,
+    path: str,
+    source: str,
+    steps: int,
+    noise: float,
+    seed: int,
+) -> tuple[Path | None, Callable[[], Iterator[Log]], Json]:
+    """The file of a log, None if it is regenerated; what reads its blocks; what is said of it."""
+    published = f"maze2d-{maze}-dense-v1" if dense else f"maze2d-{maze}-v1"
+    file = find_file(published, maze=maze, dense=dense, path=path, source=source)
+    if file:
+        info = describe_file(file, simulator, published, maze, dense=dense)
+        return file, partial(read_hdf5, file), info
+    count = steps or STEPS[maze]
+    log = generate(simulator, count, seed=seed, time_limit=HORIZON[maze], noise=noise)
+    log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
+    info = {"name": regenerated_name(published, steps=steps, noise=noise, seed=seed)}
+    return None, partial(iter, [log]), info
 
 
 def find_file(published: str, *, maze: str, dense: bool, path: str, source: str) -> Path | None:
@@ -238,10 +252,8 @@ def texts(
     return made
 
 
-def describe_file(
-    file: Path, blocks: Iterable[Log], simulator: Maze, published: str, maze: str, *, dense: bool
-) -> Json:
-    """What a store says of the file that it was read from.
+def describe_file(file: Path, simulator: Maze, published: str, maze: str, *, dense: bool) -> Json:
+    """Facts of the file that a store was read from.
 
     Returns:
         "name" of the dataset, "digest" of the bytes (blake2b, 16 bytes), "recognised" and
@@ -251,7 +263,7 @@ def describe_file(
         digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     current, former = file_names(maze, dense)
     original = d4rl.Published(published, current, STEPS[maze], dense)
-    known = d4rl.content(file, blocks, simulator, original)
+    known = d4rl.content(file, read_hdf5(file), simulator, original)
     datasets = {current: published, former: published.replace("-v1", "-v0")}  # by file name
     name = name_in(file)
     # a store of D4RL's file that was exported has its name
@@ -349,10 +361,7 @@ def side(vertical: str, horizontal: str) -> str:
 
 
 def cut_points(
-    blocks: Iterable[Log],
-    cut: str,
-    longest: int,
-    simulator: Maze,
+    blocks: Iterable[Log], cut: str, longest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """First rows and ends (exclusive) of the episodes, and the end of each one's run: three (E,)
     int.
@@ -373,9 +382,6 @@ def cut_points(
         jumps.append(n + np.flatnonzero(apart > 0.06))  # one step moves at most 0.053
         if cut == "timeouts":
             ends.append(n + 1 + np.flatnonzero(block["ends"]))
-        if cut == "goal_exit":
-            inside = reward(position, simulator.goal) > 0
-            ends.append(n + np.flatnonzero(inside[:-1] & ~inside[1:]))
         before = own[-1:]
         n += len(own)
     jump = np.append(np.concatenate(jumps), n)
@@ -413,19 +419,18 @@ def generate(
     seed: int = 0,
     time_limit: int = 300,
     noise: float = 0.5,
-    chains: int = 50,
 ) -> Log:
     """D4RL's generation protocol, its noisy variant, which made the published files: a dict of
     columns of `steps` rows.
 
-    `chains` balls walk side by side, each never reset; a goal is a random free cell, aimed at
+    Up to CHAINS balls walk side by side, each never reset; a goal is a random free cell, aimed at
     through the planner's waypoints; a new one is drawn when it is reached or after `time_limit`
     steps. Actions carry noise N(0, noise^2).
     Source: D4RL `scripts/generation/generate_maze2d_datasets.py`. Left out: its loop shows the old
     observation once more after each goal, which repeats a row.
     """
     rng = np.random.default_rng(seed)
-    chains = max(1, min(chains, steps // 2000))
+    chains = max(1, min(CHAINS, steps // 2000))
     states = simulator.reset(chains, rng)
     planner = Planner(simulator, chains, rng)
     shape = chains, -(-steps // chains)

@@ -3,9 +3,9 @@ one maze or thousands at once.
 
 Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and density 1000 on two
 damped slides, pushed by two motors of gear 100, integrated by semi-implicit Euler. Its contacts
-with the unit boxes of the walls are MuJoCo's soft constraints with the default solver parameters;
-for one sphere they are a two-variable problem that is solved here exactly, so that no simulator is
-needed. `tests/domains/maze2d/test_maze.py` compares it with MuJoCo where that is installed.
+with the unit boxes of the walls are MuJoCo's soft constraints with the default solver parameters,
+see `datasets.contacts`. `tests/domains/maze2d/test_maze.py` compares it with MuJoCo where that is
+installed.
 
 States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame
 is 0.2 off the walls': the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets import contacts
 from decisionllm.datasets.grid import Grid
 from decisionllm.schema import refuse
 
@@ -56,23 +57,12 @@ class Maze(Grid):
 
     @cached_property
     def _paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shortest paths from every start, walls too, to every goal.
+        """See `shortest_paths`: of equal moves the first of left, right, up, down.
 
-        The next cell, (rows, columns, goals, 2) int, and the number of moves, (rows, columns,
-        goals). D4RL iterates values with discount 0.99 and takes the greedy move, the first among
-        equals; with one rewarded cell that is the first move that shortens the distance.
+        D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals;
+        with one rewarded cell that is the first move that shortens the distance.
         """
-        shape = self.walls.shape
-        steps, distance = self.shortest_paths(((0, -1), (0, 1), (-1, 0), (1, 0)))
-        goals = np.flatnonzero(~self.walls)
-        return steps[:, goals].reshape(*shape, -1, 2), distance[:, goals].reshape(*shape, -1)
-
-    @cached_property
-    def _goal_index(self) -> np.ndarray:
-        """(rows, columns) int: the index of each free cell; -1 for walls."""
-        index = np.full(self.walls.shape, -1)
-        index[tuple(self.free_cells.T)] = np.arange(len(self.free_cells))
-        return index
+        return self.shortest_paths(((0, -1), (0, 1), (-1, 0), (1, 0)))
 
     def cells(self, given: str, name: str) -> np.ndarray:
         """ "1,3; 3,1" -> (cells, 2) int; a ValueError names this option."""
@@ -88,7 +78,7 @@ class Maze(Grid):
 
     def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
         """Moves of a shortest path between two free cells."""
-        return int(self._paths[1][*start, self._goal_index[*goal]])
+        return int(self._paths[1][self.number(start), self.number(goal)])
 
     def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, noise."""
@@ -132,87 +122,30 @@ class Maze(Grid):
         margin: float,
     ) -> None:
         """Add the contact forces to `force`, in place. All (n, 2)."""
-        rows, normal, gap, touching = self._contacts(position, margin)
-        if not len(rows):
-            return
-        # MuJoCo's defaults: solref (0.02, 1), solimp (0.9, 0.95, 0.001, 0.5, 2)
-        depth = gap - margin
-        bend = np.minimum(np.abs(depth) / 0.001, 1)
-        impedance = 0.9 + 0.05 * np.where(bend <= 0.5, 2 * bend**2, 1 - 2 * (1 - bend) ** 2)
-        stiffness = np.where(touching, MASS * impedance / (1 - impedance), 0)
-        approach = (normal * velocity[rows, None]).sum(-1)
-        # acceleration along the normal
-        wanted = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2
-        acceleration = _accelerate(force[rows], normal, stiffness, wanted, touching)
-        missing = np.maximum(wanted - (normal * acceleration[:, None]).sum(-1), 0)
-        force[rows] += ((stiffness * missing)[..., None] * normal).sum(1)
-
-    def _contacts(self, position: np.ndarray, margin: float) -> tuple[np.ndarray, ...]:
-        """The balls that touch a wall, and their contacts with up to three boxes.
-
-        The boxes are beside the ball, above it, and across the corner.
-
-        Returns:
-            Rows of the balls (M,), normals from the wall to the ball (M, 3, 2), gaps (M, 3),
-            whether they touch (M, 3).
-        """
         cell = np.rint(position + FRAME).astype(int)
         offset = position + FRAME - cell  # within [-0.5, 0.5]
         near = np.abs(offset) > 0.5 - RADIUS - margin
         rows = np.flatnonzero(near.any(1))
-        cell = cell[rows]
-        offset = offset[rows]
-        near = near[rows]
-        side = np.where(offset < 0, -1, 1)
-        to_face = 0.5 - np.abs(offset)  # (M, 2) distance to the plane to the next cell, per axis
-        boxes = np.array([[1, 0], [0, 1], [1, 1]])
-        towards = to_face[:, None] * boxes  # (M, 3, 2)
-        neighbour = cell[:, None] + side[:, None] * boxes
-        distance = np.linalg.norm(towards, axis=-1)
-        gap = distance - RADIUS
-        touching = self.walls[neighbour[..., 0], neighbour[..., 1]] & (gap < margin)
-        touching &= np.stack([near[:, 0], near[:, 1], near.all(1)], 1)
-        normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]
+        if not len(rows):
+            return
+        normal, gap, wall = contacts.find(
+            self.walls, cell[rows], offset[rows], half=0.5, radius=RADIUS
+        )
+        beside, above = near[rows].T
+        touching = wall & (gap < margin) & np.stack([beside, above, beside & above], 1)
         some = touching.any(1)
-        return rows[some], normal[some], gap[some], touching[some]
+        rows, normal, gap, touching = rows[some], normal[some], gap[some], touching[some]
 
-
-def _accelerate(
-    push: np.ndarray,
-    normal: np.ndarray,
-    stiffness: np.ndarray,
-    wanted: np.ndarray,
-    touching: np.ndarray,
-) -> np.ndarray:
-    """The acceleration of M balls under a push and the contacts with walls, (M, 2).
-
-    argmin over a of  m/2 |a - f/m|^2 + 1/2 sum_i D_i min(0, n_i a - wanted_i)^2, by Newton steps on
-    the active set.
-
-    Args:
-        push: (M, 2) f, the force without contacts.
-        normal: (M, 3, 2) n.
-        stiffness: (M, 3) D.
-        wanted: (M, 3) acceleration along the normal.
-        touching: (M, 3) bool.
-    """
-    acceleration = push / MASS
-    active = np.zeros_like(touching)
-    for _ in range(20):
-        now = touching & ((normal * acceleration[:, None]).sum(-1) < wanted)
-        if (now == active).all():
-            break
-        active = now
-        weight = np.where(active, stiffness, 0)
-        xx = MASS + (weight * normal[..., 0] ** 2).sum(1)
-        yy = MASS + (weight * normal[..., 1] ** 2).sum(1)
-        xy = (weight * normal[..., 0] * normal[..., 1]).sum(1)
-        right = push + ((weight * wanted)[..., None] * normal).sum(1)
-        along_x = yy * right[:, 0] - xy * right[:, 1]
-        along_y = xx * right[:, 1] - xy * right[:, 0]
-        acceleration = np.stack([along_x, along_y], 1)
-        acceleration /= (xx * yy - xy * xy)[:, None]
-    return acceleration
+        # MuJoCo's default solref (0.02, 1)
+        depth = gap - margin
+        impedance = contacts.impedance(depth)
+        stiffness = np.where(touching, MASS * impedance / (1 - impedance), 0)
+        approach = (normal * velocity[rows, None]).sum(-1)
+        # acceleration along the normal
+        wanted = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2
+        acceleration = contacts.acceleration(MASS, force[rows], normal, stiffness, wanted)
+        missing = np.maximum(wanted - (normal * acceleration[:, None]).sum(-1), 0)
+        force[rows] += ((stiffness * missing)[..., None] * normal).sum(1)
 
 
 def reward(positions: np.ndarray, goal: np.ndarray, *, dense: bool = False) -> np.ndarray:
@@ -240,12 +173,12 @@ class Planner:
         """Plan afresh for these rows: (rows,) int, (rows, 2) positions, (rows, 2) int cells."""
         maze = self.maze
         cells = np.clip(np.rint(positions).astype(int), 0, np.array(maze.walls.shape) - 1)
-        target = maze._goal_index[goals[:, 0], goals[:, 1]]
-        if (target < 0).any():
-            got = goals[target < 0][0].tolist()
+        walls = maze.walls[goals[:, 0], goals[:, 1]]
+        if walls.any():
+            got = goals[walls][0].tolist()
             raise ValueError(f"goal: expected free cells of the maze, got {got}")
         for leg in range(self.waypoints.shape[1]):
-            cells = maze._paths[0][cells[:, 0], cells[:, 1], target]
+            cells = maze._paths[0][maze.number(cells), maze.number(goals)]
             at_goal = (cells == goals).all(1, keepdims=True)
             noise = self.rng.uniform(0, 0.2, cells.shape)
             self.waypoints[rows, leg] = cells - np.where(at_goal, 0, noise)

@@ -3,8 +3,7 @@
 Facts from seohongpark/ogbench, `ogbench/locomaze/` (maze.py, point.py, assets/point.xml): an action
 moves the point by 0.2 of it, then MuJoCo runs five steps of 0.02 s from rest. In the open nothing
 moves in these steps. A sphere that was moved into a wall is pushed out by MuJoCo's soft contacts
-with friction, integrated by Runge-Kutta of fourth order; for one sphere on two slides they are a
-problem of two variables, which is solved here exactly, so that no simulator is needed.
+with friction, see `datasets.contacts`, integrated by Runge-Kutta of fourth order.
 `tests/domains/ogbench/test_world.py` compares it with recorded steps of the environment itself.
 
 A position is (x, y) in units of length: x grows with the column of the layout, y with the row, and
@@ -17,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets import contacts
 from decisionllm.datasets.grid import Grid
 from decisionllm.schema import refuse
 
@@ -102,10 +102,6 @@ class Maze(Grid):
         """See `shortest_paths`: of equal moves the first of up, left, down, right."""
         return self.shortest_paths(((-1, 0), (0, -1), (1, 0), (0, 1)))
 
-    def number(self, cells: np.ndarray) -> np.ndarray:
-        """Cells (..., 2) int -> their numbers in row order (...)."""
-        return np.asarray(cells[..., 0] * self.walls.shape[1] + cells[..., 1])
-
     def distances(self, start: np.ndarray) -> np.ndarray:
         """Moves from a cell (2,) to each free cell, (cells,)."""
         return np.asarray(self._paths[1][self.number(start), self.number(self.free_cells)])
@@ -169,61 +165,27 @@ class Maze(Grid):
         normal, gap, touching = self._contacts(positions)
         tangent = normal[..., ::-1] * np.array([-1, 1])
         edges = np.stack([normal + tangent, normal - tangent, normal, normal], 2)  # (M, 3, 4, 2)
-        # MuJoCo's default solimp: (0.9, 0.95, 0.001, 0.5, 2)
-        bend = np.minimum(np.abs(gap) / 0.001, 1)
-        impedance = 0.9 + 0.05 * np.where(bend <= 0.5, 2 * bend**2, 1 - 2 * (1 - bend) ** 2)
+        impedance = contacts.impedance(gap)
         weight = np.where(touching, impedance / (1 - impedance) / INVERSE_WEIGHT, 0)  # (M, 3)
         approach = (edges * velocity[:, None, None]).sum(-1)  # (M, 3, 4)
         wanted = -DAMPING * approach - STIFFNESS * (impedance * gap)[..., None]
         M = len(positions)
-        return solve(edges.reshape(M, 12, 2), np.repeat(weight, 4, 1), wanted.reshape(M, 12))
+        return contacts.acceleration(
+            MASS,
+            np.zeros_like(positions),
+            edges.reshape(M, 12, 2),
+            np.repeat(weight, 4, 1),
+            wanted.reshape(M, 12),
+        )
 
     def _contacts(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The contacts of each point with up to three cells: beside it, above it, across the corner.
-
-        Returns:
-            Normals from the wall to the point (M, 3, 2), gaps (M, 3), whether they touch (M, 3).
-        """
+        """The contacts of each point, see `contacts.find`: normals, gaps, whether they touch."""
         cell = cell_of(positions)  # (row, column) = (y, x)
-        offset = positions - middle(cell)  # within -2 .. 2
-        side = np.where(offset < 0, -1, 1)
-        to_face = CELL / 2 - np.abs(offset)  # (M, 2) distance to the next cell, per axis
-        boxes = np.array([[1, 0], [0, 1], [1, 1]])
-        towards = to_face[:, None] * boxes  # (M, 3, 2)
-        distance = np.linalg.norm(towards, axis=-1)
-        neighbour = cell[:, None] + (side[:, None] * boxes)[..., ::-1]
-        gap = distance - RADIUS
-        touching = self.walls[neighbour[..., 0], neighbour[..., 1]] & (gap < 0)
-        normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]
-        return normal, gap, touching
-
-
-def solve(edges: np.ndarray, weight: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """argmin over a of  m/2 |a|^2 + 1/2 sum_i D_i min(0, e_i a - wanted_i)^2  for each of M points.
-
-    By Newton steps on the active set.
-
-    Args:
-        edges: (M, E, 2) e.
-        weight: (M, E) D, 0 without a contact.
-        wanted: (M, E) acceleration along the edge.
-    """
-    acceleration = np.zeros((len(edges), 2))
-    active = np.zeros(weight.shape, bool)
-    for _ in range(20):
-        now = (weight > 0) & ((edges * acceleration[:, None]).sum(-1) < wanted)
-        if (now == active).all():
-            break
-        active = now
-        weights = np.where(active, weight, 0)
-        xx = MASS + (weights * edges[..., 0] ** 2).sum(1)
-        yy = MASS + (weights * edges[..., 1] ** 2).sum(1)
-        xy = (weights * edges[..., 0] * edges[..., 1]).sum(1)
-        right = ((weights * wanted)[..., None] * edges).sum(1)
-        along_x = yy * right[:, 0] - xy * right[:, 1]
-        along_y = xx * right[:, 1] - xy * right[:, 0]
-        acceleration = np.stack([along_x, along_y], 1) / (xx * yy - xy * xy)[:, None]
-    return acceleration
+        offset = positions - middle(cell)
+        normal, gap, wall = contacts.find(
+            self.walls.T, cell[:, ::-1], offset, half=CELL / 2, radius=RADIUS
+        )
+        return normal, gap, wall & (gap < 0)
 
 
 def middle(cells: np.ndarray) -> np.ndarray:

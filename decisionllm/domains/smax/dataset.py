@@ -38,7 +38,7 @@ def load(
         groups: number of battles.
         noise: share of the teacher's actions that are random.
         text: see `team.source`.
-        seed: of the battles and of the teachers.
+        seed: draws the battles and the noise of the teachers.
     """
     made = generate(game(map), log, groups=groups, noise=noise, seed=seed)
     name = f"smax-{map}-{log}@seed{seed}-{groups}"

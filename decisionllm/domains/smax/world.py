@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     import jax
     from jaxmarl.environments.smax.heuristic_enemy_smax_env import State
 
-    # what is seen of E battles: observations, masks, places, health, kinds, and who is done
+    # views of E battles: observations, masks, places, health, kinds, and who is done
     View = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 HORIZON = 101  # steps: JaxMARL compares its clock with 100 before it advances it
-SIZE = 32.0  # of the field, from wall to wall
+SIZE = 32.0  # width of the field, from wall to wall
 UNIT = 13
 OWN = 10
-MOVES = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)], float)  # of the first actions
+MOVES = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)], float)  # the first four actions
 STOP = 4
 TEACHERS = ("expert", "medium", "random")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a map before a battle."""
+    """Facts of a map before a battle."""
 
     allies: int  # N
     enemies: int  # M
-    names: tuple[str, ...]  # of all types
+    names: tuple[str, ...]  # names of all types
     kinds: tuple[int, ...]  # the types that an ally may have, indices into names
     health: tuple[float, ...]  # full health of each type
-    version: str  # of jaxmarl
+    version: str  # version of jaxmarl
 
 
 @cache

@@ -2,23 +2,24 @@
 its agents an episode.
 
 expert, medium, random: one teacher. mixed: a third of the groups each. convention: every group has
-a fixed assignment that no observation shows, so that the log holds several joint policies. varying:
-3 to 5 experts, a tenth of the groups lose one midway.
+a fixed assignment that no observation shows, so that the log holds several joint policies.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.team import source
-from decisionllm.datasets.team_worlds import SEEDS, stacked
+from decisionllm.datasets.team_worlds import SEEDS
 from decisionllm.domains.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
 
-VERSION = 2  # of what a store of it holds
-LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
+VERSION = 2  # raised when a store holds other data
+LOGS = ("expert", "medium", "random", "mixed", "convention")
 TASK = "Cover every landmark, each with one agent, without touching another"
 REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step"
 REWARD_RULE += ", and half a point for each touch"
@@ -40,19 +41,17 @@ def load(
 
     Args:
         log: one of LOGS.
-        agents: of each group, except in log=varying.
+        agents: number in each group.
         groups: number of worlds.
         actions: `discrete`; or `continuous`, pushes within -1 .. 1.
         noise: share of the teacher's actions that are uniform.
         text, capacity: see `team.source`.
-        seed: of the worlds and of the teachers.
+        seed: draws the worlds and the noise of the teachers.
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = f"spread-{log}"
     if actions == "continuous":
         name += "-continuous"
-    if log != "varying":
-        name += f"-{agents}"
     return source(
         made,
         text=text,
@@ -60,7 +59,7 @@ def load(
         behaviour=log,
         agents=agents,
         actions=actions,
-        name=f"{name}@seed{seed}-{groups}",
+        name=f"{name}-{agents}@seed{seed}-{groups}",
     )
 
 
@@ -81,51 +80,41 @@ def generate(
         raise ValueError(f"dataset: expected {known}; got {agents}, {groups}, {noise}")
     rng = np.random.default_rng(seed)
     discrete = actions == "discrete"
-    numbers = np.full(groups, agents)
-    lost = np.full(groups, -1)  # the step at which one agent is removed
-    teacher_name = "expert" if log in ("mixed", "varying") else log
-    kinds = np.full(groups, TEACHERS.index(teacher_name))
     if log == "mixed":
         kinds = rng.permutation(np.arange(groups) % 3)
-    if log == "varying":
-        numbers = rng.integers(3, 6, groups)
-        lost[rng.permutation(groups)[: groups // 10]] = HORIZON // 2
-    world = Spread(SEEDS * (seed + 1) + np.arange(groups), numbers)
+    else:
+        kinds = np.full(groups, TEACHERS.index(log))
+    world = Spread(SEEDS * (seed + 1) + np.arange(groups), agents)
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
-    removable = rng.integers(numbers)[:, None]
-    chosen = np.arange(world.alive.shape[1]) == removable
-    parts: list[dict[str, np.ndarray]] = []
-    for t in range(HORIZON):
-        alive = world.alive
-        taken = teacher.act(world).astype(np.float32)
-        seen = [(worlds, world.observe(worlds)) for worlds in world.alike()]
-        rewards = world.step(pushes(taken)).astype(np.float32)
-        going = chosen & (lost == t)[:, None]
-        for worlds, raw in seen:
-            n, size = raw.shape
-            at, agent = np.nonzero(alive[worlds])
-            group = worlds[at]
-            part = {
-                "group": group,
-                "step": np.full(n, t),
-                "agent": agent,
-                "reward": rewards[group, agent],
-                "terminated": going[group, agent],
-                "behaviour": kinds[group],
-                "size": np.full(n, size),
-                "action": taken[group, agent],
-                "observation": raw.ravel(),
-            }
-            parts.append(part)
-        world.remove(going)
-    columns = stacked(parts)
-    size = columns.pop("size")
-    action = columns.pop("action")
+    # Not used. Published logs have the actions that are drawn after these numbers.
+    rng.integers(np.full(groups, agents))
+
+    observations = []
+    taken = []
+    rewards = []
+    for _ in range(HORIZON):
+        observations.append(world.observe())  # (groups x agents, S)
+        taken.append(teacher.act(world).astype(np.float32))
+        rewards.append(world.step(pushes(taken[-1])).astype(np.float32))
+
+    # a row for each step, group and agent, in this order
+    step, group, agent = np.indices((HORIZON, groups, agents)).reshape(3, -1)
+    action = np.concatenate(taken).reshape(len(step), -1)
+    columns: dict[str, np.ndarray] = {
+        "group": group,
+        "step": step,
+        "agent": agent,
+        "reward": np.ravel(rewards),
+        "terminated": np.zeros(len(step), bool),
+        "behaviour": kinds[group],
+        "observation": np.ravel(observations),
+    }
     if discrete:
         columns["action"] = action[:, 0].astype(np.int32)
     else:
         columns["action_values"] = action
-    columns["observation_offsets"] = np.cumsum([0, *size])
+    size = observations[0].shape[1]
+    columns["observation_offsets"] = size * np.arange(len(step) + 1)
     step = np.tile(np.arange(HORIZON), groups)
     clock = {
         "group": np.repeat(np.arange(groups), HORIZON),
@@ -133,28 +122,24 @@ def generate(
         "terminated": np.zeros(len(step), bool),
         "truncated": step == HORIZON - 1,
     }
-    meta = describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed)
-    return Log(meta, clock, columns)
+    return Log(describe([agents], actions, log=log, noise=noise, seed=seed), clock, columns)
 
 
-def blocks(n: int, m: int) -> list[list[str | int]]:
-    """The blocks (see `team_log`) of an observation of mpe2, of n agents and m landmarks."""
-    return [["own", 4, 1], ["landmark", 2, m], ["agent", 2, n - 1], ["", 2, n - 1]]
+def blocks(agents: int) -> list[list[str | int]]:
+    """The blocks (see `team_log`) of an observation of mpe2, of as many agents and landmarks."""
+    others = agents - 1
+    return [["own", 4, 1], ["landmark", 2, agents], ["agent", 2, others], ["", 2, others]]
 
 
-def describe(sizes: list[int], actions: str, **generator: object) -> Json:
-    """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
-    # (agents, landmarks) of an observation by its length; one agent may have been removed
-    known = {}
-    for n in range(1, 17):
-        for m in (n, n + 1):
-            known[4 + 2 * m + 4 * (n - 1)] = n, m
+def describe(agents: Iterable[int], actions: str, **generator: object) -> Json:
+    """meta of a log, or of the worlds of an evaluation, with these numbers of agents."""
     agent: Json = {"role": ""}
     if actions == "discrete":
         agent["num_actions"] = len(PUSHES)
     else:
         agent |= {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
-    agent["observations"] = {str(size): blocks(*known[size]) for size in sizes}
+    # by length: 4 + 2 n + 4 (n - 1) numbers
+    agent["observations"] = {str(6 * n): blocks(n) for n in agents}
     return {
         "name": "simple_spread",
         "task": TASK,

@@ -7,12 +7,11 @@ actions, undisturbed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.checks import listed, one_of, ranges
+from decisionllm.checks import one_of, ranges
 from decisionllm.datasets.team_layout import canonical, entity_schema
 from decisionllm.domains.spread.dataset import blocks, describe
 from decisionllm.domains.spread.world import (
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 OMAR = (159.8, 516.8)  # S_random and S_expert of its paper: three agents, continuous actions
 # Mean returns of random play and of the expert teacher by number of agents, over 1,000 worlds each,
-# whose seeds begin at REFERENCE_STARTS; tests measure them again
+# with seeds from REFERENCE_STARTS on; tests measure them again
 REFERENCE_STARTS = 900_000
 REFERENCE = {
     "discrete": {
@@ -53,29 +52,6 @@ REFERENCE = {
 }
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A disturbance of every episode: the step from which one agent is dead, or its teacher."""
-
-    label: str = ""
-    crash: int = HORIZON
-    partner: str = ""
-
-
-def conditions(crash: str, partner: str) -> list[Condition]:
-    """No disturbance, then one for each step of `crash` and each teacher of `partner`, see
-    `SpreadTeams`.
-    """
-    partners = listed(partner)
-    crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
-    for name in partners:
-        one_of("env.partner", name, TEACHERS)
-    found = [Condition()]
-    found += [Condition(f"crash at {step}", crash=step) for step in crashes]
-    found += [Condition(f"partner {name}", partner=name) for name in partners]
-    return found
-
-
 @register(
     "env",
     "spread",
@@ -87,7 +63,7 @@ def conditions(crash: str, partner: str) -> list[Condition]:
 )
 class SpreadTeams(TeamEnv):
     """num_episodes worlds under each condition: every number of agents, undisturbed, then with each
-    crash and each partner.
+    crash.
 
     Args:
         text, actions, capacity: as in the dataset.
@@ -95,8 +71,6 @@ class SpreadTeams(TeamEnv):
         agents: such as `3`, `2-6` or `3,5`.
         crash: steps from which on the motor of one agent is dead, such as `0,2,4,8`; no observation
             says so.
-        partner: one agent is played by a teacher: `expert`, `medium`, `random`, `convention`, or
-            several of them.
         rules: `mpe2`, or `omar`, the world of OMAR's logs, which has its score.
     """
 
@@ -111,7 +85,6 @@ class SpreadTeams(TeamEnv):
         agents: str = "3",
         actions: str = "discrete",
         crash: str = "",
-        partner: str = "",
         text: str = "none",
         capacity: int = 6,
         wordings: str = "trained",
@@ -119,27 +92,25 @@ class SpreadTeams(TeamEnv):
         rules: str = "mpe2",
     ) -> None:
         numbers = ranges("env.agents", agents, within=range(2, capacity + 1))
-        disturbed = conditions(crash, partner)
+        crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         one_of("env.actions", actions, ("discrete", "continuous"))
         one_of("env.rules", rules, RULES)
         if rules == "omar" and (numbers != [3] or actions != "continuous"):
             wanted = "agents=3 and actions=continuous, as in its paper"
             raise ValueError(f"env.rules=omar: expected {wanted}, got {agents} and {actions}")
 
+        disturbances = ["", *(f"crash at {step}" for step in crashes)]
         labels = []
-        settings = []  # (agents, condition) of each label
         for n in numbers:
             size = "" if numbers == [3] else f"{n} agents"
-            for condition in disturbed:
-                labels.append(", ".join(filter(None, (size, condition.label))))
-                settings.append((n, condition))
+            labels += [", ".join(filter(None, (size, each))) for each in disturbances]
         super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
-        self.agents = np.array([n for n, _ in settings])[self.condition]
-        self.crash = np.array([each.crash for _, each in settings])[self.condition]
-        self.partners = np.array([each.partner for _, each in settings])[self.condition]
+        self.agents = np.repeat(numbers, len(disturbances))[self.condition]
+        # the step from which one agent is dead
+        self.crash = np.tile([HORIZON, *crashes], len(numbers))[self.condition]
         self.discrete = actions == "discrete"
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)
-        meta = describe((6 * np.unique(self.agents)).tolist(), actions)
+        meta = describe(sorted(numbers), actions)
         self.entity_schema = entity_schema(meta, capacity)
         types = ["agent"] * len(self.groups)
         self.tasks = self.texts(meta, self.agents[self.groups].tolist(), types)
@@ -157,12 +128,10 @@ class SpreadTeams(TeamEnv):
         seeds = STARTS * seed + np.tile(np.arange(E), several)
         self.world = Spread(seeds, self.agents, self.rules)
         self.time = 0
-        rng = np.random.default_rng(seed)
-        drawn = np.tile(rng.random((E, self.world.alive.shape[1])), (several, 1))
-        # The agent that a crash or a partner replaces
+        drawn = np.random.default_rng(seed).random((E, self.world.alive.shape[1]))
+        drawn = np.tile(drawn, (several, 1))
+        # the agent that is dead after a crash
         self.struck = np.where(self.world.alive, drawn, -1).argmax(1)
-        kinds = np.array([TEACHERS.index(name or "expert") for name in self.partners])
-        self.partner = Teacher(self.world, kinds, rng, discrete=self.discrete)
         self.returns = np.zeros(len(self.agents))
         self.touches = np.zeros(len(self.agents))
         self.history = [self.world.positions]
@@ -176,17 +145,13 @@ class SpreadTeams(TeamEnv):
             n = int(self.agents[worlds[0]])
             raw = self.world.observe(worlds)
             rows = np.isin(self.groups, worlds)
-            made[rows] = canonical(raw, blocks(n, n), self.entity_schema)
+            made[rows] = canonical(raw, blocks(n), self.entity_schema)
         return made
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         world = self.world
         chosen = np.zeros((*world.alive.shape, actions.shape[1]))
         chosen[world.alive] = actions
-        replaced = np.flatnonzero(self.partners != "")
-        if len(replaced):
-            struck = self.struck[replaced]
-            chosen[replaced, struck] = self.partner.act(world)[replaced, struck]
         world.crashed[np.arange(len(self.agents)), self.struck] = self.time >= self.crash
         gains = world.step(pushes(chosen)).sum(1) / self.agents
         self.time += 1

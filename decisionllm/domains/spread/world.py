@@ -26,12 +26,12 @@ from decisionllm.checks import one_of
 HORIZON = 25  # steps
 TIME_STEP = 0.1
 DAMPING = 0.25  # share of the velocity lost in a step
-FORCE = 5.0  # of a push of 1
+FORCE = 5.0  # by a push of 1
 TOUCH = 0.3  # distance at which two agents touch
 CONTACT_FORCE = 100.0
 CONTACT_MARGIN = 1e-3
 COVERED = 0.1  # a landmark with an agent within this distance is covered
-PUSHES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], float)  # of the discrete actions
+PUSHES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], float)  # the discrete actions
 TEACHERS = ("expert", "medium", "random", "convention")
 RULES = ("mpe2", "omar")
 
@@ -45,7 +45,8 @@ class Spread:
         rules: one of RULES.
 
     Attributes:
-        alive, landmark_mask: (E, N) which slots hold an agent, and a landmark.
+        alive: (E, N) which slots hold an agent, and a landmark.
+        both: (E, N, N) pairs of different agents.
         crashed: (E, N) agents whose motor is dead: they can be touched and pushed, and cover the
             landmark they lie on.
         positions, velocities, landmarks: (E, N, 2).
@@ -62,7 +63,7 @@ class Spread:
         agents = np.broadcast_to(agents, len(seeds))
         E, N = len(seeds), int(agents.max())
         self.alive = np.arange(N) < agents[:, None]
-        self.landmark_mask = self.alive.copy()
+        self.both = self.alive[:, :, None] & self.alive[:, None] & ~np.eye(N, dtype=bool)
         self.crashed = np.zeros((E, N), bool)
         start = np.zeros((E, 2, N, 2))
         for e, (seed, n) in enumerate(zip(seeds, agents, strict=True)):
@@ -80,13 +81,6 @@ class Spread:
         self.distance = np.sqrt(np.square(self.apart).sum(-1))
         to_landmark = self.positions[:, :, None] - self.landmarks[:, None]
         self.to_landmark = np.sqrt(np.square(to_landmark).sum(-1))
-        others = ~np.eye(self.alive.shape[1], dtype=bool)
-        self.both = self.alive[:, :, None] & self.alive[:, None] & others
-
-    def remove(self, agents: np.ndarray) -> None:
-        """Remove these agents: they are no longer observed, touched or counted. (E, N) bool"""
-        self.alive = self.alive & ~agents
-        self._measure()
 
     def step(self, pushes: np.ndarray) -> np.ndarray:
         """Pushes (E, N, 2) -> the reward of each agent (E, N), 0 in empty slots."""
@@ -113,9 +107,9 @@ class Spread:
         """(E, N)"""
         touches = (self.both & (self.distance < TOUCH)).sum(2)
         if self.omar:
-            near = np.where(self.landmark_mask, 1 / self.nearest().clip(min=0.1), 0).sum(1)[:, None]
+            near = np.where(self.alive, 1 / self.nearest().clip(min=0.1), 0).sum(1)[:, None]
             return np.where(self.alive, near - 5.0 * touches, 0)
-        nearest = np.where(self.landmark_mask, self.nearest(), 0).sum(1)[:, None]
+        nearest = np.where(self.alive, self.nearest(), 0).sum(1)[:, None]
         return np.where(self.alive, -0.5 * nearest - 0.5 * touches, 0)
 
     def nearest(self) -> np.ndarray:
@@ -124,13 +118,13 @@ class Spread:
 
     def covered(self) -> np.ndarray:
         """The share of a world's landmarks with an agent on them: (E,)"""
-        covered = (self.nearest() < COVERED) & self.landmark_mask
-        return np.asarray(covered.sum(1) / self.landmark_mask.sum(1))
+        covered = (self.nearest() < COVERED) & self.alive
+        return np.asarray(covered.sum(1) / self.alive.sum(1))
 
     def alike(self) -> list[np.ndarray]:
-        """Worlds with equal numbers of agents and of landmarks: arrays of indices."""
-        key = self.alive.sum(1) * 100 + self.landmark_mask.sum(1)
-        return [np.flatnonzero(key == k) for k in np.unique(key)]
+        """Worlds with equal numbers of agents: arrays of indices."""
+        agents = self.alive.sum(1)
+        return [np.flatnonzero(agents == n) for n in np.unique(agents)]
 
     def observe(self, worlds: slice | list[int] | np.ndarray = slice(None)) -> np.ndarray:
         """The observation of each agent of these worlds, in mpe2's order.
@@ -139,23 +133,21 @@ class Spread:
         zeros (mpe2's communication) for each other agent.
 
         Args:
-            worlds: indices of worlds with equal numbers of agents and of landmarks.
+            worlds: indices of worlds with equal numbers of agents.
 
         Returns:
             (rows, S) float32, world by world.
         """
         alive = self.alive[worlds]
-        landmark_mask = self.landmark_mask[worlds]
         E = len(alive)
         n = int(alive[0].sum())
-        m = int(landmark_mask[0].sum())
-        if (alive.sum(1) != n).any() or (landmark_mask.sum(1) != m).any():
-            wanted = "expected worlds with equal numbers of agents and of landmarks"
+        if (alive.sum(1) != n).any():
+            wanted = "expected worlds with equal numbers of agents"
             raise ValueError(f"observe: {wanted}; see Spread.alike")
         position = self.positions[worlds][alive].reshape(E, n, 2)
         velocity = self.velocities[worlds][alive].reshape(E, n, 2)
-        landmarks = self.landmarks[worlds][landmark_mask].reshape(E, 1, m, 2)
-        to_landmarks = landmarks - position[:, :, None]  # (E, n, m, 2)
+        landmarks = self.landmarks[worlds][alive].reshape(E, 1, n, 2)
+        to_landmarks = landmarks - position[:, :, None]  # (E, n, n, 2)
         others = position[:, None] - position[:, :, None]  # (E, n, n, 2), from each to each
         others = others[:, ~np.eye(n, dtype=bool)].reshape(E, n, n - 1, 2)
         parts = (velocity, position, to_landmarks, others, np.zeros_like(others))
@@ -193,17 +185,16 @@ class Teacher:
         self.discrete = discrete
         self.noise = np.where(self.kinds == TEACHERS.index("random"), 1.0, noise)
         # The assignment of the convention
-        self.drawn = np.argsort(np.where(world.landmark_mask, rng.random((E, N)), 2), 1)
+        self.drawn = np.argsort(np.where(world.alive, rng.random((E, N)), 2), 1)
 
     def targets(self, world: Spread) -> np.ndarray:
         """The landmark that each agent walks to: (E, N) int"""
         kind = np.array(TEACHERS)[self.kinds]
         found = self.drawn.copy()
-        distance = np.where(world.landmark_mask[:, None], world.to_landmark, np.inf)
+        distance = np.where(world.alive[:, None], world.to_landmark, np.inf)
         medium, expert = kind == "medium", kind == "expert"
         found[medium] = distance[medium].argmin(2)
-        masks = (world.alive[expert], world.landmark_mask[expert])
-        found[expert] = assignment(world.to_landmark[expert], *masks)
+        found[expert] = assignment(world.to_landmark[expert], world.alive[expert])
         return found
 
     def act(self, world: Spread) -> np.ndarray:
@@ -240,15 +231,15 @@ def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.nda
     return np.where(np.abs(along) < 0.03, 0, 1 + 2 * axis + (along > 0)).astype(float)
 
 
-def assignment(distance: np.ndarray, alive: np.ndarray, landmark_mask: np.ndarray) -> np.ndarray:
+def assignment(distance: np.ndarray, alive: np.ndarray) -> np.ndarray:
     """The landmark of each agent (E, N) so that the total distance is least.
 
     Args:
         distance: (E, N, N) from agents to landmarks.
-        alive, landmark_mask: (E, N) bool.
+        alive: (E, N) bool, which slots hold an agent and a landmark.
     """
     E, N = alive.shape
-    cost = np.where(alive[:, :, None], np.where(landmark_mask[:, None], distance, 1e3), 0)
+    cost = np.where(alive[:, :, None], np.where(alive[:, None], distance, 1e3), 0)
     if N > 6:
         return np.array([linear_sum_assignment(c)[1] for c in cost]).reshape(E, N)
     # All worlds at once, many times as fast as scipy world by world

@@ -61,7 +61,7 @@ def test_the_replay_of_curves_agrees_with_that_of_rows():
     multiplier buy.
     """
     day = linear()
-    rows = price_period(2, day.traffic(), day.by_step(day.market_price))
+    rows = price_period(day)
     curves = Curves([day])
     advertiser, rng = np.arange(48), np.random.default_rng(0)
     for exact, tolerance in ((True, 1e-5), (False, 0.03)):
@@ -88,7 +88,7 @@ def test_the_replay_of_curves_agrees_with_that_of_rows():
 
 def test_the_budget_ends_both_replays():
     day = linear()
-    rows = price_period(2, day.traffic(), day.by_step(day.market_price))
+    rows = price_period(day)
     curves = Curves([day])
     budgets, advertiser = np.full(48, 1000.0), np.arange(48)
     campaigns = Campaigns(curves, *map(torch_of, (np.zeros(48, int), advertiser, budgets, budgets)))

@@ -66,8 +66,9 @@ THREE = np.array([[0.5], [0.25], [0.125]])  # values of three opportunities for 
 
 def bought(multiplier, remaining, *, sigma=0.0, values=THREE, keys=((0,),)):
     """What one campaign buys of three opportunities that cost 1 each."""
-    day = price_period(0, [(values, np.full_like(values, sigma))], [np.ones(len(values))])
-    made = day.step(
+    traffic = [(values, np.full_like(values, sigma))]
+    day = days.make(0, traffic, [np.ones(len(values))], prices="test")
+    made = price_period(day).step(
         0,
         np.zeros(len(keys), int),
         np.full(len(keys), multiplier),
@@ -144,7 +145,8 @@ def test_spend_is_that_of_auctionnets_offline_evaluation():
             counts.append(len(values))
             yield values[:, [43, 44]], sigmas[:, [43, 44]]
 
-    day = price_period(8, steps(), (prices[sum(counts[:-1]) : sum(counts)] for _ in range(48)))
+    of_steps = (prices[sum(counts[:-1]) : sum(counts)] for _ in range(48))
+    day = price_period(days.make(8, steps(), of_steps, prices="test"))
     spend = np.zeros(2)
     for step in range(48):
         made = day.step(

@@ -82,22 +82,24 @@ def test_a_file_comes_back_as_the_episodes_that_its_timeouts_part(tmp_path):
     "cut, lengths",
     [
         ("timeouts", [4, 3, 1, 2]),
-        ("horizon", [8, 2]),
-        ("goal_exit", [2, 5, 1, 2]),  # the ball is inside in rows 0, 1, 5 and 6
         ("run", [3, 5, 2]),  # pieces of at most 5, counted back from where a run ends
     ],
 )
 def test_where_an_episode_ends_by_hand(tmp_path, cut, lengths):
-    assert [len(e.rewards) for e in cut_by(put(tmp_path / "log.hdf5"), cut=cut, piece=5)] == lengths
+    blocks = read_hdf5(put(tmp_path / "log.hdf5"))
+    first, last, _ = cut_points(blocks, cut, 5)
+    assert (last - first).tolist() == lengths
 
 
-@pytest.mark.parametrize("cut", ["timeouts", "horizon", "goal_exit"])
-def test_no_episode_is_longer_than_an_evaluation(tmp_path, cut):
-    n = 650
+@pytest.mark.parametrize(
+    "cut, lengths", [("timeouts", [20, 30, 300, 300, 300, 300]), ("run", [250, 1000])]
+)
+def test_no_episode_is_longer_than_an_evaluation_or_a_piece(tmp_path, cut, lengths):
+    n = 1250
     flat = {"observations": np.ones((n, 4)), "actions": np.zeros((n, 2)), "rewards": np.zeros(n)}
     flags = {"terminals": np.zeros(n, bool), "timeouts": np.arange(n) == 19, "infos/goal": None}
-    lengths = [len(e.rewards) for e in cut_by(put(tmp_path / "log.hdf5", **flat, **flags), cut=cut)]
-    assert lengths == ([20, 30, 300, 300] if cut == "timeouts" else [50, 300, 300])
+    episodes = cut_by(put(tmp_path / "log.hdf5", **flat, **flags), cut=cut)
+    assert [len(e.rewards) for e in episodes] == lengths
 
 
 def test_a_ball_at_full_speed_does_not_jump():
@@ -107,7 +109,7 @@ def test_a_ball_at_full_speed_does_not_jump():
         "observations": np.concatenate([moving, np.zeros((n, 2))], 1),
         "ends": np.zeros(n, bool),
     }
-    first, last, _ = cut_points([columns], "horizon", 300, Maze.named("umaze"))
+    first, last, _ = cut_points([columns], "run", 300)
     assert (first.tolist(), last.tolist()) == ([0], [20])
 
 
@@ -411,7 +413,7 @@ def test_a_file_unlike_the_published_one_says_why(name, changed, why, tmp_path, 
     assert re.match(f"not known to be D4RL's: {why}", info["content"])
 
 
-@pytest.mark.parametrize("stated", ["maze2d-umaze-v1", "maze2d-umaze-v1-goal_exit"])
+@pytest.mark.parametrize("stated", ["maze2d-umaze-v1", "maze2d-umaze-v1-run"])
 def test_an_exported_store_is_not_the_published_file(stated, tmp_path, ten_rows):
     path = put(tmp_path / "maze2d-umaze-sparse-v1.hdf5", **as_published())
     with h5py.File(path, "a") as file:
@@ -445,15 +447,12 @@ def test_columns_come_back_from_the_file_that_they_are_written_to(tmp_path):
         np.testing.assert_array_equal(back[key], made[key], err_msg=key)
 
 
-@pytest.mark.parametrize("cut", ["timeouts", "horizon", "goal_exit"])
-def test_an_exported_store_reads_back_as_the_same_data(tmp_path, cut):
-    store = prepare(node("dataset", "maze2d-umaze", steps=3000, cut=cut), tmp_path)
+def test_an_exported_store_reads_back_as_the_same_data(tmp_path):
+    store = prepare(node("dataset", "maze2d-umaze", steps=3000), tmp_path)
     save(tmp_path / "exported.hdf5", store)
     back = prepare(node("dataset", "maze2d-umaze", path=str(tmp_path / "exported.hdf5")), tmp_path)
     assert back.fingerprint == store.fingerprint and back.path != store.path
-    assert back.info["name"] == "maze2d-umaze-v1@regen-seed0-3000" + (
-        "" if cut == "timeouts" else f"-{cut}"
-    )
+    assert back.info["name"] == "maze2d-umaze-v1@regen-seed0-3000"
 
 
 def test_an_exported_store_is_what_d4rls_users_read(tmp_path):
@@ -540,7 +539,7 @@ def test_regenerated_statistics_are_the_published_ones():
     steps = 400_000
     made = generate(Maze.named("umaze"), steps)
     rewards = reward(made["observations"][:, :2], [1, 1])
-    first, last, _ = cut_points([made], "timeouts", 300, Maze.named("umaze"))
+    first, last, _ = cut_points([made], "timeouts", 300)
     assert made["ends"].sum() / steps == pytest.approx(0.012459, rel=0.03)
     # drawn where the ball is
     assert (last - first).max() <= 300 and (last - first == 1).mean() == pytest.approx(
@@ -564,17 +563,13 @@ def test_regenerated_statistics_are_the_published_ones():
         ),
         (
             {"cut": "rolling"},
-            "dataset.cut: expected one of timeouts, horizon, goal_exit, run, got 'rolling'",
+            "dataset.cut: expected one of timeouts, run, got 'rolling'",
         ),
         ({"source": "web"}, "dataset.source: expected one of auto, file, regenerate, got 'web'"),
         ({"without_goals": "1,3"}, "dataset.without_goals=1,3: needs text=goal, got none"),
         (
             {"text": "goal", "without_goals": "2,2"},
             "dataset.without_goals: expected free cells as row,column, of 1,1 .*; got '2,2'",
-        ),
-        (
-            {"text": "goal", "cut": "horizon"},
-            "dataset.cut: text=goal needs cut=timeouts or run, got horizon",
         ),
     ],
 )
@@ -588,9 +583,7 @@ def test_a_file_in_blocks_gives_the_same_episodes_in_less_memory(tmp_path, monke
     made["rewards"] = np.arange(20_000, dtype=np.float32)
     write_hdf5(tmp_path / "log.hdf5", made)
     goals = {"text": "shuffled", "steps_after_goal": 7, "without_goals": "1,1"}
-    options = [{"cut": cut, "piece": 70} for cut in ("timeouts", "horizon", "goal_exit", "run")] + [
-        goals
-    ]
+    options = [{"cut": "timeouts"}, {"cut": "run"}, goals]
 
     def stores():
         sources = (load(maze="umaze", path=str(tmp_path / "log.hdf5"), **each) for each in options)

@@ -62,30 +62,6 @@ def test_a_mixed_log_has_a_third_of_each_teacher_in_no_order():
     assert len(np.unique(kinds[:6, 0])) > 1 and log.meta["behaviours"] == list(TEACHERS)
 
 
-def test_in_a_varying_log_a_tenth_of_the_teams_lose_an_agent():
-    log = spread.generate("varying", groups=200)
-    died = np.flatnonzero(log.agents["terminated"])
-    assert len(died) == 20 and (log.agents["step"][died] == HORIZON // 2).all()
-    sizes = np.diff(log.agents["observation_offsets"])
-    for row in died:
-        group = log.agents["group"][row]
-        agent = log.agents["agent"][row]
-        mine = log.agents["group"] == group
-        assert not (
-            mine & (log.agents["agent"] == agent) & (log.agents["step"] > HORIZON // 2)
-        ).any()
-        before, after = (sizes[mine & (log.agents["step"] == t)][0] for t in (0, HORIZON - 1))
-        assert before - after == 4  # an offset, and two zeros of communication
-    assert {*np.unique(log.agents["agent"][log.agents["step"] == 0], return_counts=True)[0]} == set(
-        range(5)
-    )
-    stays = [e for e in spread.load(log="varying", groups=200).episodes if e.return_after_exit]
-    assert len(stays) == 20 and all(
-        len(e.rewards) == HORIZON // 2 + 1 and e.terminated and e.return_after_exit < 0
-        for e in stays
-    )
-
-
 def test_a_wrong_option_is_refused_by_name():
     with pytest.raises(ValueError, match="dataset.log: expected one of expert, medium.*got 'best'"):
         spread.load(log="best")

@@ -46,7 +46,7 @@ def test_random_play_scores_about_0_and_the_expert_about_100():
 
 def test_a_world_plays_the_same_beside_others():
     alone = SpreadTeams(5)
-    many = SpreadTeams(5, agents="2,3,5", crash="4", partner="random")
+    many = SpreadTeams(5, agents="2,3,5", crash="4")
     one = play(alone)[0]["per agent"]
     beside = play(many)[0]["per agent, 3 agents"]
     assert [e.rewards.tolist() for e in one] == [e.rewards.tolist() for e in beside]
@@ -98,11 +98,6 @@ def test_a_crashed_agent_stays_where_it_is_and_the_others_move():
     assert (moved > 0.01).sum() > 30 and len(np.unique(struck)) == 3
 
 
-def test_a_worse_partner_costs_more():
-    found = list(scores(SpreadTeams(200, partner="expert,medium,random")).values())
-    assert found[0] == pytest.approx(found[1], abs=1e-9) and found[1] > found[2] + 4 > found[3] + 8
-
-
 def test_a_result_counts_worlds_and_has_further_columns():
     env = SpreadTeams(10, agents=4)
     parts, _ = play(env)
@@ -134,7 +129,6 @@ def test_a_picture_of_a_world_and_of_the_conditions():
         ({"agents": "three"}, "env.agents: expected such as 0-6 or 7,8, got 'three'"),
         ({"agents": ""}, "env.agents: expected such as 0-6 or 7,8, got ''"),
         ({"crash": "25"}, "env.crash: expected 0 .. 24, got 25"),
-        ({"partner": "friend"}, "env.partner: expected one of expert, medium"),
         ({"actions": "both"}, "env.actions: expected one of discrete"),
     ],
 )

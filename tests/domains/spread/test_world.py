@@ -81,18 +81,6 @@ def test_a_world_is_the_same_beside_worlds_with_more_agents():
         assert (beside.observe([1]) == alone.observe()).all()
 
 
-def test_a_removed_agent_is_not_observed_touched_or_counted():
-    world, without = Spread([3], 3), Spread([3], 3)
-    without.alive[0, 2] = False
-    without._measure()
-    world.remove(np.array([[False, False, True]]))
-    assert world.observe().shape == (2, 4 + 3 * 2 + 2 + 2)
-    assert (world.nearest() == world.to_landmark[:, :2].min(1)).all()
-    world.positions[0, 0] = world.positions[0, 2]
-    world._measure()
-    assert world.step(np.zeros((1, 3, 2)))[0, 0] == pytest.approx(-0.5 * world.nearest().sum())
-
-
 def test_a_crashed_agent_does_not_push_and_can_be_pushed():
     world = Spread([3], 2)
     world.crashed[0, 1] = True
@@ -126,17 +114,14 @@ def test_the_teachers_action_follows_from_the_own_observation():
 
 def test_the_assignment_equals_scipys():
     rng = np.random.default_rng(0)
-    distance, all_alive = rng.random((50, 5, 5)), np.ones((50, 5), bool)
-    assert (
-        assignment(distance, all_alive, all_alive)
-        == [linear_sum_assignment(d)[1] for d in distance]
-    ).all()
-    fewer = all_alive.copy()
-    fewer[:, 2] = False
-    found = assignment(distance, fewer, all_alive)[:, [0, 1, 3, 4]]
-    assert (found == [linear_sum_assignment(d[[0, 1, 3, 4]])[1] for d in distance]).all()
-    big, alive = rng.random((2, 7, 7)), np.ones((2, 7), bool)
-    assert (assignment(big, alive, alive) == [linear_sum_assignment(d)[1] for d in big]).all()
+    for N in (5, 7):
+        distance, alive = rng.random((50, N, N)), np.ones((50, N), bool)
+        expected = [linear_sum_assignment(d)[1] for d in distance]
+        assert (assignment(distance, alive) == expected).all()
+        fewer = alive.copy()
+        fewer[:, N - 1] = False
+        expected = [linear_sum_assignment(d[:-1, :-1])[1] for d in distance]
+        assert (assignment(distance, fewer)[:, :-1] == expected).all()
 
 
 def test_teachers_are_of_three_qualities_and_a_convention_is_between():
