@@ -24,11 +24,11 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
@@ -157,23 +157,14 @@ def claim(folder: str | Path) -> Iterator[bool]:
     Yields:
         True if the run is planned; False if it is done, failed or locked by another process.
     """
-    with (Path(folder) / "lock").open("w") as file:
-        for patience in (
-            0.005,
-            0.02,
-            0,
-        ):  # `state` of another process holds the lock for an instant
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(patience)
-            else:
-                # over NFS, files of another machine are seen at once only after a write to their
-                # folder
-                os.utime(folder)
-                yield not any((Path(folder) / f"{name}.json").exists() for name in ENDED)
-                return
-        yield False
+    folder = Path(folder)
+    with (folder / "lock").open("w") as file:
+        ours = _lock(file, fcntl.LOCK_EX)
+        if ours:
+            # over NFS, files of another machine are seen at once only after a write to their folder
+            os.utime(folder)
+            ours = not any((folder / f"{name}.json").exists() for name in ENDED)
+        yield ours
 
 
 def attempt(folder: str | Path, run: Run) -> bool:
@@ -380,11 +371,18 @@ def _content(folder: str | Path) -> bytes:
     return content
 
 
-def _locked(path: str | Path) -> bool:
-    with open(path) as file, suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+def _lock(file: TextIO, how: int) -> bool:
+    """Lock a file until it is closed, unless another process holds it. Returns whether it did."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
+
+
+def _locked(path: str | Path) -> bool:
+    with open(path) as file:
+        return not _lock(file, fcntl.LOCK_SH)
 
 
 def _end(folder: Path, name: str, outcome: Json) -> None:
