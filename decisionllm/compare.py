@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from decisionllm.command_line import with_defaults
 from decisionllm.config import merged
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
-from decisionllm.estimates.acting import player_actions, policy_actions
+from decisionllm.estimates.acting import policy_actions
 from decisionllm.estimates.log import logged
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
@@ -248,7 +249,11 @@ def candidate(loaded: Loaded, log: Logged, name: str) -> Candidate:
     policy = loaded.policy
     begin = partial(policy.begin, horizon=int(log.lengths.max()))
     if isinstance(policy, Baseline):
-        return Candidate(name, player_actions(begin, log), begin)
+        # it has no memory, so that one call decides on all steps of an episode
+        actions = []
+        for first, end in pairwise(log.offsets):
+            actions.append(policy.act(log.observations[first:end]))
+        return Candidate(name, np.concatenate(actions), begin)
     with explained(str(loaded.run), ValueError):
         acted = policy_actions(policy, log)
     # a mode that is always taken has no density: another action never comes
