@@ -90,7 +90,7 @@ def plan(root: str | Path, jobs: Iterable[object]) -> list[str]:
     """
     root = Path(root)
     wanted = dict(map(encode, jobs))
-    present = set(os.listdir(root)) if root.is_dir() else set()
+    present = _present(root)
     made = {name for name in present.intersection(wanted) if (root / name / "job.json").exists()}
     for name in made:
         _content(root / name)
@@ -112,7 +112,7 @@ def state(folder: str | Path) -> str:
 
 def status(root: str | Path, names: Iterable[str]) -> States:
     """{name: state}, planned where there is no folder yet; a ValueError for an edited folder."""
-    present = set(os.listdir(root)) if os.path.isdir(root) else set()
+    present = _present(root)
     for name in present.intersection(names):
         try:
             _content(f"{root}/{name}")
@@ -203,17 +203,16 @@ def _work_on(folder: Path, run: Run) -> None:
             outcome = run(folder, planned)
         encode(outcome)  # a result that is not JSON is a failure of the run
         ended = "done"
-    except BaseException as error:
-        full = _is_full(error)
-        if full or not isinstance(error, Exception):  # not a failure of the run
+    except Exception as error:
+        if _is_full(error):  # not a failure of the run
             write_lines(attempts, tried)
-        if full:
             raise OSError(str(error)) from None
-        if not isinstance(error, Exception):
-            raise
         ended = "failed"
         lines = traceback.format_exc().splitlines()
         outcome = {"reason": f"{type(error).__name__}: {error}", "lines": lines[-8:]}
+    except BaseException:  # an interruption is no failure either
+        write_lines(attempts, tried)
+        raise
     _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})
 
 
@@ -352,6 +351,11 @@ class Progress:
             self.last = states
             self.printed = time.monotonic()
         self.failed = failed
+
+
+def _present(root: str | Path) -> set[str]:
+    """The names of the files and folders in a ledger."""
+    return set(os.listdir(root)) if os.path.isdir(root) else set()
 
 
 def _name(content: bytes) -> str:

@@ -285,20 +285,9 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
     return [f"{what}: {difference}: {judgement}."]
 
 
-def at_edge(found: Json) -> list[str]:
-    """The sizes whose learning rate is the least or the largest that was tried."""
-    sizes = []
-    for size, rates in found["tuned"].items():
-        tried = [float(rate) for rate in rates]
-        if len(tried) > 1 and chosen_rate(rates) in (min(tried), max(tried)):
-            sizes.append(size)
-    return sizes
-
-
 def tuning(found: Json) -> list[str]:
     """Which options were tuned and which not, in sentences."""
     lines = []
-    edge = at_edge(found)
     if found["study"]["lr"]["rule"] == "fixed":
         untuned = "The learning rate was not tuned per size"
         lines.append(f"{untuned}: one value favours some sizes, so this is no law of size.")
@@ -307,8 +296,10 @@ def tuning(found: Json) -> list[str]:
             continue
         losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
         how = f"by held-out loss on the smallest data ({losses})"
-        line = f"{size}: learning rate {chosen_rate(rates):g}, {how}."
-        if size in edge:
+        chosen = chosen_rate(rates)
+        tried = [float(rate) for rate in rates]
+        line = f"{size}: learning rate {chosen:g}, {how}."
+        if len(tried) > 1 and chosen in (min(tried), max(tried)):
             line += " This is the edge of the values tried: the best value may lie beyond it."
         lines.append(line)
     shape = "batch size, width against depth, weight decay, warm-up"
