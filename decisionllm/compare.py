@@ -24,11 +24,10 @@ from decisionllm.config import merged
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.estimates.acting import policy_actions
-from decisionllm.estimates.log import logged
+from decisionllm.estimates.log import logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
 from decisionllm.eval.pictures import figure
-from decisionllm.eval.report import interval
 from decisionllm.evaluate import Loaded, run_directories
 from decisionllm.files import atomic, explained
 from decisionllm.policy import loading
@@ -286,9 +285,8 @@ def ranks(judged: Sequence[Judged], name: str) -> list[int]:
 
 def log_return(log: Logged) -> Estimate:
     """The mean return of the held-out episodes themselves."""
-    returns = np.add.reduceat(log.rewards, log.offsets[:-1])[log.held_out]
-    low, high = interval(returns)
-    return Estimate(float(returns.mean()), low, high)
+    returns = np.add.reduceat(log.rewards, log.offsets[:-1])
+    return mean_of(returns[log.held_out])
 
 
 def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) -> Table:
@@ -296,7 +294,7 @@ def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) 
     of_log = log_return(log)
     title = (
         f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
-        f"the log itself: {span(of_log)}"
+        f"the log itself: {of_log.value:.4g} ({of_log.low:.4g}..{of_log.high:.4g})"
     )
     if discount < 1:
         title += f" undiscounted; estimates have discount {discount:g}"
@@ -316,11 +314,6 @@ def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) 
             cells.append(f"{by_name[name][i]}. {found.value:.4g}\n{interval_of}")
         made.add_row(one.name, *cells, f"{100 * one.far:.0f} %")
     return made
-
-
-def span(estimate: Estimate) -> str:
-    """A value with its interval, such as 3.21 (3.02..3.40)."""
-    return f"{estimate.value:.4g} ({estimate.low:.4g}..{estimate.high:.4g})"
 
 
 def warnings(judged: Sequence[Judged], most_far: float) -> list[str]:

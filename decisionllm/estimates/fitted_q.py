@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
@@ -25,7 +26,6 @@ from decisionllm.estimates.networks import (
     positive,
     task_texts,
 )
-from decisionllm.eval.report import interval
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
 from decisionllm.schema import Json
@@ -110,9 +110,7 @@ class FittedQ(Estimator):
         optimise(net, loss, rows=len(self.rows), title=title, **self.training)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        values = self.values(candidate)
-        low, high = interval(values)
-        return Estimate(float(values.mean()), low, high)
+        return mean_of(self.values(candidate))
 
     def values(self, candidate: Candidate) -> np.ndarray:
         """Q of the policy's first action in each held-out episode, raw reward units."""

@@ -6,6 +6,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
@@ -14,7 +15,6 @@ from decisionllm.estimates.networks import (
     positive,
     task_texts,
 )
-from decisionllm.eval.report import interval
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
 from decisionllm.schema import Json
@@ -151,9 +151,7 @@ class LearnedModel(Estimator):
         return change, reward, out[..., -1].sigmoid().mean(0).numpy()
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        returns = self.returns(candidate)
-        low, high = interval(returns)
-        return Estimate(float(returns.mean()), low, high)
+        return mean_of(self.returns(candidate))
 
     def returns(self, candidate: Candidate) -> np.ndarray:
         """The imagined return of each held-out episode, raw reward units."""

@@ -1,9 +1,10 @@
-"""The part of a data store that policies are judged from."""
+"""The part of a data store that policies are judged from, and a mean over its episodes."""
 
 import numpy as np
 
 from decisionllm.datasets.store import Store
-from decisionllm.protocols import Logged
+from decisionllm.eval.report import interval
+from decisionllm.protocols import Estimate, Logged
 
 
 def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
@@ -47,3 +48,9 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
 def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
     """These rows of a column; None where there is none."""
     return None if values is None else np.asarray(values[rows])
+
+
+def mean_of(values: np.ndarray) -> Estimate:
+    """The mean of one value for each episode (E,), with its interval."""
+    low, high = interval(values)
+    return Estimate(float(values.mean()), low, high)
