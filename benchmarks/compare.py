@@ -25,7 +25,7 @@ from decisionllm.__main__ import run as run_command
 from decisionllm.compare import Judged, build_estimators, judge
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import Store, prepare
-from decisionllm.estimates.acting import player_actions, policy_actions
+from decisionllm.estimates.acting import policy_actions
 from decisionllm.estimates.log import logged
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
@@ -201,19 +201,21 @@ def policies(world: World, folder: Path, log: Logged) -> list[Candidate]:
         acted = policy_actions(policy, log)
         found.append(Candidate(name, acted.actions, partial(policy.begin, horizon=horizon)))
     for name, action in world.rules.items():
-        begin = always(action)
-        found.append(Candidate(name, player_actions(begin, log), begin))
+        actions = repeated(action, len(log.rewards))
+        found.append(Candidate(name, actions, always(action)))
     return found
+
+
+def repeated(action: Sequence[float], times: int) -> np.ndarray:
+    """The same action so often, (times, A)."""
+    return np.tile(np.array(action, np.float32), (times, 1))
 
 
 def always(action: Sequence[float]) -> Begin:
     """A player that takes the same action at every step."""
 
     def begin(tasks: Sequence[str]) -> ScriptedPlayer:
-        def choose(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            return np.tile(np.array(action, np.float32), (len(observations), 1))
-
-        return ScriptedPlayer(choose, tasks)
+        return ScriptedPlayer(lambda seen, rows: repeated(action, len(rows)), tasks)
 
     return begin
 

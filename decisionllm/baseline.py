@@ -5,6 +5,7 @@ directory that `evaluate` reads.
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from decisionllm.baselines.d3rlpy import (
     ALGORITHMS,
     READ_NEXT_ACTION,
+    Transitions,
     actor_mean,
     actor_weights,
     library,
@@ -28,6 +30,7 @@ from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.schema import Spec
 
 if TYPE_CHECKING:
     from d3rlpy.algos import QLearningAlgoBase
@@ -46,87 +49,95 @@ def baseline(config: Node) -> Path:
         ValueError: an option is wrong, the data has discrete actions, or the directory holds a run.
         FloatingPointError: a loss is not finite; nothing is saved.
     """
-    # -- check the options --
+    check_options(config)
     run = Path(config["run"])
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    batch_size = config["optim"]["batch_size"]
-    for key, choices in (
-        ("algorithm", tuple(ALGORITHMS)),
-        ("time_limits", ("bootstrap", "terminal")),
-        ("text", ("none",)),
-    ):
-        one_of(key, config[key], choices)
-    for key, number in (
-        ("steps", config["steps"]),
-        ("optim.batch_size", batch_size),
-        ("log.every", config["log"]["every"]),
-    ):
-        if not number > 0:
-            raise ValueError(f"{key}: expected more than 0, got {number}")
-    if checkpoint.find(run) and not config["fresh"]:
-        raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
-    directory.refuse_foreign(run)
     d3rlpy = library()
     device = hardware.usable(config["device"])
+    console = Console(soft_wrap=True, markup=False, highlight=False)
 
     # -- data and algorithm --
     store = prepare(config["dataset"], config["cache_dir"], config.get("transform", NO_TRANSFORM))
     select = {name: config["data"][name] for name in ("fraction", "min_return_quantile", "seed")}
     chosen, _ = sampling.select(store, **select)
-    reads_next = config["algorithm"] in READ_NEXT_ACTION
     known = transitions(
-        store, chosen, ends=config["time_limits"] == "terminal", next_actions=reads_next
+        store,
+        chosen,
+        ends=config["time_limits"] == "terminal",
+        next_actions=config["algorithm"] in READ_NEXT_ACTION,
     )
-    scale = scales(store.spec, *known[:2], action_clip_quantile=config["action_clip_quantile"])
-    for column in (1, 4):
-        known[column] = np.clip(known[column], scale["low"], scale["high"])
-    given = {
-        "batch_size": batch_size,
-        "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(
-            scale["mean"], scale["deviation"], eps=0.0
-        ),
-        "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(scale["low"], scale["high"]),
-    }
-    make = getattr(d3rlpy.algos, f"{ALGORITHMS[config['algorithm']]}Config")
-    try:
-        algorithm = make(**given | config["options"]).create(f"{device}:0")
-    except TypeError as error:
-        raise ValueError(f"options: {error}") from error
-    torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator
-    algorithm.create_impl((store.spec.observation_dim,), store.spec.action_dim)
+    quantile = config["action_clip_quantile"]
+    scale = scales(store.spec, known.observations, known.actions, action_clip_quantile=quantile)
+    clip = partial(np.clip, a_min=scale["low"], a_max=scale["high"])
+    known = known._replace(actions=clip(known.actions), next_actions=clip(known.next_actions))
+    algorithm = make_algorithm(config, store.spec, scale, device)
+
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
+    versions = directory.versions() | {"d3rlpy": d3rlpy.__version__}
     with directory.locked(run):
-        directory.describe(
-            run,
-            described,
-            {"": store},
-            versions=directory.versions() | {"d3rlpy": d3rlpy.__version__},
-        )
-        console.print(
-            f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions"
-        )
-        console.print(
-            f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into "
-            f"{run}"
-        )
+        directory.describe(run, described, {"": store}, versions=versions)
+        count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
+        console.print(f"data: {store.info['name']}, {count}")
+        batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"
+        console.print(f"training: {batches} on {device}, into {run}")
         train(algorithm, known, run, config, console)
 
         # -- save the actor --
-        weights = {name: torch.from_numpy(x) for name, x in scale.items()} | actor_weights(
-            algorithm.impl.policy
-        )
-        apart = actor_mean(weights, known[0][:99]) - algorithm.predict(known[0][:99])
-        assert (np.abs(apart) < 1e-3 * (scale["high"] - scale["low"])).all(), (
-            "the saved actor differs from the trained one"
-        )
-        with sealed(run / "checkpoint") as partial:
-            save_file(weights, partial / "model.safetensors")
+        weights = {name: torch.from_numpy(x) for name, x in scale.items()}
+        weights |= actor_weights(algorithm.impl.policy)
+        some = known.observations[:99]
+        apart = np.abs(actor_mean(weights, some) - algorithm.predict(some))
+        is_same = (apart < 1e-3 * (scale["high"] - scale["low"])).all()
+        assert is_same, "the saved actor differs from the trained one"
+        with sealed(run / "checkpoint") as partial_folder:
+            save_file(weights, partial_folder / "model.safetensors")
     return run
+
+
+def check_options(config: Node) -> None:
+    """Raise a ValueError if an option cannot be, or if the run directory is taken."""
+    one_of("algorithm", config["algorithm"], ALGORITHMS)
+    one_of("time_limits", config["time_limits"], ("bootstrap", "terminal"))
+    one_of("text", config["text"], ("none",))
+    numbers = {
+        "steps": config["steps"],
+        "optim.batch_size": config["optim"]["batch_size"],
+        "log.every": config["log"]["every"],
+    }
+    for key, number in numbers.items():
+        if not number > 0:
+            raise ValueError(f"{key}: expected more than 0, got {number}")
+    run = Path(config["run"])
+    if checkpoint.find(run) and not config["fresh"]:
+        raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
+    directory.refuse_foreign(run)
+
+
+def make_algorithm(
+    config: Node, spec: Spec, scale: dict[str, np.ndarray], device: str
+) -> "QLearningAlgoBase":
+    """The untrained algorithm of d3rlpy; a ValueError if it has no such option."""
+    d3rlpy = library()
+    preprocessing = d3rlpy.preprocessing
+    scaled = {
+        "observation_scaler": preprocessing.StandardObservationScaler(
+            scale["mean"], scale["deviation"], eps=0.0
+        ),
+        "action_scaler": preprocessing.MinMaxActionScaler(scale["low"], scale["high"]),
+    }
+    options = {"batch_size": config["optim"]["batch_size"]} | scaled | config["options"]
+    make = getattr(d3rlpy.algos, f"{ALGORITHMS[config['algorithm']]}Config")
+    try:
+        algorithm = make(**options).create(f"{device}:0")
+    except TypeError as error:
+        raise ValueError(f"options: {error}") from error
+    torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator
+    algorithm.create_impl((spec.observation_dim,), spec.action_dim)
+    return algorithm
 
 
 def train(
     algorithm: "QLearningAlgoBase",
-    known: list[np.ndarray],
+    known: Transitions,
     run: Path,
     config: Node,
     console: Console,
@@ -140,10 +151,10 @@ def train(
     losses: list[dict[str, float]] = []  # since the last log line
     with (run / "losses.jsonl").open("w") as file:
         for step in range(1, steps + 1):
-            rows = rng.integers(len(known[2]), size=config["optim"]["batch_size"])
-            o, a, r, following, next_actions, terminal = (x[rows] for x in known)
-            batch = MiniBatch(o, a, r, following, next_actions, terminal, np.ones_like(r), [])
-            losses.append(algorithm.update(batch))
+            rows = rng.integers(len(known.rewards), size=config["optim"]["batch_size"])
+            drawn = Transitions(*(column[rows] for column in known))
+            one_step = np.ones_like(drawn.rewards)  # the steps from state to next state
+            losses.append(algorithm.update(MiniBatch(*drawn, one_step, [])))
             if step % config["log"]["every"] and step < steps:
                 continue
             means = mean_terms(losses)
@@ -158,15 +169,14 @@ def train(
             if step == steps or console.is_terminal or elapsed - printed > 10:
                 printed = elapsed
                 text = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-                console.print(
-                    f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  "
-                    f"{text}"
-                )
+                progress = f"step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s"
+                console.print(f"{run.name}: {progress}  {text}")
 
 
 def mean_terms(losses: list[dict[str, float]]) -> dict[str, float]:
     """Mean of each term over the updates that have it, by name."""
-    names = sorted(set().union(*losses))
-    return {
-        name: float(np.mean([terms[name] for terms in losses if name in terms])) for name in names
-    }
+    means = {}
+    for name in sorted(set().union(*losses)):
+        values = [terms[name] for terms in losses if name in terms]
+        means[name] = float(np.mean(values))
+    return means

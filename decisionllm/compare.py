@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,33 +23,22 @@ from decisionllm.command_line import with_defaults
 from decisionllm.config import merged
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
-from decisionllm.estimates.acting import player_actions, policy_actions
-from decisionllm.estimates.log import logged
+from decisionllm.estimates.acting import policy_actions
+from decisionllm.estimates.log import logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
-from decisionllm.estimates.support import Support
+from decisionllm.estimates.support import Support, some
 from decisionllm.eval.pictures import figure
-from decisionllm.eval.report import interval
-from decisionllm.evaluate import run_directories
+from decisionllm.evaluate import Loaded, run_directories
 from decisionllm.files import atomic, explained
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import Node, build, function, function_names
 from decisionllm.runs import directory, hardware
-from decisionllm.schema import Json, Spec
+from decisionllm.schema import Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run directory and the policy that was trained there."""
-
-    path: Path
-    policy: Policy | Baseline
-    config: Node
-    info: Json
 
 
 @dataclass(frozen=True)
@@ -79,11 +69,11 @@ def compare(config: Node) -> Path:
     paths = run_directories(config["run"])
     runs = load_runs(paths, config)
     store, other = open_log(runs[0], config)
-    for run in runs:
-        check_run(run, store)
+    for each in runs:
+        check_run(each, store)
     fitting, held_out = split(store, runs[0], config, other=other)
-    for run in runs:
-        say_overlap(console, run, store, held_out)
+    for each in runs:
+        say_overlap(console, each, store, held_out)
     log = logged(store, fitting, held_out)
     console.print(
         f"log: {store.info['name']}, {len(held_out):,} episodes held out, estimators are fitted to "
@@ -93,15 +83,15 @@ def compare(config: Node) -> Path:
         console.print("note: estimators do not read the task texts, which are not the same in both")
     options = {name: config["options"].get(name, {}) for name in config["estimators"]}
     estimators = build_estimators(options, log, config["discount"], config["seed"])
-    names = candidate_names(runs)
-    candidates = [candidate(run, log, name) for run, name in zip(runs, names, strict=True)]
+    by_name = dict(zip(candidate_names(runs), runs, strict=True))
+    candidates = [candidate(each, log, name) for name, each in by_name.items()]
     judged = judge(candidates, log, estimators, seed=config["seed"])
     console.print(table(judged, log, store.info["name"], config["discount"]), soft_wrap=False)
     for line in warnings(judged, config["most_far"]):
         console.print(line)
     out = Path(config["out"] or paths[0].parent)
     out.mkdir(parents=True, exist_ok=True)
-    written = write(out, judged, runs, log, store, config)
+    written = write(out, judged, by_name, log, store, config)
     if config["picture"]:
         draw(judged, log).savefig(out / "compare.png")
     console.print(f"comparison: {written}")
@@ -130,7 +120,7 @@ def check_options(config: Node) -> None:
             raise ValueError(f"{key}: expected 1 or more, got {config[key]}")
 
 
-def load_runs(paths: Sequence[Path], config: Node) -> list[Run]:
+def load_runs(paths: Sequence[Path], config: Node) -> list[Loaded]:
     """The policies of these run directories.
 
     Raises:
@@ -143,14 +133,14 @@ def load_runs(paths: Sequence[Path], config: Node) -> list[Run]:
     acting = config["act"] | {"generator": generator.manual_seed(config["seed"])}
     found = []
     for path in paths:
-        run = Run(path, *loading.load(path, device=device, **acting))
-        if isinstance(run.policy, Policy) and run.policy.model.team is not None:
+        loaded = Loaded(path, *loading.load(path, device=device, **acting))
+        if isinstance(loaded.policy, Policy) and loaded.policy.model.team is not None:
             raise ValueError(f"{path}: expected a run of single agents, got one of teams")
-        found.append(run)
+        found.append(loaded)
     return found
 
 
-def open_log(first: Run, config: Node) -> tuple[Store, bool]:
+def open_log(first: Loaded, config: Node) -> tuple[Store, bool]:
     """The store that policies are judged from, and whether it is another one than the first run's."""
     own = first.config["dataset"]
     given = dict(config["dataset"])
@@ -167,18 +157,20 @@ def open_log(first: Run, config: Node) -> tuple[Store, bool]:
     return prepare(node, cache), True
 
 
-def check_run(run: Run, store: Store) -> None:
+def check_run(loaded: Loaded, store: Store) -> None:
     """Raise a ValueError if a run acts in other spaces than those of the data."""
-    own, data = Spec.of(run.info["spec"]), store.spec
+    own, data = Spec.of(loaded.info["spec"]), store.spec
     names = ("observation_dim", "action_dim", "num_actions", "entity_schema")
     for name in names:
         got, wanted = vars(own)[name], vars(data)[name]
         if got != wanted:
-            what = f"{run.path}: expected a run of {name}={wanted}, as {store.info['name']} has"
+            what = f"{loaded.run}: expected a run of {name}={wanted}, as {store.info['name']} has"
             raise ValueError(f"{what}, got {got}; leave it out, or give dataset= of its own")
 
 
-def split(store: Store, first: Run, config: Node, *, other: bool) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    store: Store, first: Loaded, config: Node, *, other: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The episodes that estimators are fitted to, and those that are judged on, two (e,) int.
 
     Args:
@@ -197,8 +189,8 @@ def split(store: Store, first: Run, config: Node, *, other: bool) -> tuple[np.nd
     with explained("held_out", ValueError):
         fitting, held_out = sampling.select(store, held_out=share, seed=seed)
     rng = np.random.default_rng(config["seed"])
-    fitting = drawn(fitting, config["fit_episodes"], rng)
-    held_out = drawn(held_out, config["episodes"], rng)
+    fitting = some(fitting, config["fit_episodes"], rng)
+    held_out = some(held_out, config["episodes"], rng)
     if len(held_out) < config["least_episodes"]:
         wanted = f"{config['least_episodes']} held-out episodes or more (least_episodes)"
         remedy = "give a larger held_out=, or dataset= of another log"
@@ -207,24 +199,18 @@ def split(store: Store, first: Run, config: Node, *, other: bool) -> tuple[np.nd
     return fitting, held_out
 
 
-def drawn(episodes: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """All of these episodes, or so many of them at random, sorted."""
-    if len(episodes) <= most:
-        return episodes
-    return np.sort(rng.choice(episodes, most, replace=False))
-
-
-def say_overlap(console: Console, run: Run, store: Store, held_out: np.ndarray) -> None:
+def say_overlap(console: Console, loaded: Loaded, store: Store, held_out: np.ndarray) -> None:
     """Print how many of the held-out episodes a run was trained on, if any."""
-    if run.info.get("fingerprint") != store.fingerprint:
+    if loaded.info.get("fingerprint") != store.fingerprint:
         return
+    options = loaded.config["data"]
     names = ("fraction", "min_return_quantile", "held_out", "seed")
-    data = {name: run.config["data"][name] for name in names if name in run.config["data"]}
+    data = {name: options[name] for name in names if name in options}
     trained_on, _ = sampling.select(store, **data)
     read = len(np.intersect1d(trained_on, held_out))
     if read:
         what = f"was trained on {read} of the {len(held_out)} held-out episodes"
-        console.print(f"note: {run.path} {what}, its estimates may be too high")
+        console.print(f"note: {loaded.run} {what}, its estimates may be too high")
 
 
 def build_estimators(
@@ -247,22 +233,27 @@ def build_estimators(
     return found
 
 
-def candidate_names(runs: Sequence[Run]) -> list[str]:
+def candidate_names(runs: Sequence[Loaded]) -> list[str]:
     """The name of each policy; the path of a run whose name another one has."""
-    names = [run.config["name"] for run in runs]
-    return [
-        name if names.count(name) == 1 else str(run.path)
-        for name, run in zip(names, runs, strict=True)
-    ]
+    given = [loaded.config["name"] for loaded in runs]
+    names = []
+    for name, loaded in zip(given, runs, strict=True):
+        is_unique = given.count(name) == 1
+        names.append(name if is_unique else str(loaded.run))
+    return names
 
 
-def candidate(run: Run, log: Logged, name: str) -> Candidate:
+def candidate(loaded: Loaded, log: Logged, name: str) -> Candidate:
     """What estimators need of a run's policy."""
-    policy = run.policy
+    policy = loaded.policy
     begin = partial(policy.begin, horizon=int(log.lengths.max()))
     if isinstance(policy, Baseline):
-        return Candidate(name, player_actions(begin, log), begin)
-    with explained(str(run.path), ValueError):
+        # it has no memory, so that one call decides on all steps of an episode
+        actions = []
+        for first, end in pairwise(log.offsets):
+            actions.append(policy.act(log.observations[first:end]))
+        return Candidate(name, np.concatenate(actions), begin)
+    with explained(str(loaded.run), ValueError):
         acted = policy_actions(policy, log)
     # a mode that is always taken has no density: another action never comes
     draws = policy.decode == "sample"
@@ -294,9 +285,8 @@ def ranks(judged: Sequence[Judged], name: str) -> list[int]:
 
 def log_return(log: Logged) -> Estimate:
     """The mean return of the held-out episodes themselves."""
-    returns = np.add.reduceat(log.rewards, log.offsets[:-1])[log.held_out]
-    low, high = interval(returns)
-    return Estimate(float(returns.mean()), low, high)
+    returns = np.add.reduceat(log.rewards, log.offsets[:-1])
+    return mean_of(returns[log.held_out])
 
 
 def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) -> Table:
@@ -304,7 +294,7 @@ def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) 
     of_log = log_return(log)
     title = (
         f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
-        f"the log itself: {span(of_log)}"
+        f"the log itself: {of_log.value:.4g} ({of_log.low:.4g}..{of_log.high:.4g})"
     )
     if discount < 1:
         title += f" undiscounted; estimates have discount {discount:g}"
@@ -326,11 +316,6 @@ def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) 
     return made
 
 
-def span(estimate: Estimate) -> str:
-    """A value with its interval, such as 3.21 (3.02..3.40)."""
-    return f"{estimate.value:.4g} ({estimate.low:.4g}..{estimate.high:.4g})"
-
-
 def warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
     """What a reader must know beside the numbers, a line each."""
     found = []
@@ -347,13 +332,15 @@ def warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
 def write(
     out: Path,
     judged: Sequence[Judged],
-    runs: Sequence[Run],
+    runs: Mapping[str, Loaded],
     log: Logged,
     store: Store,
     config: Node,
 ) -> Path:
-    """Write compare.json. Returns its path."""
-    path_of = dict(zip(candidate_names(runs), (str(run.path) for run in runs), strict=True))
+    """Write compare.json. Returns its path.
+
+    runs: by the name of the policy.
+    """
     places = {name: ranks(judged, name) for name in config["estimators"]}
     rows = []
     for i, one in enumerate(judged):
@@ -361,7 +348,7 @@ def write(
             name: asdict(estimate) | {"rank": places[name][i]}
             for name, estimate in one.estimates.items()
         }
-        row = {"policy": one.name, "run": path_of[one.name], "far": one.far}
+        row = {"policy": one.name, "run": str(runs[one.name].run), "far": one.far}
         rows.append(row | {"estimates": estimates})
     content = {
         "dataset": store.info["name"],

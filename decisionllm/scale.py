@@ -1,4 +1,4 @@
-"""The command `scale`: plan a study of size, data volume and quality, run, fit, report, advise."""
+"""The command `scale`: plan a study of size, data volume and quality, run, fit, report."""
 
 from functools import partial
 from pathlib import Path
@@ -8,11 +8,11 @@ from rich.console import Console
 from decisionllm.checks import one_of
 from decisionllm.registry import Node
 from decisionllm.runs import directory
-from decisionllm.scaling import advice, executors, grid, ledger, report
+from decisionllm.scaling import executors, grid, ledger, report
 from decisionllm.scaling.run import FLOPS, execute
 from decisionllm.schema import Json
 
-ACTIONS = ("plan", "run", "status", "retry", "report", "advise")
+ACTIONS = ("plan", "run", "status", "retry", "report")
 
 
 def scale(config: Node) -> Path:
@@ -33,12 +33,6 @@ def scale(config: Node) -> Path:
     action = config["action"]
     one_of("action", action, ACTIONS)
     out = Path(config["out"])
-    if action == "advise":
-        flops = config["flops"]
-        if not flops > 0:
-            needs = "action=advise needs the compute of a run"
-            raise ValueError(f"flops: {needs}, expected more than 0, got {flops}")
-        return advice.write(Path(config["read"] or out / "study.json"), flops, say=say)
     if config["read"]:
         return report.write(Path(config["read"]).parent, report.read(config["read"]), say=say)
 

@@ -203,6 +203,10 @@ def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monk
     )
     assert row["fingerprint"] == json.loads((run / "run.json").read_text())["fingerprint"]
     assert (tmp_path / "report.html").is_file()
+    quick = ("estimators=[fqe]", "+options.fqe.steps=2", "held_out=0.5", "picture=false")
+    assert command("compare", f"run=[{run},{tmp_path}/nano]", *quick) == 0
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert {row["policy"] for row in found["rows"]} == {"iql", "nano"}
 
 
 def test_the_same_seed_trains_the_same_actor(tmp_path):

@@ -336,7 +336,7 @@ WRONG = {
         r'study.axes.size.w16=["init_from=x-\${seed}"]'
     ): "init_from=x-${seed} would be the same in every run",
     shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
-    "action=dance": "action: expected one of plan, run, status, retry, report, advise, got 'dance'",
+    "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
     "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
     "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer",
     "executor=ray address=auto": "address=auto: Ray did not answer",

@@ -8,7 +8,7 @@ episodes nor our seeded batches, and a saved algorithm needs the library to act.
 import io
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,17 @@ ALGORITHMS = {  # {our name: d3rlpy's}
 READ_NEXT_ACTION = ("rebrac",)
 
 
+class Transitions(NamedTuple):
+    """M steps of a log, each with what follows it, float32."""
+
+    observations: np.ndarray  # (M, S)
+    actions: np.ndarray  # (M, A)
+    rewards: np.ndarray  # (M, 1)
+    next_observations: np.ndarray  # (M, S)
+    next_actions: np.ndarray  # (M, A); of a last step its own
+    terminal: np.ndarray  # (M, 1) 0 or 1
+
+
 def library() -> Any:
     """d3rlpy, without the deprecation message of gym, which it imports."""
     needs = "a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]'"
@@ -41,7 +52,7 @@ def transitions(
     *,
     ends: bool = False,
     next_actions: bool = False,
-) -> list[np.ndarray]:
+) -> Transitions:
     """The transitions of these episodes of a store.
 
     Steps whose action or next observation is unknown are left out. A terminated episode's last step
@@ -53,10 +64,6 @@ def transitions(
         ends: treat truncation as terminal, as for days of fixed length.
         next_actions: leave out steps whose next action is unknown too, which are the last ones of
             truncated episodes.
-
-    Returns:
-        Observations (M, S), actions (M, A), rewards (M, 1), next observations (M, S), next actions
-        (M, A), of a last step its own, terminal (M, 1) as 0 or 1.
 
     Raises:
         ValueError: discrete actions, or no transition.
@@ -86,15 +93,14 @@ def transitions(
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"
         raise ValueError(f"{name}: expected steps with a next observation, got {got}")
-    columns = (
-        store.observations,
-        store.actions,
-        store.rewards[:, None],
-        following,
-        store.actions[after],
-        terminal[:, None],
+    return Transitions(
+        observations=store.observations[rows],
+        actions=store.actions[rows],
+        rewards=store.rewards[rows, None],
+        next_observations=following[rows],
+        next_actions=store.actions[after[rows]],
+        terminal=terminal[rows, None],
     )
-    return [x[rows] for x in columns]
 
 
 def scales(

@@ -15,7 +15,7 @@ from decisionllm.datasets.windows import (
     window_start,
 )
 from decisionllm.policy.policy import Policy
-from decisionllm.protocols import Begin, Logged
+from decisionllm.protocols import Logged
 
 WINDOWS = 256  # of a forward pass
 
@@ -126,22 +126,3 @@ def log_probability(policy: Policy, hidden: Tensor, log: Logged, rows: np.ndarra
         half_range = (model.normalizer.high - model.normalizer.low) / 2
         found = found - float(half_range.double().log().sum())
     return np.asarray(found)
-
-
-def player_actions(begin: Begin, log: Logged) -> np.ndarray:
-    """Actions (n, A) of a player without memory of its own actions, such as a rule or a baseline."""
-    player = begin(log.tasks)
-    actions = np.zeros_like(log.actions)
-    running = np.arange(len(log.tasks))
-    rewards = None
-    for t in range(int(log.lengths.max())):
-        going = log.lengths[running] > t
-        if not going.all():
-            player.select(going)
-            running = running[going]
-        rows = log.offsets[running] + t
-        if t:
-            rewards = log.rewards[rows - 1]
-        masks = None if log.action_masks is None else log.action_masks[rows]
-        actions[rows] = player.act(log.observations[rows], rewards, masks)
-    return actions

@@ -9,44 +9,33 @@ algorithm 3. Beside it, the first Q is the return-to-go of the log: few steps th
 policy, where from zero it would take as many as an episode is long.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decisionllm.checks import one_of
+from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
     fitting_rows,
     optimise,
     positive,
-    step_tasks,
+    task_texts,
 )
-from decisionllm.eval.report import interval
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
-
-CHUNK = 65536  # rows of a forward pass
-
-
-@dataclass(frozen=True)
-class Updates:
-    """The transitions that Q is fitted to, (m, ...) each, in a network's units."""
-
-    states: Tensor
-    actions: Tensor
-    rewards: Tensor  # in units of `FittedQ.scale`
-    next_states: Tensor
-    goes_on: Tensor  # 0 where the return ends with this step
+from decisionllm.schema import Json
 
 
 @register("estimator", "fqe")
 class FittedQ(Estimator):
     """Mean Q of the policy's first actions in held-out episodes.
+
+    The return ends with the episode, also with a truncated one, as for days of fixed length.
 
     Args:
         log: the episodes.
@@ -58,8 +47,6 @@ class FittedQ(Estimator):
         batch_size: transitions of an update.
         sync_every: updates after which the targets are those of the newest Q.
         lr: peak learning rate.
-        time_limits: `terminal`, the return ends with a truncated episode, as for days of fixed
-            length; `bootstrap`, it would have gone on: the last step is left out.
 
     Raises:
         ValueError: an option is out of range.
@@ -77,101 +64,78 @@ class FittedQ(Estimator):
         batch_size: int = 256,
         sync_every: int = 50,
         lr: float = 1e-3,
-        time_limits: str = "terminal",
     ) -> None:
-        one_of("time_limits", time_limits, ("terminal", "bootstrap"))
-        if time_limits == "bootstrap" and discount == 1:
-            wanted = "discount below 1, where no return ends"
-            raise ValueError(f"time_limits=bootstrap: expected {wanted}, got {discount:g}")
         if min(steps, members, width, batch_size, sync_every) < 1:
             raise ValueError("fqe: expected steps, members, width and the others from 1")
-        self.log = log
         self.discount = discount
-        self.seed = seed
-        self.steps = steps
-        self.batch_size = batch_size
         self.sync_every = sync_every
-        self.lr = lr
-        self.units = Units.of(log)
-        states = self.units.states(log.observations, log.timesteps, step_tasks(log))
+        self.training: Json = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+
+        # the m transitions that Q is fitted to
+        rows = fitting_rows(log)
+        self.rows = rows[log.recorded[rows]]
         last = log.offsets[1:] - 1
         after = np.arange(len(log.rewards)) + 1
         after[last] = last
+        self.after = after[self.rows]
         goes_on = np.ones(len(log.rewards))
         goes_on[last] = 0
-        usable = log.recorded.copy()
-        if time_limits == "bootstrap":
-            usable[last] &= log.terminated
-        rows = fitting_rows(log)
-        self.rows = rows[usable[rows]]
-        self.after = after[self.rows]
+        self.goes_on = torch.from_numpy(goes_on[self.rows]).float()
         togo = discounted_returns(log.rewards, log.offsets, discount)
         self.shift = float(togo[self.rows].mean())
         self.scale = float(positive(togo[self.rows].std()))
-        self.updates = Updates(
-            states=states[self.rows],
-            actions=self.units.actions(log.actions[self.rows]),
-            rewards=torch.from_numpy(log.rewards[self.rows]).float() / self.scale,
-            next_states=states[self.after],
-            goes_on=torch.from_numpy(goes_on[self.rows]).float(),
-        )
+        self.rewards = torch.from_numpy(log.rewards[self.rows]).float() / self.scale
+        self.units = Units.of(log)
+        tasks = task_texts(log, np.arange(len(log.rewards)))
+        self.states = self.units.states(log.observations, log.timesteps, tasks)
+        self.inputs = self.read(self.rows, log.actions)
+
+        # the Q of the log itself
         self.first = log.offsets[:-1][log.held_out]  # rows of the first steps
-        self.first_states = states[self.first]
-        size = self.units.state_size + self.units.action_size
-        self.start = Members(members, size, 1, width=width, seed=seed)
-        self._fit_start(torch.from_numpy((togo[self.rows] - self.shift) / self.scale).float())
+        self.start = Members(members, self.inputs.shape[1], 1, width=width, seed=seed)
+        scaled = torch.from_numpy((togo[self.rows] - self.shift) / self.scale).float()
+        self._fit(self.start, lambda step, drawn: scaled[drawn], "fqe: returns of the log")
 
-    def _fit_start(self, togo: Tensor) -> None:
-        """Fit the Q of the log: returns-to-go (m,), in the units of Q."""
-        generator = torch.Generator().manual_seed(self.seed)
-        data = self.updates
+    def read(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
+        """What Q reads: the states and the actions, of (n, A), at these rows; (m, I)."""
+        return torch.cat([self.states[rows], self.units.actions(actions[rows])], 1)
 
-        def loss(step: int) -> Tensor:
-            rows = self._draw(generator)
-            found = self.start(torch.cat([data.states[rows], data.actions[rows]], -1))[..., 0]
-            return F.mse_loss(found, togo[rows])
+    def _fit(self, net: Members, wanted: Callable[[int, Tensor], Tensor], title: str) -> None:
+        """Fit Q to what is wanted at the number of a step for transitions (M, B): (M, B)."""
 
-        optimise(self.start, loss, self.steps, lr=self.lr, title="fqe: returns of the log")
+        def loss(step: int, drawn: Tensor) -> Tensor:
+            found = net(self.inputs[drawn])[..., 0]
+            return F.mse_loss(found, wanted(step, drawn))
 
-    def _draw(self, generator: torch.Generator) -> Tensor:
-        """Rows of a batch for each member, (M, B)."""
-        size = len(self.start.weights[0]), self.batch_size
-        return torch.randint(len(self.rows), size, generator=generator)
+        optimise(net, loss, rows=len(self.rows), title=title, **self.training)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        values = self.values(candidate)
-        low, high = interval(values)
-        return Estimate(float(values.mean()), low, high)
+        return mean_of(self.values(candidate))
 
     def values(self, candidate: Candidate) -> np.ndarray:
         """Q of the policy's first action in each held-out episode, raw reward units."""
         net = self.fit(candidate)
-        chosen = self.units.actions(candidate.actions[self.first])
         with torch.no_grad():
-            found = net(torch.cat([self.first_states, chosen], -1))[..., 0].mean(0)
+            found = net(self.read(self.first, candidate.actions))[..., 0].mean(0)
         return np.asarray(found.double().numpy() * self.scale + self.shift)
 
     def fit(self, candidate: Candidate) -> Members:
         """The networks whose mean is the Q of a policy, in units of `scale` around `shift`."""
-        data = self.updates
-        next_actions = self.units.actions(candidate.actions[self.after])
+        following = self.read(self.after, candidate.actions)
         net = deepcopy(self.start)
         target = deepcopy(net).requires_grad_(False)
-        generator = torch.Generator().manual_seed(self.seed)
         # Q is stored without the mean return: r / scale + discount (Q' + shift) - shift
         shift = self.shift / self.scale
 
-        def loss(step: int) -> Tensor:
+        def wanted(step: int, drawn: Tensor) -> Tensor:
             if step % self.sync_every == 0:
                 target.load_state_dict(net.state_dict())
-            rows = self._draw(generator)
-            then = target(torch.cat([data.next_states[rows], next_actions[rows]], -1))[..., 0]
-            later = self.discount * data.goes_on[rows] * (then + shift)
-            wanted = data.rewards[rows] + later - shift
-            found = net(torch.cat([data.states[rows], data.actions[rows]], -1))[..., 0]
-            return F.mse_loss(found, wanted)
+            then = target(following[drawn])[..., 0]
+            later = self.discount * self.goes_on[drawn] * (then + shift)
+            aim: Tensor = self.rewards[drawn] + later - shift
+            return aim
 
-        optimise(net, loss, self.steps, lr=self.lr, title=f"fqe: {candidate.name}")
+        self._fit(net, wanted, f"fqe: {candidate.name}")
         return net
 
 

@@ -6,16 +6,18 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
     fitting_rows,
     optimise,
     positive,
+    task_texts,
 )
-from decisionllm.eval.report import interval
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
+from decisionllm.schema import Json
 
 CHUNK = 16384  # rows of a forward pass
 
@@ -68,46 +70,73 @@ class LearnedModel(Estimator):
             )
         self.log = log
         self.discount = discount
+        self.seed = seed
         self.units = Units.of(log)
-        self.horizon = self.units.horizon
         rows = fitting_rows(log)
-        self.rows = rows[log.recorded[rows]]
+        rows = rows[log.recorded[rows]]  # (m,)
+        self.neighbours = min(neighbours, len(rows))
         last = np.zeros(len(log.rewards), bool)
         last[log.offsets[1:] - 1] = True
-        followed = self.rows[~last[self.rows]]
-        if not len(followed):
+        follows = ~last[rows]
+        if not follows.any():
             raise ValueError("estimators=model: expected episodes of two steps or more, got none")
-        changes = log.observations[followed + 1] - log.observations[followed]
-        self.change_mean = changes.mean(0).astype(np.float64)
-        self.change_scale = positive(changes.std(0).astype(np.float64))
-        self.reward_mean = float(log.rewards[self.rows].mean())
-        self.reward_scale = float(positive(log.rewards[self.rows].std()))
-        seen = log.observations[self.rows]
-        self.low, self.high = seen.min(0), seen.max(0)
-        # ended by the task or a budget, not by the horizon
-        early = last & (log.timesteps + 1 < self.horizon)
-        size = self.units.state_size + self.units.action_size
-        outputs = log.spec.observation_dim + 2
-        self.net = Members(members, size, outputs, width=width, seed=seed)
-        self._fit(last, early, steps, batch_size, lr, seed)
-        self.seed = seed
-        self.neighbours = min(neighbours, len(self.rows))
-        inputs = self.inputs(self.rows)
-        self.nearest = cKDTree(inputs.numpy())
-        change, rewards, ends = self.predict(inputs)
-        follows = ~last[self.rows]
-        # what follows a last step is not known, so that nothing was missed there
-        self.missed_change = np.zeros_like(change)  # (m, S)
-        self.missed_change[follows] = changes - change[follows]
-        self.missed_reward = log.rewards[self.rows] - rewards  # (m,)
-        self.missed_end = early[self.rows] - ends  # (m,)
 
-    def inputs(self, rows: np.ndarray) -> Tensor:
-        """What the networks read of these rows of the log, (m, I)."""
-        log = self.log
-        tasks = [log.tasks[e] for e in log.episode[rows].tolist()]
-        states = self.units.states(log.observations[rows], log.timesteps[rows], tasks)
-        return torch.cat([states, self.units.actions(log.actions[rows])], 1)
+        # what the networks predict
+        seen, rewards = log.observations[rows], log.rewards[rows]
+        changes = log.observations[np.where(follows, rows + 1, rows)] - seen
+        # ended by the task or a budget, not by the horizon
+        ends = last[rows] & (log.timesteps[rows] + 1 < self.units.horizon)
+        self.low, self.high = seen.min(0), seen.max(0)
+        self.change_mean = changes[follows].mean(0).astype(np.float64)
+        self.change_scale = positive(changes[follows].std(0).astype(np.float64))
+        self.reward_mean = float(rewards.mean())
+        self.reward_scale = float(positive(rewards.std()))
+        scaled_changes = (changes - self.change_mean) / self.change_scale
+        scaled_rewards = (rewards - self.reward_mean) / self.reward_scale
+        wanted = np.column_stack([scaled_changes, scaled_rewards, ends])  # (m, S+2)
+
+        tasks = task_texts(log, rows)
+        inputs = self.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
+        self.net = Members(members, inputs.shape[1], wanted.shape[1], width=width, seed=seed)
+        options = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+        self._fit(inputs, torch.from_numpy(wanted).float(), torch.from_numpy(follows), options)
+
+        # what they missed at each step of the log
+        self.nearest = cKDTree(inputs.numpy())
+        change, reward, end = self.predict(inputs)
+        # what follows a last step is not known, so that nothing was missed there
+        self.missed_change = np.where(follows[:, None], changes - change, 0.0)  # (m, S)
+        self.missed_reward = rewards - reward  # (m,)
+        self.missed_end = ends - end  # (m,)
+
+    def inputs(
+        self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str], actions: np.ndarray
+    ) -> Tensor:
+        """What the networks read of m steps, (m, I)."""
+        states = self.units.states(observations, timesteps, tasks)
+        return torch.cat([states, self.units.actions(actions)], 1)
+
+    def _fit(self, inputs: Tensor, wanted: Tensor, follows: Tensor, options: Json) -> None:
+        """Fit the members to the log.
+
+        Args:
+            inputs: (m, I).
+            wanted: (m, S+2) change, reward, and whether the episode ends.
+            follows: (m,) bool, steps whose change is known.
+            options: of `optimise`.
+        """
+
+        def loss(step: int, drawn: Tensor) -> Tensor:
+            out = self.net(inputs[drawn])
+            aim = wanted[drawn]
+            errors = (out[..., :-2] - aim[..., :-2]).square().mean(-1)
+            of_change = (errors * follows[drawn]).mean()
+            of_reward = F.mse_loss(out[..., -2], aim[..., -2])
+            of_end = F.binary_cross_entropy_with_logits(out[..., -1], aim[..., -1])
+            total: Tensor = of_change + of_reward + of_end
+            return total
+
+        optimise(self.net, loss, rows=len(inputs), title="model: of the log", **options)
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -121,50 +150,8 @@ class LearnedModel(Estimator):
         reward = mean[:, -2] * self.reward_scale + self.reward_mean
         return change, reward, out[..., -1].sigmoid().mean(0).numpy()
 
-    def _fit(
-        self,
-        last: np.ndarray,
-        early: np.ndarray,
-        steps: int,
-        batch_size: int,
-        lr: float,
-        seed: int,
-    ) -> None:
-        """Fit the members to the log.
-
-        Args:
-            last: (n,) bool, steps that no other one follows.
-            early: (n,) bool, those of them before the horizon.
-            steps, batch_size, lr, seed: of training.
-        """
-        log, rows = self.log, self.rows
-        inputs = self.inputs(rows)
-        after = np.where(last[rows], rows, rows + 1)
-        change = log.observations[after] - log.observations[rows]
-        wanted = torch.from_numpy((change - self.change_mean) / self.change_scale).float()
-        follows = torch.from_numpy(~last[rows]).float()
-        scaled = (log.rewards[rows] - self.reward_mean) / self.reward_scale
-        rewards = torch.from_numpy(scaled).float()
-        ended = torch.from_numpy(early[rows]).float()
-        generator = torch.Generator().manual_seed(seed)
-        size = len(self.net.weights[0]), batch_size
-
-        def loss(step: int) -> Tensor:
-            drawn = torch.randint(len(rows), size, generator=generator)  # (M, B)
-            out = self.net(inputs[drawn])
-            errors = (out[..., :-2] - wanted[drawn]).square().mean(-1)
-            of_change = (errors * follows[drawn]).mean()
-            of_reward = F.mse_loss(out[..., -2], rewards[drawn])
-            of_end = F.binary_cross_entropy_with_logits(out[..., -1], ended[drawn])
-            total: Tensor = of_change + of_reward + of_end
-            return total
-
-        optimise(self.net, loss, steps, lr=lr, title="model: of the log")
-
     def estimate(self, candidate: Candidate) -> Estimate:
-        returns = self.returns(candidate)
-        low, high = interval(returns)
-        return Estimate(float(returns.mean()), low, high)
+        return mean_of(self.returns(candidate))
 
     def returns(self, candidate: Candidate) -> np.ndarray:
         """The imagined return of each held-out episode, raw reward units."""
@@ -177,7 +164,7 @@ class LearnedModel(Estimator):
         found = np.zeros(len(episodes))
         going = np.ones(len(episodes))  # the probability that the episode has not ended
         rewards = None
-        for t in range(self.horizon):
+        for t in range(self.units.horizon):
             actions = player.act(observations, rewards)
             observations, rewards, ended = self.advance(observations, t, tasks, actions, rng)
             found += self.discount**t * going * rewards
@@ -205,9 +192,7 @@ class LearnedModel(Estimator):
             The next observations (N, S), rewards (N,), and the probability that the episode ends
             with this step (N,).
         """
-        steps = np.full(len(observations), t)
-        states = self.units.states(observations, steps, tasks)
-        inputs = torch.cat([states, self.units.actions(actions)], 1)
+        inputs = self.inputs(observations, np.full(len(observations), t), tasks, actions)
         change, rewards, ended = self.predict(inputs)
         if self.neighbours:
             _, near = self.nearest.query(inputs.numpy(), k=self.neighbours)

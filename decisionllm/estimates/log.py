@@ -1,9 +1,10 @@
-"""The part of a data store that policies are judged from."""
+"""The part of a data store that policies are judged from, and a mean over its episodes."""
 
 import numpy as np
 
 from decisionllm.datasets.store import Store
-from decisionllm.protocols import Logged
+from decisionllm.eval.report import interval
+from decisionllm.protocols import Estimate, Logged
 
 
 def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
@@ -21,10 +22,7 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
     if store.agent is not None:
         raise ValueError(f"{name}: expected episodes of single agents, got those of teams")
     episodes = np.concatenate([fitting, held_out])
-    lengths = store.lengths[episodes]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    rows = np.repeat(store.offsets[:-1][episodes], lengths) + within
+    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
     rewards = np.asarray(store.rewards[rows], np.float64)
     if np.ptp(rewards) == 0:
         got = f"{rewards[0]:g} at each of {len(rewards):,} steps"
@@ -37,7 +35,7 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
         observations=np.asarray(store.observations[rows]),
         actions=np.asarray(store.actions[rows]),
         rewards=rewards,
-        offsets=offsets,
+        offsets=np.concatenate([[0], np.cumsum(store.lengths[episodes])]),
         terminated=np.asarray(store.terminated[episodes]),
         held_out=np.arange(len(episodes)) >= len(fitting),
         tasks=[store.tasks[i] for i in store.task[episodes]],
@@ -50,3 +48,9 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
 def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
     """These rows of a column; None where there is none."""
     return None if values is None else np.asarray(values[rows])
+
+
+def mean_of(values: np.ndarray) -> Estimate:
+    """The mean of one value for each episode (E,), with its interval."""
+    low, high = interval(values)
+    return Estimate(float(values.mean()), low, high)

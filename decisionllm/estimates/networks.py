@@ -10,7 +10,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.models.imagined import CODE, TEXTS, codes
+from decisionllm.models.imagined import TEXTS, codes
 from decisionllm.protocols import Logged
 
 SMALLEST = 1e-6  # deviation below which a column counts as constant
@@ -83,28 +83,21 @@ class Units:
             reads_text=tells_texts_apart(log),
         )
 
-    @property
-    def state_size(self) -> int:
-        """Numbers of `states`."""
-        text = CODE if self.reads_text else 0
-        return len(self.observation_mean) + 1 + text
-
-    @property
-    def action_size(self) -> int:
-        """Numbers of `actions`."""
-        return self.num_actions or len(self.action_mean)
-
-    def states(self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str]) -> Tensor:
-        """Observations (m, S), steps (m,) and m task texts as inputs (m, state_size)."""
+    def observed(self, observations: np.ndarray, timesteps: np.ndarray) -> Tensor:
+        """Observations (m, S) and steps (m,) as inputs (m, S+1)."""
         standardised = (observations - self.observation_mean) / self.observation_scale
         passed = 2 * timesteps[:, None] / self.horizon - 1
-        parts = [torch.from_numpy(np.concatenate([standardised, passed], 1)).float()]
-        if self.reads_text:
-            parts.append(codes(tasks))
-        return torch.cat(parts, 1)
+        return torch.from_numpy(np.concatenate([standardised, passed], 1)).float()
+
+    def states(self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str]) -> Tensor:
+        """The same and m task texts, if they are read, as inputs (m, I)."""
+        observed = self.observed(observations, timesteps)
+        if not self.reads_text:
+            return observed
+        return torch.cat([observed, codes(tasks)], 1)
 
     def actions(self, actions: np.ndarray) -> Tensor:
-        """Raw actions (m, A) as inputs (m, action_size)."""
+        """Raw actions (m, A) as inputs (m, A), or (m, C) of discrete ones."""
         if self.num_actions:
             index = torch.from_numpy(actions[:, 0].astype(np.int64))
             return F.one_hot(index, self.num_actions).float()
@@ -116,9 +109,9 @@ def fitting_rows(log: Logged) -> np.ndarray:
     return np.flatnonzero(~log.held_out[log.episode])
 
 
-def step_tasks(log: Logged) -> list[str]:
-    """The task text of each step, n."""
-    return [log.tasks[e] for e in log.episode]
+def task_texts(log: Logged, rows: np.ndarray) -> list[str]:
+    """The task text of each of these steps (m,)."""
+    return [log.tasks[e] for e in log.episode[rows]]
 
 
 def tells_texts_apart(log: Logged) -> bool:
@@ -137,14 +130,36 @@ def positive(deviation: np.ndarray) -> np.ndarray:
 
 
 def optimise(
-    net: Members, loss: Callable[[int], Tensor], steps: int, *, lr: float, title: str
+    net: Members,
+    loss: Callable[[int, Tensor], Tensor],
+    *,
+    rows: int,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    title: str,
 ) -> None:
-    """Minimise a loss of a step's number by Adam; the rate falls to zero along a cosine."""
+    """Minimise a loss by Adam; the rate falls to zero along a cosine.
+
+    Args:
+        net: the networks.
+        loss: of the number of a step, and rows that are drawn for each member (M, B).
+        rows: there are so many.
+        steps: updates.
+        batch_size: B.
+        lr: peak learning rate.
+        seed: of the draws.
+        title: of the progress bar.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size = len(net.weights[0]), batch_size
     optimizer = torch.optim.Adam(net.parameters(), lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     hidden = not sys.stdout.isatty()
     for step in track(range(steps), title, transient=True, disable=hidden):
+        drawn = torch.randint(rows, size, generator=generator)
         optimizer.zero_grad()
-        loss(step).backward()
+        loss(step, drawn).backward()
         optimizer.step()
         schedule.step()

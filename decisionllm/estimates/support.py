@@ -31,19 +31,17 @@ class Support:
         known = some(fitting[log.recorded[fitting]], MOST, rng)
         judged = np.flatnonzero(log.held_out[log.episode] & log.recorded)
         self.rows = some(judged, MOST // 10, rng)
-        tree = cKDTree(self.states(log, known))
-        _, near = tree.query(self.states(log, self.rows), k=min(NEIGHBOURS, len(known)))
+        tree = cKDTree(self.observed(log, known))
+        _, near = tree.query(self.observed(log, self.rows), k=min(NEIGHBOURS, len(known)))
         near = near.reshape(len(self.rows), -1)
         self.taken = self.units.actions(log.actions[known]).numpy()[near]  # (m, k, A)
         self.usual = 0.0
         if not log.spec.num_actions:
             self.usual = float(np.quantile(self.distance(log.actions), USUAL))
 
-    def states(self, log: Logged, rows: np.ndarray) -> np.ndarray:
+    def observed(self, log: Logged, rows: np.ndarray) -> np.ndarray:
         """Standardised observations and time of these rows (m, S+1)."""
-        tasks = [""] * len(rows)
-        states = self.units.states(log.observations[rows], log.timesteps[rows], tasks).numpy()
-        return np.asarray(states[:, : log.observations.shape[1] + 1])
+        return self.units.observed(log.observations[rows], log.timesteps[rows]).numpy()
 
     def distance(self, actions: np.ndarray) -> np.ndarray:
         """Distance (m,) of actions (n, A) at the looked-up steps, in deviations."""

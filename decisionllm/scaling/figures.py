@@ -16,19 +16,12 @@ CAPTIONS = {
         "seeds, or the law with its 95 % band."
     ),
     "data": "Loss against data, one colour for each size.",
-    "compute": ("Loss against compute. Ringed: the frontier, the runs that no cheaper run beats."),
+    "compute": "Loss against compute, one colour for each size.",
     "isoflop": (
         "Loss against parameters at equal compute, by the law; a cross marks the least. Points are "
         "runs, coloured by compute."
     ),
-    "intrinsic": (
-        "Score against compute, one colour for each size. Black: the most that a run of so much "
-        "compute reaches, means over seeds."
-    ),
-    "score": (
-        "Score against loss, one colour for each size, with the fitted logistic where there is a "
-        "trend."
-    ),
+    "score": "Score against loss, one colour for each size.",
     "crossover": (
         "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the "
         "best size depends on the data."
@@ -68,14 +61,12 @@ def draw(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figu
         trend(axes, with_volumes(base), "non_embedding", "volume", law)
     if base["fraction"].nunique() > 1:
         trend(panels.add("data", STEPS), base, "data_steps", "size", law)
-    compute(panels.add("compute", COMPUTE), grid, fits["frontier"])
+    scatter(panels.add("compute", COMPUTE), grid, "flops", "excess")
     if law and law.A and law.B:
-        k = cost(base["non_embedding"], base["data_steps"], base["flops"])
-        isoflop(panels.add("isoflop", PARAMETERS), base, law, k)
+        isoflop(panels.add("isoflop", PARAMETERS), base, law)
     if grid["score"].notna().any():
-        intrinsic(panels.add("intrinsic", COMPUTE, "score", log="x"), grid, fits["intrinsic"])
         axes = panels.add("score", LOSS.replace("\n", ", "), "score", log="")
-        score(axes, grid, fits["score"])
+        scatter(axes, grid, "excess", "score")
     metric = "excess"
     label = "held-out loss above the floor"
     if grid["score"].notna().all():
@@ -162,42 +153,23 @@ def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> N
             N = at
         else:
             D = at
-        q = grid["quality"].iloc[0]
-        axes.plot(at, law(N, D, q), color=colour, label=label)
-        if law.draws:
-            axes.fill_between(at, *law.band(N, D, q), color=colour, alpha=0.15)
+        axes.plot(at, law(N, D), color=colour, label=label)
+        axes.fill_between(at, *law.band(N, D), color=colour, alpha=0.15)
 
 
-def compute(axes: Axes, grid: pd.DataFrame, frontier: Json) -> None:
-    """Loss against compute, with the frontier and its power law."""
-    scatter(axes, grid, "flops", "excess")
-    best = grid[grid["run"].isin(frontier["runs"])]
-    ring: Json = {"facecolors": "none", "edgecolors": "black"}
-    axes.scatter(best["flops"], best["excess"], s=70, label="frontier", **ring)
-    if frontier["power"]:
-        E, K, gamma = frontier["power"]
-        at = np.geomspace(best["flops"].min(), best["flops"].max(), 60)
-        axes.plot(at, E + K / at**gamma, color="black", linewidth=1)
-
-
-def isoflop(
-    axes: Axes,
-    grid: pd.DataFrame,
-    law: Law,
-    k: float,
-    also: tuple[float, ...] = (),
-) -> None:
+def isoflop(axes: Axes, grid: pd.DataFrame, law: Law) -> None:
     """Loss against parameters at equal compute, each curve with its least.
 
-    The budgets are those of the runs, or six of them, and those of `also`; D = budget / (k N).
+    The budgets are those of the runs, or six of them; D = budget / (k N).
     """
     N, D = grid["non_embedding"], grid["data_steps"]
+    k = cost(N, D, grid["flops"])
     C = k * N * D
     shown = axes.scatter(N, grid["excess"], c=C, norm="log", cmap="viridis", **POINTS)
     budgets = 10 ** np.unique(np.log10(C).round(2))
     if len(budgets) > 12:
         budgets = np.geomspace(C.min(), C.max(), 8)[1:-1]
-    for budget in (*budgets, *also):
+    for budget in budgets:
         best = allocate(law, budget, k)
         low = min(max(N.min() / 2, budget / k / D.max() / 2), best[0] / 2)
         high = max(min(N.max() * 2, budget / k / D.min() * 2), best[0] * 2)
@@ -206,23 +178,6 @@ def isoflop(
         axes.plot(n, law(n, budget / k / n), color=colour, linewidth=1)
         axes.plot(best[0], law(*best), "x", color=colour)
     axes.figure.colorbar(shown, ax=axes, label="FLOPs")
-
-
-def intrinsic(axes: Axes, grid: pd.DataFrame, steps: list[tuple[float, float]]) -> None:
-    """Score against compute, with the steps (score, least FLOPs that reach it)."""
-    scatter(axes, grid, "flops", "score")
-    scores, flops = zip(*steps, strict=True)
-    reached = [*scores, scores[-1]]
-    compute = [*flops, grid["flops"].max()]
-    axes.step(compute, reached, where="post", color="black", linewidth=1)
-
-
-def score(axes: Axes, grid: pd.DataFrame, fit: Json) -> None:
-    """Score against loss, with the fitted logistic and its band where there is a trend."""
-    scatter(axes, grid, "excess", "score")
-    if "curve" in fit:
-        axes.plot(fit["at"], fit["curve"], color="black", linewidth=1)
-        axes.fill_between(fit["at"], *fit["band"], color="black", alpha=0.1)
 
 
 def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:

@@ -52,16 +52,17 @@ def check(study: Node) -> Node:
         if key not in study:
             example = "configs/study/smoke.yaml has every key"
             raise ValueError(f"study: expected {key}, found none; {example}")
-    axes, seeds = study["axes"], study["seeds"]
+    axes = study["axes"]
     for name in axes:
         if name not in AXES:
             wanted = f"axes among {', '.join(AXES)}"
             raise ValueError(f"study.axes: expected {wanted}, got {name!r}")
+    given = {**axes, "seeds": study["seeds"]}
     for name in (*AXES, "seeds"):
-        if not (seeds if name == "seeds" else axes.get(name)):
+        if not given.get(name):
             raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
     known = {name: as_words(list(values)) for name, values in axes.items()}
-    known["seed"] = as_words(list(seeds))
+    known["seed"] = as_words(list(study["seeds"]))
     for entry in study["exclude"]:
         if not is_of_grid(entry, known):
             wanted = "axes and values of the grid"

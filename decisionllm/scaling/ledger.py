@@ -24,11 +24,11 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
@@ -90,7 +90,7 @@ def plan(root: str | Path, jobs: Iterable[object]) -> list[str]:
     """
     root = Path(root)
     wanted = dict(map(encode, jobs))
-    present = set(os.listdir(root)) if root.is_dir() else set()
+    present = _present(root)
     made = {name for name in present.intersection(wanted) if (root / name / "job.json").exists()}
     for name in made:
         _content(root / name)
@@ -112,7 +112,7 @@ def state(folder: str | Path) -> str:
 
 def status(root: str | Path, names: Iterable[str]) -> States:
     """{name: state}, planned where there is no folder yet; a ValueError for an edited folder."""
-    present = set(os.listdir(root)) if os.path.isdir(root) else set()
+    present = _present(root)
     for name in present.intersection(names):
         try:
             _content(f"{root}/{name}")
@@ -157,23 +157,14 @@ def claim(folder: str | Path) -> Iterator[bool]:
     Yields:
         True if the run is planned; False if it is done, failed or locked by another process.
     """
-    with (Path(folder) / "lock").open("w") as file:
-        for patience in (
-            0.005,
-            0.02,
-            0,
-        ):  # `state` of another process holds the lock for an instant
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(patience)
-            else:
-                # over NFS, files of another machine are seen at once only after a write to their
-                # folder
-                os.utime(folder)
-                yield not any((Path(folder) / f"{name}.json").exists() for name in ENDED)
-                return
-        yield False
+    folder = Path(folder)
+    with (folder / "lock").open("w") as file:
+        ours = _lock(file, fcntl.LOCK_EX)
+        if ours:
+            # over NFS, files of another machine are seen at once only after a write to their folder
+            os.utime(folder)
+            ours = not any((folder / f"{name}.json").exists() for name in ENDED)
+        yield ours
 
 
 def attempt(folder: str | Path, run: Run) -> bool:
@@ -212,17 +203,16 @@ def _work_on(folder: Path, run: Run) -> None:
             outcome = run(folder, planned)
         encode(outcome)  # a result that is not JSON is a failure of the run
         ended = "done"
-    except BaseException as error:
-        full = _is_full(error)
-        if full or not isinstance(error, Exception):  # not a failure of the run
+    except Exception as error:
+        if _is_full(error):  # not a failure of the run
             write_lines(attempts, tried)
-        if full:
             raise OSError(str(error)) from None
-        if not isinstance(error, Exception):
-            raise
         ended = "failed"
         lines = traceback.format_exc().splitlines()
         outcome = {"reason": f"{type(error).__name__}: {error}", "lines": lines[-8:]}
+    except BaseException:  # an interruption is no failure either
+        write_lines(attempts, tried)
+        raise
     _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})
 
 
@@ -363,6 +353,11 @@ class Progress:
         self.failed = failed
 
 
+def _present(root: str | Path) -> set[str]:
+    """The names of the files and folders in a ledger."""
+    return set(os.listdir(root)) if os.path.isdir(root) else set()
+
+
 def _name(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
@@ -380,11 +375,18 @@ def _content(folder: str | Path) -> bytes:
     return content
 
 
-def _locked(path: str | Path) -> bool:
-    with open(path) as file, suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+def _lock(file: TextIO, how: int) -> bool:
+    """Lock a file until it is closed, unless another process holds it. Returns whether it did."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
+
+
+def _locked(path: str | Path) -> bool:
+    with open(path) as file:
+        return not _lock(file, fcntl.LOCK_SH)
 
 
 def _end(folder: Path, name: str, outcome: Json) -> None:

@@ -115,30 +115,18 @@ def chosen_rate(rates: dict[str, float]) -> float:
 
 
 def fitted(grid: pd.DataFrame) -> Json:
-    """The law, the frontier, and score against loss where there are scores."""
-    columns = ("non_embedding", "data_steps", "excess", "quality", "flops")
-    N, D, loss, q, C = (grid[name].to_numpy(np.float64) for name in columns)
-    best, power = law.frontier(C, loss)
+    """The trends of loss and score, and the law of the runs of the first quality.
+
+    The law has no term for quality, so that it would be wrong for several qualities at once.
+    """
+    p = law.trends(grid["non_embedding"], grid["data_steps"], grid["excess"], grid["quality"])
     scored = grid.dropna(subset="score")
-    return {
-        **law.describe(N, D, loss, q),
-        "frontier": {"runs": grid["run"].iloc[best].tolist(), "power": power},
-        "score": law.saturate(scored["excess"], scored["score"]) if len(scored) else None,
-        "intrinsic": intrinsic(scored),
-    }
-
-
-def intrinsic(scored: pd.DataFrame) -> list[tuple[float, float]]:
-    """The steps (score, least FLOPs that reach it), of means over seeds, by cost."""
-    if scored.empty:
-        return []
-    keys = [name for name in AXES if name != "seed"]
-    named = {"score": ("score", "mean"), "flops": ("flops", "mean"), "runs": ("run", "size")}
-    cells = scored.groupby(keys).agg(**named)
-    cells = cells[cells["runs"] == cells["runs"].max()]  # the mean of fewer seeds is luckier
-    cells["least"] = law.intrinsic(cells["flops"], cells["score"])
-    steps = cells.groupby("least")["score"].max()
-    return [(float(score), float(flops)) for flops, score in steps.items()]
+    if len(scored):
+        p["score"] = law.falls(scored["excess"], scored["score"])
+    base = grid[grid["mixture"] == grid["mixture"].iloc[0]]
+    columns = ("non_embedding", "data_steps", "excess")
+    N, D, loss = (base[name].to_numpy(np.float64) for name in columns)
+    return {"p": p, **law.describe(N, D, loss, p)}
 
 
 def laws(fits: Json) -> list[str]:
@@ -150,10 +138,6 @@ def laws(fits: Json) -> list[str]:
         trend = "the loss falls" if p <= law.CERTAIN else "no trend, the loss does not fall"
         test = f"rank test within the other axes, p = {p:.2g}"
         lines.append(f"Held-out loss and {what}: {trend} with more {what} ({test}).")
-    if fits["intrinsic"]:
-        steps = "; ".join(f"{score:.3g} with {flops:.2g}" for score, flops in fits["intrinsic"])
-        least = "the least FLOPs whose runs reach a score, means over seeds"
-        lines.append(f"Intrinsic performance, {least}: {steps}.")
     if fit is None:
         return [*lines, "No law is fitted: there is no trend, or too few runs or values."]
     lines += law_in_words(fit)
@@ -162,11 +146,8 @@ def laws(fits: Json) -> list[str]:
         missed = f"{left['missed']:+.1%} on average and {left['worst']:+.1%} at worst"
         without = f"Fitted without the largest model ({size})"
         lines.append(f"{without}, the law misses its losses by {missed}.")
-    if power := fits["frontier"]["power"]:
-        formula = "L = {:.3g} + {:.3g} / C^{:.3f}".format(*power)
-        lines.append(f"Compute frontier: {formula}.")
-    if fits["score"]:
-        p = fits["score"]["p"]
+    if "score" in fits["p"]:
+        p = fits["p"]["score"]
         trend = "the score rises as the loss falls" if p <= law.CERTAIN else "no trend"
         lines.append(f"Score and loss: {trend} (p = {p:.2g}).")
     return lines
@@ -180,10 +161,7 @@ def law_in_words(fit: law.Law) -> list[str]:
     if fit.B:
         formula += f" + {fit.B:.3g} / D^{fit.beta:.3f}"
     formula += ", nats an action above the floor of the head"
-    if fit.gamma:
-        formula += f"; D is multiplied by quality^{fit.gamma:.2f}"
-    intervals = fit.intervals or {}
-    ranges = [f"{name} {low:.3g} .. {high:.3g}" for name, (low, high) in intervals.items()]
+    ranges = [f"{name} {low:.3g} .. {high:.3g}" for name, (low, high) in fit.intervals.items()]
     lines = [f"{formula}.", f"95 % intervals: {', '.join(ranges)}."]
     if loose := law.loose(fit):
         reason = "the interval is wide, or reaches the bounds of the fit"
@@ -307,20 +285,9 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
     return [f"{what}: {difference}: {judgement}."]
 
 
-def at_edge(found: Json) -> list[str]:
-    """The sizes whose learning rate is the least or the largest that was tried."""
-    sizes = []
-    for size, rates in found["tuned"].items():
-        tried = [float(rate) for rate in rates]
-        if len(tried) > 1 and chosen_rate(rates) in (min(tried), max(tried)):
-            sizes.append(size)
-    return sizes
-
-
 def tuning(found: Json) -> list[str]:
     """Which options were tuned and which not, in sentences."""
     lines = []
-    edge = at_edge(found)
     if found["study"]["lr"]["rule"] == "fixed":
         untuned = "The learning rate was not tuned per size"
         lines.append(f"{untuned}: one value favours some sizes, so this is no law of size.")
@@ -329,8 +296,10 @@ def tuning(found: Json) -> list[str]:
             continue
         losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
         how = f"by held-out loss on the smallest data ({losses})"
-        line = f"{size}: learning rate {chosen_rate(rates):g}, {how}."
-        if size in edge:
+        chosen = chosen_rate(rates)
+        tried = [float(rate) for rate in rates]
+        line = f"{size}: learning rate {chosen:g}, {how}."
+        if len(tried) > 1 and chosen in (min(tried), max(tried)):
             line += " This is the edge of the values tried: the best value may lie beyond it."
         lines.append(line)
     shape = "batch size, width against depth, weight decay, warm-up"

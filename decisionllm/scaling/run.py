@@ -35,8 +35,10 @@ from decisionllm.schema import Json, Report, Spec, Window
 from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
-TOKEN_FLOPS = "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window"
-FLOPS = f"{TOKEN_FLOPS}, N parameters without embeddings; without the text"
+FLOPS = (
+    "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window, N parameters "
+    "without embeddings; without the text"
+)
 
 
 class Trained(NamedTuple):

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
-from decisionllm.estimates.acting import player_actions, policy_actions
+from decisionllm.estimates.acting import policy_actions
 from decisionllm.estimates.log import logged
-from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.schema import Episode, History, Spec
 from tests.conftest import MAX_RETURN, make_policy, make_store, near
 
@@ -82,13 +80,3 @@ def test_the_density_of_a_logged_action_is_in_raw_units(tmp_path):
     scaled = (log.actions - acted.actions) / deviation
     density = -0.5 * scaled**2 - np.log(deviation * np.sqrt(2 * np.pi))
     near(acted.log_prob, density.sum(1))
-
-
-def test_a_rule_is_asked_at_each_step_of_the_log(tmp_path):
-    log = make_log(tmp_path / "store")
-
-    def begin(tasks):
-        number = torch.arange(len(tasks)).numpy()
-        return ScriptedPlayer(lambda seen, rows: seen[:, :2] + number[rows, None], tasks)
-
-    near(player_actions(begin, log), log.observations[:, :2] + log.episode[:, None])

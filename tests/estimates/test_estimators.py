@@ -81,16 +81,6 @@ def test_fitted_q_leaves_out_steps_whose_action_is_missing():
     assert len(kept) == 5 * 38 - 38 and not (log.rewards[kept] == 3).any()
 
 
-def test_a_limit_of_time_is_no_end_where_it_is_bootstrapped():
-    log = chain(ALL, held_out=6, terminated=np.zeros(len(ALL), bool))
-    with pytest.raises(ValueError, match="time_limits=bootstrap: expected discount below 1"):
-        FittedQ(log, 1.0, 0, time_limits="bootstrap")
-    estimator = FittedQ(log, 0.9, 0, **SMALL | {"steps": 1}, time_limits="bootstrap")
-    assert set(estimator.rows) == set(np.flatnonzero(log.rewards + log.observations[:, 0] == 0)) - {
-        row for row in range(len(log.rewards)) if log.held_out[log.episode[row]]
-    }
-
-
 def test_a_learned_model_returns_what_the_world_returns():
     log = chain(ALL, held_out=6)
     estimator = LearnedModel(log, 1.0, 0, **SMALL)

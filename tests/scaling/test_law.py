@@ -5,32 +5,31 @@ import pytest
 
 from decisionllm.scaling import law
 
-TRUE = law.Law(E=0.4, A=60.0, alpha=0.45, B=90.0, beta=0.55, gamma=0.8)
+TRUE = law.Law(E=0.4, A=60.0, alpha=0.45, B=90.0, beta=0.55)
 
 
-def study(noise=0.01, seed=0, true=TRUE, sizes=6, volumes=5, qualities=(0.5, 0.75, 1.0), seeds=2):
-    """N, D, loss, q of every run of a grid, (n,) each."""
-    N, D, q, _ = (
-        x.ravel()
-        for x in np.meshgrid(
-            np.geomspace(3e4, 1e7, sizes),
-            np.geomspace(1e3, 1e6, volumes),
-            qualities,
-            range(seeds),
-            indexing="ij",
-        )
+def study(noise=0.01, seed=0, true=TRUE, sizes=6, volumes=5, seeds=6):
+    """N, D, loss of every run of a grid, (n,) each."""
+    N, D, _ = np.meshgrid(
+        np.geomspace(3e4, 1e7, sizes), np.geomspace(1e3, 1e6, volumes), range(seeds), indexing="ij"
     )
-    return N, D, true(N, D, q) * np.exp(noise * np.random.default_rng(seed).normal(size=len(N))), q
+    N, D = N.ravel(), D.ravel()
+    return N, D, true(N, D) * np.exp(noise * np.random.default_rng(seed).normal(size=len(N)))
+
+
+def described(N, D, loss):
+    """The trends of runs of one quality, and their law."""
+    p = law.trends(N, D, loss, np.ones(len(N)))
+    return p, law.describe(N, D, loss, p, draws=0)
 
 
 def test_a_law_is_the_sum_of_its_terms():
-    assert law.Law(E=1, A=8, alpha=0.5, B=9, beta=1, gamma=2)(N=16, D=9, q=0.5) == 1 + 2 + 4
+    assert law.Law(E=1, A=8, alpha=0.5, B=9, beta=2)(N=16, D=3) == 1 + 2 + 1
 
 
 def test_planted_exponents_are_within_their_intervals():
-    N, D, loss, q = study()
-    found = law.fit(N, D, loss, q)
-    for name in ("E", "alpha", "beta", "gamma"):
+    found = law.fit(*study())
+    for name in ("E", "alpha", "beta"):
         low, high = found.intervals[name]
         assert low <= getattr(TRUE, name) <= high, (name, low, high)
         assert high - low < 0.25, f"the interval of {name} is too wide"
@@ -40,11 +39,8 @@ def test_planted_exponents_are_within_their_intervals():
 
 def test_without_noise_the_parameters_are_recovered():
     found, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
-    assert (
-        found.pop("intervals") == {}
-        and true.pop("intervals") is None
-        and found == pytest.approx(true, rel=1e-3)
-    )
+    assert found.pop("intervals") == true.pop("intervals") == {}
+    assert found == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
@@ -63,68 +59,53 @@ def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
 
 
 def test_a_few_outliers_move_the_fit_little():
-    N, D, loss, q = study()
+    N, D, loss = study()
     loss[::30] *= 10
-    found = law.fit(N, D, loss, q, draws=0)
-    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05) and found.beta == pytest.approx(
-        TRUE.beta, abs=0.05
-    )
+    found = law.fit(N, D, loss, draws=0)
+    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05)
+    assert found.beta == pytest.approx(TRUE.beta, abs=0.05)
 
 
 def test_the_largest_model_is_predicted_from_the_others():
-    found = law.describe(*study(), draws=0)
-    assert (
-        found["left_out"]["parameters"] == pytest.approx(1e7)
-        and abs(found["left_out"]["missed"]) < 0.02
-    )
-    N, D, loss, q = study()
+    _, found = described(*study())
+    assert found["left_out"]["parameters"] == pytest.approx(1e7)
+    assert abs(found["left_out"]["missed"]) < 0.02
+    N, D, loss = study()
     loss[N.max() == N] *= 1.3  # the largest model is trained too little
-    assert law.describe(N, D, loss, q, draws=0)["left_out"]["missed"] == pytest.approx(
-        1 / 1.3 - 1, abs=0.02
-    )
+    _, found = described(N, D, loss)
+    assert found["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
 
 
 def test_noise_gives_no_law():
-    N, D, _, q = study()
+    N, D, _ = study()
     flat = np.exp(0.1 * np.random.default_rng(1).normal(size=len(N)))
-    found = law.describe(N, D, flat, q)
-    assert (
-        found["law"] is None
-        and found["left_out"] is None
-        and min(found["p"].values()) > law.CERTAIN
-    )
-    assert law.saturate(flat, np.random.default_rng(2).normal(size=len(N))).keys() == {"p"}
+    p, found = described(N, D, flat)
+    assert found == {"law": None, "left_out": None} and min(p.values()) > law.CERTAIN
+    assert law.falls(flat, np.random.default_rng(2).normal(size=len(N))) > law.CERTAIN
 
 
 def test_an_axis_without_a_trend_has_no_term():
-    N, D, loss, q = study(true=law.Law(E=0.4, B=90.0, beta=0.55))
-    found = law.describe(N, D, loss, draws=0)
-    assert found["p"]["size"] > law.CERTAIN >= found["p"]["data"]
+    N, D, loss = study(true=law.Law(E=0.4, B=90.0, beta=0.55))
+    p, found = described(N, D, loss)
+    assert p["size"] > law.CERTAIN >= p["data"]
     assert found["law"].A == 0 and found["law"].beta == pytest.approx(0.55, abs=0.05)
-    assert law.describe(N, D, 1 / loss, draws=0)["law"] is None  # a rising loss is no trend either
+    _, found = described(N, D, 1 / loss)  # a rising loss is no trend either
+    assert found["law"] is None
+
+
+def test_a_trend_is_sought_within_each_quality():
+    """The larger models have the worse data: over both qualities the loss rises with size."""
+    N = np.array([1, 2, 3, 4, 11, 12, 13, 14])
+    quality = np.repeat([1.0, 0.5], 4)
+    loss = np.array([4, 3, 2, 1, 8, 7, 6, 5])
+    assert law.trends(N, np.ones(8), loss, quality)["size"] < law.CERTAIN
+    assert law.trends(N, np.ones(8), loss, np.ones(8))["size"] > 0.5
 
 
 def test_the_p_of_four_values_is_counted_by_hand():
     # one of 24 orders
     assert law.falls([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)
     assert law.falls([1, 2, 3, 4], [1, 2, 3, 4]) == 1
-
-
-def test_no_cheaper_run_beats_the_frontier():
-    best, _ = law.frontier(np.array([3.0, 1, 2, 4]), np.array([2.0, 5, 6, 1]))
-    assert best.tolist() == [1, 0, 3]
-    C = np.geomspace(1e9, 1e15, 12)
-    best, (E, K, gamma) = law.frontier(C, 0.5 + 300 / C**0.3)
-    assert len(best) == 12 and (E, gamma) == pytest.approx((0.5, 0.3), rel=0.02)
-
-
-def test_a_planted_logistic_is_recovered():
-    loss = np.linspace(0.5, 3, 60)
-    score = 10 + 80 / (1 + np.exp(4 * (loss - 1.5))) + np.random.default_rng(0).normal(size=60)
-    found = law.saturate(loss, score, draws=20)
-    assert [found[name] for name in ("low", "high", "steep", "middle")] == pytest.approx(
-        [10, 90, 4, 1.5], rel=0.1
-    )
 
 
 def test_a_loss_below_zero_is_refused():
@@ -140,26 +121,18 @@ def test_compute_is_allocated_where_the_loss_is_least():
     )
     N = np.geomspace(1e2, 1e8, 20_001)
     best, data = law.allocate(TRUE, 6e12, 6)
-    assert best == pytest.approx(
-        N[TRUE(N, 1e12 / N).argmin()], rel=1e-3
-    ) and best * data == pytest.approx(1e12)
+    assert best == pytest.approx(N[TRUE(N, 1e12 / N).argmin()], rel=1e-3)
+    assert best * data == pytest.approx(1e12)
 
 
 def test_a_cost_is_that_of_the_runs_on_the_largest_data():
     assert law.cost(N=[10, 10, 10], D=[1, 8, 16], flops=[600, 480, 960]) == 6
 
 
-def test_intrinsic_performance_is_the_least_compute_that_reaches_a_score():
-    assert law.intrinsic([3, 1, 2, 4], [10, 5, 10, 20]).tolist() == [2, 1, 2, 4]
-
-
 def test_an_exponent_that_the_runs_do_not_determine_is_named():
-    intervals = {
-        "alpha": (0.3, 0.5),
-        "A": (1.0, 2.0),
-        "beta": (0.2, 0.9),
-        "B": (1.0, 2.0),
-        "gamma": (-4.0, 1.0),
-    }
-    assert law.loose(law.Law(E=1, intervals=intervals)) == ["beta", "gamma"]
-    assert law.loose(law.Law(E=1, intervals=intervals | {"A": (0.0, 2.0)}))[0] == "alpha"
+    intervals = {"alpha": (0.3, 0.5), "A": (1.0, 2.0), "beta": (0.2, 0.9), "B": (1.0, 2.0)}
+    assert law.loose(law.Law(E=1, intervals=intervals)) == ["beta"]
+    at_bounds = intervals | {"beta": (1.0, 3.0)}
+    assert law.loose(law.Law(E=1, intervals=at_bounds)) == ["beta"]
+    without_a_term = intervals | {"A": (0.0, 2.0)}
+    assert law.loose(law.Law(E=1, intervals=without_a_term)) == ["alpha", "beta"]

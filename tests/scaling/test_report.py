@@ -249,8 +249,7 @@ def test_a_size_with_one_run_is_not_compared():
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
 def test_a_published_study_is_reported_again_from_its_json(name, tmp_path, monkeypatch):
     # neither the width of an interval nor the pixels of a figure are compared
-    for fit in (law.fit, law.saturate):
-        monkeypatch.setitem(fit.__kwdefaults__, "draws", 10)
+    monkeypatch.setitem(law.describe.__kwdefaults__, "draws", 10)
     monkeypatch.setitem(rcParams, "savefig.dpi", 20)
     published = json.loads((STUDIES / name / "study.json").read_text())
     study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
