@@ -338,8 +338,7 @@ class ImaginedValue(nn.Module):
         steps, horizon = self.steps, self.horizon
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.change_scale.copy_(units.change_scale / units.observation_scale)
-            self.change_mean.copy_(units.change_mean / units.observation_scale)
+            self._set_units(units)
             for net in self.members:
                 net.set_frequencies(self.change_scale)
             for net in (*self.rewards, *self.values):
@@ -352,6 +351,11 @@ class ImaginedValue(nn.Module):
             self._fit_rewards(data, steps)
             states = self._states(data, steps * BATCH // 100, horizon)
             self._fit_values(states, horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
+
+    def _set_units(self, units: Normalizer) -> None:
+        """Take the change of an observation in a step, in the model's units."""
+        self.change_scale.copy_(units.change_scale / units.observation_scale)
+        self.change_mean.copy_(units.change_mean / units.observation_scale)
 
     def _count(self, x: Tensor) -> None:
         """Note which bins any two numbers of the observations (n, S) are in together, and the bins

@@ -160,8 +160,7 @@ class LandmarkPaths(ImaginedValue):
         """Fit the dynamics, spread the landmarks and find the ways between them."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.change_scale.copy_(units.change_scale / units.observation_scale)
-            self.change_mean.copy_(units.change_mean / units.observation_scale)
+            self._set_units(units)
             mean = units.observation_mean
             scale = units.observation_scale
             self.goal_scale.copy_(scale[-self.size :] / scale[: self.size])

@@ -23,12 +23,14 @@ WAVES = 32  # frequencies of the distance between two entities
 FREQUENCY = 3.0  # standard deviation of the frequencies, in units of the entities
 
 
-def mlp(inputs: int, outputs: int, inner: int) -> nn.Sequential:
+def mlp(
+    inputs: int, outputs: int, inner: int, activation: type[nn.Module] = nn.SiLU
+) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(inputs, inner),
-        nn.SiLU(),
+        activation(),
         nn.Linear(inner, inner),
-        nn.SiLU(),
+        activation(),
         nn.Linear(inner, outputs),
     )
 
