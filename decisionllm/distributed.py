@@ -122,10 +122,10 @@ def prepare(
             processes must read a block at the same time, and each process reads the texts of its
             own rows, when they are new.
     """
-    if accelerator.is_fsdp2 and model.backbone.first:
+    if accelerator.is_fsdp2 and model.backbone.text_layers:
         remedy = "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
         raise ValueError(
-            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.first}; {remedy}"
+            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.text_layers}; {remedy}"
         )
     if not accelerator.is_fsdp2:
         accelerator.ddp_handler = DistributedDataParallelKwargs(
