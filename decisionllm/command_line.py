@@ -57,8 +57,9 @@ def with_defaults(command: str, given: Json) -> Node:
 
     options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
     options = {key: value for key, value in options.items() if key not in ("defaults", "hydra")}
-    if wrong := next((key for key in given if key not in options), None):
-        raise ValueError(unknown_key(wrong, options))
+    for key in given:
+        if key not in options:
+            raise ValueError(unknown_key(key, options))
     return merged(options, given)
 
 
