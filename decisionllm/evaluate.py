@@ -124,7 +124,8 @@ def check_options(config: Node) -> list[Path]:
 def run_directories(given: object) -> list[Path]:
     """The run directories that a path or pattern, or a list of them, names, in their order."""
     found: list[Path] = []
-    for pattern in given if isinstance(given, list) else [given]:
+    patterns = given if isinstance(given, list) else [given]
+    for pattern in patterns:
         found += matched(str(pattern))
     return found
 

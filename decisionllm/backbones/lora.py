@@ -280,8 +280,9 @@ class _Adapted(torch.autograd.Function):
         parts = inner.split([B.shape[1] for B in wide], -1)
         outputs = []
         for weight, (_, bias), part, B in zip(weights, frozen, parts, wide, strict=True):
-            out = F.linear(rows, weight, None if bias is None else bias.to(dtype))
-            outputs.append(out.addmm_(part, B.t()))
+            if bias is not None:
+                bias = bias.to(dtype)
+            outputs.append(F.linear(rows, weight, bias).addmm_(part, B.t()))
         return tuple(outputs)
 
     @staticmethod

@@ -116,8 +116,8 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
             got = f"the environment takes {size}"
             raise ValueError(f"{name}: expected {wanted}, {got}; {LIKE_THE_DATA}")
         return
-    numbers = (spec.num_actions, env.num_actions)
-    own, other = (f"{number} discrete" if number else "continuous" for number in numbers)
+    own = _kind(spec.num_actions)
+    other = _kind(env.num_actions)
     remedy = "evaluate it in one like that of its data"
     if env.num_actions and _are_indices(spec, env.num_actions):
         option = f"num_actions={env.num_actions}"
@@ -128,6 +128,10 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
         )
     actions = f"trained on {own} actions, the environment has {other} ones"
     raise ValueError(f"{name}: {actions}; {remedy}")
+
+
+def _kind(num_actions: int | None) -> str:
+    return f"{num_actions} discrete" if num_actions else "continuous"
 
 
 def _are_indices(spec: Spec, num_actions: int) -> bool:

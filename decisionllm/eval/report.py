@@ -80,13 +80,13 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         than the mean, one bad seed less than the median), and an interval over seeds, or over the
         episodes of one seed.
     """
-    groups = identity.pools(rows, KEYS)
     results = []
-    for members, policy in zip(groups, identity.names(groups), strict=True):
+    for policy, members in named_pools(rows):
         result = {key: members[0].get(key) for key in KEYS}
         labels = (members[0]["protocol"], members[0].get("changed"))
         scores = [row["score"] for row in members]
-        latched = [row["latched_score"] for row in members if "latched_score" in row]  # of Maze2D
+        latched_scores = [row["latched_score"] for row in members if "latched_score" in row]
+        latched = float(np.mean(latched_scores)) if latched_scores else None  # of Maze2D alone
         low, high = members[0]["low"], members[0]["high"]
         if len(members) > 1:
             low, high = interval(scores)
@@ -98,7 +98,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             "low": low,
             "high": high,
             "return": float(np.mean([row["return"] for row in members])),
-            "latched": float(np.mean(latched)) if latched else None,
+            "latched": latched,
             "seeds": len(members),
             "n": sum(row["n"] for row in members),
             "seconds": sum(row["seconds"] for row in members),
@@ -109,11 +109,16 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 def policy_names(rows: Sequence[Row]) -> list[str]:
     """The policy of each row as `summarise` names its result."""
-    groups = identity.pools(rows, KEYS)
     named: dict[int, str] = {}
-    for members, name in zip(groups, identity.names(groups), strict=True):
+    for name, members in named_pools(rows):
         named |= {id(row): name for row in members}
     return [named[id(row)] for row in rows]
+
+
+def named_pools(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The name and the rows of each result."""
+    groups = identity.pools(rows, KEYS)
+    return list(zip(identity.names(groups), groups, strict=True))
 
 
 def tables(results: Sequence[Row]) -> list["Table"]:
@@ -241,9 +246,11 @@ def draw_pictures(
     policies = policy_names(rows)
     headlines = [result for result in results if result["headline"]]
     pictures = {"scores.png": draw_scores(headlines, published, labels)}
-    if curves := learning_curves(rows, policies):
+    curves = learning_curves(rows, policies)
+    if curves:
         pictures["learning.png"] = draw_curves(curves)
-    if tables := probe_tables(rows, policies):
+    tables = probe_tables(rows, policies)
+    if tables:
         pictures["tables.png"] = draw_tables(tables)
     return pictures
 

@@ -81,9 +81,8 @@ class Relations(nn.Module):
             scale = float(scales[first : first + width * count].mean())
             self.to_self.append(Pairs(width, scale, inner))
             for _, other_width, _ in self.entities:
-                self.between.append(
-                    Pairs(width, scale, inner) if width == other_width else nn.Identity()
-                )
+                comparable = width == other_width
+                self.between.append(Pairs(width, scale, inner) if comparable else nn.Identity())
             self.value.append(nn.Sequential(nn.SiLU(), mlp(inner, 1, inner)))
         self.of_own = mlp(len(self.own), 1, inner)
 

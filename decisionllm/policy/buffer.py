@@ -16,6 +16,18 @@ Rows = slice | np.ndarray | Sequence[int]
 ALL = slice(None)
 
 
+def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
+    """Target returns (N,) float64, where None is the policy's own.
+
+    NaN in the result, from an own target of None, is the predicted maximum return.
+    """
+    found = np.array(targets, np.float64)  # None becomes NaN
+    if own is not None:
+        left_out = np.array([target is None for target in targets], bool)
+        found[left_out] = own
+    return found
+
+
 class Conditioned(Protocol):
     """What a buffer asks of the policy that acts: a `Policy` or an `ExportedPolicy`."""
 

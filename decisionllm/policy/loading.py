@@ -73,11 +73,10 @@ def load_parts(
         tensors = content(checkpoint_folder(path) / "model.safetensors")
         return [(build(config["policy"], tensors, device), config, info)]
     known = info.get("parts", {})
-    if wrong := next((part for part in parts if part not in known), None):
-        raise ValueError(
-            f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got "
-            f"{wrong!r}"
-        )
+    for part in parts:
+        if part not in known:
+            labels = ", ".join(known) or "none, the run is of one dataset"
+            raise ValueError(f"part: expected one of {labels}, got {part!r}")
     if "embodiments" in info and not parts:
         raise ValueError(
             f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
@@ -113,16 +112,18 @@ def policy_of(model: SequenceModel, config: Node, info: Json, acting: Json) -> P
     its own.
     """
     act = config["act"]
-    team = config["team"]
-    given = {key: value for key, value in acting.items() if value is not None}
-    options: Node = {"stride": act["stride"], "decode": act["decode"]}
+    options: Node = {
+        "stride": act["stride"],
+        "decode": act["decode"],
+        "execution": config["team"]["execution"],
+        "target_return": None,
+    }
+    if options["execution"] == "both":
+        options["execution"] = "joint"
     if model.planner is not None:
-        options |= {
-            "planning_horizon": model.planner.horizon,
-            "planning_value": model.planner.least_value,
-        }
-    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
-    options |= {"target_return": None} | given
+        options["planning_horizon"] = model.planner.horizon
+        options["planning_value"] = model.planner.least_value
+    options |= {key: value for key, value in acting.items() if value is not None}
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if options["target_return"] is None and not model.predicts_return:
         options["target_return"] = target(info, act["target_quantile"])

@@ -48,10 +48,8 @@ class Session(EpisodeBuffer):
         self.predicted_returns = np.zeros(self.rewards.shape, np.float32)
         # the return of each row's last decision
         self.conditioned_on = np.zeros(len(tasks), np.float32)
-        # tokens
-        self.text_room = max(
-            text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1]
-        )
+        ids, _ = policy.model.backbone.encode(sorted(set(self.tasks)))
+        self.text_room = max(text_room, ids.shape[1])  # tokens
         # where the cached window begins; -1: nothing is cached, not even the text
         self.start = np.full(len(tasks), -1)
         self.last_read = np.full(len(tasks), -1)  # the last step that is cached
@@ -95,14 +93,15 @@ class Session(EpisodeBuffer):
 
     def _history(self, row: int) -> History:
         t = self.now[row]
-        target = self.targets[row]
+        target = None if np.isnan(self.targets[row]) else float(self.targets[row])
+        masks = None if self.masks is None else self.masks[row, : t + 1]
         return History(
             observations=self.observations[row, : t + 1],
             actions=self.actions[row, :t],
             rewards=self.rewards[row, :t],
-            target_return=None if np.isnan(target) else float(target),
+            target_return=target,
             task=self.tasks[row],
-            action_masks=None if self.masks is None else self.masks[row, : t + 1],
+            action_masks=masks,
         )
 
     @torch.inference_mode()
@@ -157,13 +156,14 @@ class Session(EpisodeBuffer):
         now = self.now[rows]
         M, H = len(now), self.rewards.shape[1]
         first = np.arange(M) * H
+        masks = None if self.masks is None else self.masks[rows].reshape(M * H, -1)
         return Steps(
             observations=self.observations[rows].reshape(M * H, -1),
             actions=self.actions[rows].reshape(M * H, -1),
             returns_to_go=np.nan_to_num(self.returns_to_go(rows)).ravel(),
             first=first,
             end=first + now + 1,
-            action_masks=None if self.masks is None else self.masks[rows].reshape(M * H, -1),
+            action_masks=masks,
         )
 
     def _predict_returns(
@@ -221,13 +221,16 @@ class Session(EpisodeBuffer):
         if not again:
             tokens = tokens[:, k - 1 :]  # from the last action on
             cached = (begin - start) * k + k - 1  # up to the last observation
+        positions = model.tokenizer.output_positions
         last_alone = not again or (return_given and (counts == counts[0]).all())
+        if last_alone:
+            positions = slice(-1, None)
         hidden = model.backbone.append(
             tokens,
             self.caches[return_given],
             torch.from_numpy(cached).to(device),
             torch.from_numpy(rows).to(device),
-            output_positions=slice(-1, None) if last_alone else model.tokenizer.output_positions,
+            output_positions=positions,
         ).float()
         if not return_given:
             return hidden
@@ -268,7 +271,7 @@ class Session(EpisodeBuffer):
         Returns the session.
         """
         if self.policy.model.backbone.layout is not None:
-            for return_given in (True, False) if self.policy.model.predicts_return else (True,):
+            for return_given in self.policy.model.return_inputs:
                 self._read_texts(np.zeros(0, int), return_given)
                 self.caches[return_given].reserve(len(self.now))
         return self
@@ -289,6 +292,4 @@ class Session(EpisodeBuffer):
         self.start = self.start[rows]
         self.last_read = self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
-        self.caches = {
-            return_given: cache.rows(index) for return_given, cache in self.caches.items()
-        }
+        self.caches = {given: cache.rows(index) for given, cache in self.caches.items()}
