@@ -82,28 +82,23 @@ def load_parts(
             f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
         )
     model = load_model(path, config, info).to(device)
-    return policies_of(model, config, info, parts, acting | {"device": device})
+    policies = policies_of(model, config, info, parts, acting | {"device": device})
+    return [(policy, policy.config, policy.info) for policy in policies]
 
 
 def policies_of(
-    model: Model,
-    config: Node,
-    info: Json,
-    parts: Sequence[str],
-    acting: Json,
-) -> list[tuple[Policy, Json, Json]]:
+    model: Model, config: Node, info: Json, parts: Sequence[str], acting: Json
+) -> list[Policy]:
     """The policy of a model in each of these parts of its data, or as a whole; see `load_parts`."""
     each = members(model)
     if not parts:
-        return [(policy_of(each[""], config, info, acting), config, info)]
+        return [policy_of(each[""], config, info, acting)]
     found = []
     for part in parts:
         known = info["parts"][part]
         name = known["embodiment"]
-        config_of_part = of_part(config, part, known)
-        info_of_part = info | info.get("embodiments", {}).get(name, {}) | known
-        policy = policy_of(each[name], config_of_part, info_of_part, acting)
-        found.append((policy, config_of_part, info_of_part))
+        own = info | info.get("embodiments", {}).get(name, {}) | known
+        found.append(policy_of(each[name], of_part(config, part, known), own, acting))
     return found
 
 

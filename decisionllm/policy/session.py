@@ -1,6 +1,7 @@
 """Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -15,6 +16,15 @@ from decisionllm.schema import History, Targets
 
 # ids and mask, where only steps are read
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """The M rows of a session that decide now."""
+
+    steps: Steps  # up to the current one
+    rows: np.ndarray  # (M,) in the session
+    start: np.ndarray  # (M,) the step where the window of each begins
 
 
 class Session(EpisodeBuffer):
@@ -130,20 +140,19 @@ class Session(EpisodeBuffer):
         now = self.now[each]
         start = window_start(now, policy.window, policy.stride)
         steps = self._steps(rows)
+        deciding = Deciding(steps, each, start)
         # A window is read as a whole where it begins, where it moves on, and after steps without a
         # decision.
-        whole = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
+        moves = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
         hidden = torch.empty(len(each), policy.model.backbone.width, device=policy.device)
-        for again in (True, False):
-            part = np.flatnonzero(whole == again)
+        for whole in (True, False):
+            part = np.flatnonzero(moves == whole)
             # Episodes that condition on the predicted return are read with the null return first.
             predicted = part[np.isnan(self.targets[each[part]])]
             if len(predicted):
-                self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
+                self._predict_returns(deciding, predicted, whole)
             if len(part):
-                hidden[torch.from_numpy(part)] = self._extend(
-                    steps, part, each[part], start[part], again
-                )
+                hidden[torch.from_numpy(part)] = self._extend(deciding, part, whole)
         self.start[each] = start
         self.last_read[each] = now
         self.conditioned_on[each] = steps.returns_to_go[steps.first + now]
@@ -166,39 +175,33 @@ class Session(EpisodeBuffer):
             action_masks=masks,
         )
 
-    def _predict_returns(
-        self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool
-    ) -> None:
+    def _predict_returns(self, deciding: Deciding, part: np.ndarray, whole: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about
-        to be read.
+        to be read; see `_extend`.
         """
-        hidden = self._extend(steps, part, rows, start, again, return_given=False)
-        predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (rows, n)
+        hidden = self._extend(deciding, part, whole, return_given=False)
+        predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (m, n)
+        rows = deciding.rows[part]
         now = self.now[rows, None]
-        step = start[:, None] + np.arange(predicted.shape[1]) if again else now
+        step = now
+        if whole:
+            step = deciding.start[part, None] + np.arange(predicted.shape[1])
         real = step <= now  # later steps are padding
         row = np.nonzero(real)[0]
         self.predicted_returns[rows[row], step[real]] = predicted[real]
-        of_rows = steps.returns_to_go.reshape(-1, self.rewards.shape[1])  # a view
+        # a view
+        of_rows = deciding.steps.returns_to_go.reshape(-1, self.rewards.shape[1])
         of_rows[part] = self.predicted_returns[rows]
 
     def _extend(
-        self,
-        steps: Steps,
-        part: np.ndarray,
-        rows: np.ndarray,
-        start: np.ndarray,
-        again: bool,
-        return_given: bool = True,
+        self, deciding: Deciding, part: np.ndarray, whole: bool, *, return_given: bool = True
     ) -> Tensor:
         """Read rows into the cache.
 
         Args:
-            steps: of all rows that decide.
+            deciding: all rows that decide.
             part: (m,) which of them are read.
-            rows: (m,) their rows in the session.
-            start: (m,) the step where the window of each begins.
-            again: read the whole window, not only the last action, the current return and the
+            whole: read the whole window, not only the last action, the current return and the
                 current observation.
             return_given: whether the returns are read, or the null return.
 
@@ -209,20 +212,21 @@ class Session(EpisodeBuffer):
         model = self.policy.model
         device = self.policy.device
         k = model.tokenizer.tokens
+        rows = deciding.rows[part]
+        start = deciding.start[part]
         self._read_texts(rows[self.start[rows] < 0], return_given)
-        begin = start if again else self.now[rows] - 1
+        begin = start if whole else self.now[rows] - 1
         counts = self.now[rows] - begin + 1
-        batch = collate(
-            cut(steps, part, begin, int(counts.max())), NO_TEXT, np.zeros(len(rows), int)
-        ).to(device)
+        window = cut(deciding.steps, part, begin, int(counts.max()))
+        batch = collate(window, NO_TEXT, np.zeros(len(rows), int)).to(device)
         null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
         tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
         cached = np.zeros(len(rows), int)  # tokens that the cache holds
-        if not again:
+        if not whole:
             tokens = tokens[:, k - 1 :]  # from the last action on
             cached = (begin - start) * k + k - 1  # up to the last observation
         positions = model.tokenizer.output_positions
-        last_alone = not again or (return_given and (counts == counts[0]).all())
+        last_alone = not whole or (return_given and (counts == counts[0]).all())
         if last_alone:
             positions = slice(-1, None)
         hidden = model.backbone.append(
