@@ -218,8 +218,8 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     if begun:
         resume(loop, run, inner, optimizer)
     if main:
-        trim(run / "metrics.jsonl", loop.step)
-        remember(loop, run / "metrics.jsonl")
+        for values in trim(run / "metrics.jsonl", loop.step):
+            take_note(loop, values)
     if config.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     watch = None
@@ -532,12 +532,6 @@ def take_note(loop: Loop, values: Mapping[str, float]) -> None:
         loop.scores.append(values["score"])
 
 
-def remember(loop: Loop, path: Path) -> None:
-    """Take note of the lines of a log, as when they were written."""
-    for line in path.read_text().splitlines():
-        take_note(loop, json.loads(line))
-
-
 def watched(training: Training, watch: ScoreWatch) -> dict[str, float]:
     """The scores of a rollout of the policy as it is now."""
     training.model.eval()
@@ -619,13 +613,14 @@ def resume(loop: Loop, run: Path, model: nn.Module, optimizer: torch.optim.Optim
     loop.elapsed = state["elapsed"]
 
 
-def trim(path: Path, step: int) -> None:
+def trim(path: Path, step: int) -> list[Json]:
     """Remove log lines after this step, which a continued run writes again, and a line that was cut
-    short.
+    short. Returns those that stay.
     """
     lines = path.read_text().splitlines() if path.is_file() and step else []
     kept = []
     for line in lines:
         if line.endswith("}") and json.loads(line)["step"] <= step:
-            kept.append(line + "\n")
-    path.write_text("".join(kept))
+            kept.append(line)
+    path.write_text("".join(f"{line}\n" for line in kept))
+    return [json.loads(line) for line in kept]
