@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,13 +142,7 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
 
     protocols = sorted({result["protocol"] for result in results}, key=by_number)
     shared = shared_words(protocols)
-    cells: dict[tuple[str, str, str], dict[str, str]] = {}  # of a policy, its target and episodes
-    for result in results:
-        policy = result["policy"] if result["headline"] else f"{result['policy']} (sweep)"
-        count = f"{result['seeds']} x {result['n'] // result['seeds']}"
-        of_policy = cells.setdefault((policy, one_digit(result["target_return"]), count), {})
-        interval_of = f"{result['low']:.1f}..{result['high']:.1f}"
-        of_policy[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
+    cells = cells_of(results)
 
     # What all rows have alike needs no column.
     _, targets, counts = (set(column) for column in zip(*cells, strict=True))
@@ -174,6 +169,20 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
             names.append(count)
         made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
     return made
+
+
+def cells_of(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The rows of a table: the cell of each protocol, by policy, target and episodes."""
+    cells: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
+    for result in results:
+        policy = result["policy"]
+        if not result["headline"]:
+            policy += " (sweep)"
+        count = f"{result['seeds']} x {result['n'] // result['seeds']}"
+        row = cells[policy, one_digit(result["target_return"]), count]
+        interval_of = f"{result['low']:.1f}..{result['high']:.1f}"
+        row[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
+    return cells
 
 
 def by_number(protocol: str) -> tuple[str, float, str]:
