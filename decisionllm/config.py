@@ -190,17 +190,20 @@ def one_agent_reads(config: TrainConfig) -> bool:
     return config.team.execution == "per_agent"
 
 
+COUNTS = (
+    "window",
+    "steps",
+    "data.rows_per_text",
+    "optim.batch_size",
+    "optim.accumulate",
+    "optim.lr",
+    "log.every",
+    "log.save_every",
+    "log.rollout_episodes",
+)
 # All that a config can be wrong about without a look at the data, one option or several together.
 RULES = (
-    more_than_zero("window"),
-    more_than_zero("steps"),
-    more_than_zero("data.rows_per_text"),
-    more_than_zero("optim.batch_size"),
-    more_than_zero("optim.accumulate"),
-    more_than_zero("optim.lr"),
-    more_than_zero("log.every"),
-    more_than_zero("log.save_every"),
-    more_than_zero("log.rollout_episodes"),
+    *map(more_than_zero, COUNTS),
     Rule(("log.rollout_every",), "0 or more", lambda config: config.log.rollout_every >= 0),
     Rule(
         ("data.step_discount",),

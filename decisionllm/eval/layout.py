@@ -4,9 +4,28 @@ from collections.abc import Sequence
 
 from decisionllm.datasets.spaces import VECTOR, Part, in_words
 from decisionllm.protocols import Env
-from decisionllm.schema import Spec
+from decisionllm.schema import Json, Spec
 
 LIKE_THE_DATA = "give an environment like that of the data"
+
+
+def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
+    """Compare the actions and the layout of a dataset with those of an environment.
+
+    Args:
+        spec, dataset: of the data, and its info.
+        env: the environment.
+        name: of the run, to begin a message with.
+
+    Returns:
+        The note of `check_layout`.
+
+    Raises:
+        ValueError: they differ.
+    """
+    check_actions(spec, env, name)
+    parts = dataset.get("observation_parts")
+    return check_layout(parts, env, name, action_parts=dataset.get("action_parts"))
 
 
 def check_layout(

@@ -180,11 +180,7 @@ class ImaginedValue(nn.Module):
         self.values = nn.ModuleList(FourierMLP(S, S + code, 1, code=code) for _ in range(2))
         if reads_text:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
-        pairs = torch.zeros(1, 2, dtype=torch.long)  # of numbers of an observation
-        if S > 1:
-            pairs = torch.combinations(torch.arange(S))
-        self.pairs = nn.Buffer(pairs)
-        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
+        self._pair(S)
         self.change_mean = nn.Buffer(torch.zeros(S))
         self.change_scale = nn.Buffer(torch.ones(S))
         self.low = nn.Buffer(torch.zeros(S))
@@ -193,6 +189,14 @@ class ImaginedValue(nn.Module):
         self.reward_span = nn.Buffer(torch.ones(()))
         self.candidates = nn.Buffer(candidate_actions(spec))
         self.requires_grad_(False)
+
+    def _pair(self, size: int) -> None:
+        """Pair the first numbers of an observation, so many, see `supported`."""
+        pairs = torch.zeros(1, 2, dtype=torch.long)
+        if size > 1:
+            pairs = torch.combinations(torch.arange(size))
+        self.pairs = nn.Buffer(pairs)
+        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
 
     def states(self, observations: Tensor, texts: Sequence[str]) -> Tensor:
         """Observations (N, S), in the model's units, and the codes of their texts.

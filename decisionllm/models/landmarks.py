@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor, nn
 
-from decisionllm.models.imagined import BINS, ImaginedValue, Transitions
+from decisionllm.models.imagined import ImaginedValue, Transitions
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.registry import register
 from decisionllm.schema import Spec
@@ -73,12 +73,7 @@ class LandmarkPaths(ImaginedValue):
         self.size = size
         self.link = link
         # an imagined end must be like the data in its state alone: any goal may be far away
-        state = S - size
-        pairs = torch.zeros(1, 2, dtype=torch.long)
-        if state > 1:
-            pairs = torch.combinations(torch.arange(state))
-        self.pairs = nn.Buffer(pairs)
-        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
+        self._pair(S - size)
         self.landmarks = nn.Buffer(torch.zeros(landmarks, size))
         # within which each position of the log has a landmark
         self.radius = nn.Buffer(torch.zeros(()))
