@@ -19,6 +19,7 @@ from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.checks import one_of
 from decisionllm.files import check_all, check_bytes, explained
+from decisionllm.randomness import seeded
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -327,8 +328,7 @@ def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
     """
     from transformers import AutoModel
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model: PreTrainedModel = AutoModel.from_config(config)
         return model
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.trajectory import numbers
@@ -340,8 +341,7 @@ class ImaginedValue(nn.Module):
             seed: of weights and batches.
         """
         steps, horizon = self.steps, self.horizon
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self._set_units(units)
             for net in self.members:
                 net.set_frequencies(self.change_scale)

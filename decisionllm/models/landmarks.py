@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from decisionllm.models.imagined import ImaginedValue, Transitions
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 
@@ -153,8 +154,7 @@ class LandmarkPaths(ImaginedValue):
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
         """Fit the dynamics, spread the landmarks and find the ways between them."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self._set_units(units)
             mean = units.observation_mean
             scale = units.observation_scale

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.models.team_world import TeamWorld, mlp, own_first
+from decisionllm.randomness import seeded
 
 DELAY, RATE, BATCH = 0.01, 1e-3, 512
 INNER = 128  # width of the networks
@@ -117,8 +118,7 @@ def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamT
     columns = {"seen": size, "taken": A, "paid": 1, "then": size}
     count = rounds * PLAYED_AT_ONCE
     memory = {name: torch.zeros(T, count, N, width) for name, width in columns.items()}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         learner = TeamTD3(N, size, A, discount=discount)
         for turn in track(range(rounds), "teacher"):
             rows = slice(turn * PLAYED_AT_ONCE, (turn + 1) * PLAYED_AT_ONCE)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
 from decisionllm.models.imagined import fitted
+from decisionllm.randomness import seeded
 from decisionllm.tokenizers.entities import Blocks
 from decisionllm.tokenizers.entities import blocks as placed
 from decisionllm.tokenizers.waves import beside_waves
@@ -141,8 +142,7 @@ class TeamWorld(nn.Module):
         self.reward_high = float(rewards.max())
         self.low = tensor(steps.low)
         self.high = tensor(steps.high)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.members = nn.ModuleList(mlp(N * (size + A), size, 256) for _ in range(MEMBERS))
             scales = self.observation_scale
             self.rewards = nn.ModuleList(Relations(steps.blocks, scales) for _ in range(MEMBERS))

@@ -99,7 +99,7 @@ class Session(EpisodeBuffer):
 
     def histories(self, rows: Rows = ALL) -> list[History]:
         """The episodes up to the current observation, as records."""
-        return [self._history(row) for row in np.arange(len(self.now))[rows]]
+        return [self._history(row) for row in self.numbers(rows)]
 
     def _history(self, row: int) -> History:
         t = self.now[row]
@@ -117,7 +117,7 @@ class Session(EpisodeBuffer):
     @torch.inference_mode()
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations of these rows, raw units."""
-        each = np.arange(len(self.now))[rows]
+        each = self.numbers(rows)
         hidden = self.read(rows)
         current = self.observations[each, self.now[each]]
         tasks = [self.tasks[i] for i in each]
@@ -133,7 +133,7 @@ class Session(EpisodeBuffer):
     def read(self, rows: Rows = ALL) -> Tensor:
         """Hidden states at the current observations of these rows (M, D)."""
         policy = self.policy
-        each = np.arange(len(self.now))[rows]  # (M,)
+        each = self.numbers(rows)  # (M,)
         if policy.model.backbone.layout is None:  # an architecture without a cache
             hidden, self.conditioned_on[each] = policy.read(self.histories(each))
             return hidden
@@ -288,7 +288,7 @@ class Session(EpisodeBuffer):
 
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
-        rows = np.arange(len(self.now))[rows]
+        rows = self.numbers(rows)
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
         self.predicted_returns = self.predicted_returns[rows]
