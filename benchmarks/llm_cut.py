@@ -15,6 +15,7 @@ import torch
 from benchmarks import measure
 from benchmarks.dt_step import log, our_loss, trainer
 from benchmarks.llm_step_tiny import adapted, peer_loss
+from decisionllm.backbones import library
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
 
@@ -48,7 +49,7 @@ def plain_loss(model, batch):
 
 def plain(backbone):
     """`Backbone.plain` with the arguments of `Backbone.forward`."""
-    return lambda *given, output_positions: backbone.plain(*given)[:, output_positions]
+    return lambda *given, output_positions: library.plain(backbone, *given)[:, output_positions]
 
 
 def gates():

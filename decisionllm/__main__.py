@@ -80,30 +80,15 @@ def with_action(command: str, words: list[str]) -> list[str]:
 def run(command: str, overrides: list[str]) -> int:
     """Compose the config of a command and call its function. Returns the exit code."""
     import hydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
-    from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
     store_choices()
     overrides = with_action(command, overrides)
-    codes = [0]
+    codes = []
 
     def job(config: "DictConfig") -> None:
-        chosen = HydraConfig.get().runtime.choices
-        given = HydraConfig.get().overrides.task
-        try:
-            if HydraConfig.get().mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
-                config.run = run_directory(config, swept_keys(overrides), given)
-            vars(import_module(f"decisionllm.{command}"))[command](
-                checked_options(config, command, chosen, given)
-            )
-        except (UsageError, OmegaConfBaseException) as error:
-            codes.append(fail(2, error))
-        except (ValueError, OSError, FloatingPointError, ImportError) as error:
-            if os.environ.get("DECISIONLLM_TRACEBACK") or isinstance(error, BrokenPipeError):
-                raise
-            codes.append(fail(1, error))
+        codes.append(call(command, config, overrides))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are printed here, in one line
     sys.argv = [f"decisionllm {command}", *overrides]
@@ -121,7 +106,32 @@ def run(command: str, overrides: list[str]) -> int:
         return fail(2, f"--cfg and --info print the configuration of one job: {one_value}")
     except KeyboardInterrupt as error:
         return fail(130, str(error) or "interrupted")
-    return max(codes)
+    return max(codes, default=0)
+
+
+def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
+    """Call the function of a command with the config that Hydra composed of these words, or of one
+    job of their sweep. Returns the exit code.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    state = HydraConfig.get()
+    given = state.overrides.task
+    try:
+        if state.mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
+            config.run = run_directory(config, swept_keys(overrides), given)
+        options = checked_options(config, command, state.runtime.choices, given)
+        function = vars(import_module(f"decisionllm.{command}"))[command]
+        function(options)
+    except (UsageError, OmegaConfBaseException) as error:
+        return fail(2, error)
+    except (ValueError, OSError, FloatingPointError, ImportError) as error:
+        if os.environ.get("DECISIONLLM_TRACEBACK") or isinstance(error, BrokenPipeError):
+            raise
+        return fail(1, error)
+    return 0
 
 
 def is_for_hydra(overrides: list[str]) -> bool:

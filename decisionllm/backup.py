@@ -4,6 +4,7 @@ way back.
 
 import sqlite3
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 from decisionllm.domains.auction.journal import Journal
@@ -11,7 +12,7 @@ from decisionllm.files import explained
 from decisionllm.registry import Node
 
 # a journal and the files beside it that must not be ahead of it, each with what SQLite keeps of it
-BESIDE = [name + part for name in ("", ".shadow", ".snapshot") for part in ("", "-wal", "-shm")]
+BESIDE = ["".join(parts) for parts in product(("", ".shadow", ".snapshot"), ("", "-wal", "-shm"))]
 REPLACED = "replaced"  # suffix of what a restore puts aside
 
 

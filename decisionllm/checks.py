@@ -34,7 +34,8 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
     near = get_close_matches(name, beside, 1)
     if near:
         return f"no key {key!r} in the config; did you mean {beside[near[0]]}?"
-    near = get_close_matches(name, anywhere, 1, 1.0 if known_group else 0.6)
+    cutoff = 1.0 if known_group else 0.6  # of a known group the same name alone
+    near = get_close_matches(name, anywhere, 1, cutoff)
     if near:
         return f"no key {key!r} in the config; did you mean {anywhere[near[0]]}?"
     remedy = "--cfg job shows those there are"

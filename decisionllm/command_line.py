@@ -4,7 +4,7 @@ its default, and no key is one that nothing reads.
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
@@ -16,8 +16,10 @@ from decisionllm.checks import unknown, unknown_key
 from decisionllm.config import TrainConfig, flat, merged, plain
 from decisionllm.registry import Node
 from decisionllm.schema import Json
+from decisionllm.sweep import parsed
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 KINDS = {
@@ -55,8 +57,9 @@ def with_defaults(command: str, given: Json) -> Node:
 
     options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
     options = {key: value for key, value in options.items() if key not in ("defaults", "hydra")}
-    if wrong := next((key for key in given if key not in options), None):
-        raise ValueError(unknown_key(wrong, options))
+    for key in given:
+        if key not in options:
+            raise ValueError(unknown_key(key, options))
     return merged(options, given)
 
 
@@ -271,44 +274,61 @@ def typed(key: str, value: Any, default: Any) -> Any:
     raise UsageError(f"{key}: expected {KINDS[kind]}, got {json.dumps(value)}")
 
 
-def explain(command: str, overrides: list[str]) -> str | None:
+def explain(command: str, words: list[str]) -> str | None:
     """What Hydra could not compose, in one line: the first choice or key that does not exist; None
     if it is something else.
     """
-    import hydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     groups = choices_of_groups()
-    chosen = []
     try:
-        parsed = OverridesParser.create().parse_overrides(
-            [text for text in overrides if not text.startswith("-")]
-        )
-        for override in parsed:
-            group = override.key_or_group
-            if group not in groups:
-                continue
-            swept = override.is_sweep_override()
-            for name in override.sweep_string_iterator() if swept else [override.value()]:
-                if name not in groups[group]:
-                    return unknown(group, name, groups[group])
-            chosen.append(f"{group}={name}")
-        with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-            keys = leaves(hydra.compose(command, chosen))
+        given = parsed(words)
+        return unknown_choice(given, groups) or unknown_option(command, given, groups)
     except HydraException:
-        return unquoted(overrides)
-    for override in parsed:
+        return unquoted(words)
+
+
+def unknown_choice(given: Sequence["Override"], groups: Mapping[str, list[str]]) -> str | None:
+    """The message for the first choice that does not exist, or None."""
+    for override in given:
+        group = override.key_or_group
+        for name in values_of(override):
+            if group in groups and name not in groups[group]:
+                return unknown(group, name, groups[group])
+    return None
+
+
+def unknown_option(
+    command: str, given: Sequence["Override"], groups: Mapping[str, list[str]]
+) -> str | None:
+    """The message for the first key that is not in the config of these choices, or None."""
+    import hydra
+
+    chosen = {}
+    for override in given:
+        if override.key_or_group in groups:
+            chosen[override.key_or_group] = values_of(override)[-1]
+    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+        config = hydra.compose(command, [f"{group}={name}" for group, name in chosen.items()])
+    keys = leaves(config)
+    for override in given:
         key = override.key_or_group
         if override.is_add() or key.partition(".")[0] == "hydra" or key in groups or key in keys:
             continue
-        lacking = "dataset._target_" in keys and not any(
-            each.startswith(("dataset=", "experiment=")) for each in chosen
+        needs_dataset = "dataset._target_" in keys and chosen.keys().isdisjoint(
+            ("dataset", "experiment")
         )
-        if lacking and key.startswith("dataset."):
+        if needs_dataset and key.startswith("dataset."):
             return no_dataset()
         return unknown_key(key, [*groups, *keys])
     return None
+
+
+def values_of(override: "Override") -> list[Any]:
+    """The values of a key on the command line, several in a sweep."""
+    if override.is_sweep_override():
+        return [*override.sweep_string_iterator()]
+    return [override.value()]
 
 
 def choices_of_groups() -> dict[str, list[str]]:
@@ -330,36 +350,36 @@ def no_dataset() -> str:
     )
 
 
-def unquoted(overrides: Iterable[str]) -> str | None:
-    """The first override whose value Hydra reads in quotes alone, and how to write it; None if all
-    are read, or for another reason.
+def unquoted(words: Iterable[str]) -> str | None:
+    """The first word whose value Hydra reads in quotes alone, and how to write it; None if all are
+    read, or for another reason.
     """
-    for text in overrides:
-        key, _, value = text.partition("=")
+    for word in words:
+        key, _, value = word.partition("=")
         special = re.search(r"[=~#!&;<>^`]|(?<=.){", value)
-        if not special or text.startswith("-") or _is_read(text):
+        if not special or word.startswith("-") or is_read(word):
             continue
-        inner = (
-            [word.strip() for word in value[1:-1].split(",")]
-            if value.startswith("[") and value.endswith("]")
-            else [value]
-        )
-        quoted = [word if _is_read(f"x={word}") else f'"{word}"' for word in inner]
-        written = f"{key}=[{','.join(quoted)}]" if value.startswith("[") else f"{key}={quoted[0]}"
-        if _is_read(written):
-            return (
-                f"{text}: Hydra reads a value with {special[0]} in quotes alone; write '{written}'"
-            )
+        written = f"{key}={in_quotes(value)}"
+        if value.startswith("[") and value.endswith("]"):
+            each = [in_quotes(part.strip()) for part in value[1:-1].split(",")]
+            written = f"{key}=[{','.join(each)}]"
+        if is_read(written):
+            needs = f"Hydra reads a value with {special[0]} in quotes alone"
+            return f"{word}: {needs}; write '{written}'"
     return None
 
 
-def _is_read(override: str) -> bool:
-    """Whether Hydra's parser reads this override."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+def in_quotes(value: str) -> str:
+    """A value as Hydra reads it: in quotes if it needs them."""
+    return value if is_read(f"x={value}") else f'"{value}"'
+
+
+def is_read(word: str) -> bool:
+    """Whether Hydra's parser reads this word."""
     from hydra.errors import HydraException
 
     try:
-        OverridesParser.create().parse_override(override)
+        parsed([word])
     except HydraException:
         return False
     return True

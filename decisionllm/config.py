@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
 from decisionllm.registry import Node
@@ -141,10 +141,10 @@ def plain(config: "TrainConfig | DictConfig | Json") -> Node:
     """A TrainConfig, or a dict of its form, as resolved plain dicts."""
     from omegaconf import OmegaConf
 
-    given = asdict(config) if isinstance(config, TrainConfig) else config
-    resolved = OmegaConf.to_container(
-        given if OmegaConf.is_config(given) else OmegaConf.create(given), resolve=True
-    )
+    given: Any = asdict(config) if isinstance(config, TrainConfig) else config
+    if not OmegaConf.is_config(given):
+        given = OmegaConf.create(given)
+    resolved = OmegaConf.to_container(given, resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
@@ -190,17 +190,20 @@ def one_agent_reads(config: TrainConfig) -> bool:
     return config.team.execution == "per_agent"
 
 
+COUNTS = (
+    "window",
+    "steps",
+    "data.rows_per_text",
+    "optim.batch_size",
+    "optim.accumulate",
+    "optim.lr",
+    "log.every",
+    "log.save_every",
+    "log.rollout_episodes",
+)
 # All that a config can be wrong about without a look at the data, one option or several together.
 RULES = (
-    more_than_zero("window"),
-    more_than_zero("steps"),
-    more_than_zero("data.rows_per_text"),
-    more_than_zero("optim.batch_size"),
-    more_than_zero("optim.accumulate"),
-    more_than_zero("optim.lr"),
-    more_than_zero("log.every"),
-    more_than_zero("log.save_every"),
-    more_than_zero("log.rollout_episodes"),
+    *map(more_than_zero, COUNTS),
     Rule(("log.rollout_every",), "0 or more", lambda config: config.log.rollout_every >= 0),
     Rule(
         ("data.step_discount",),
@@ -260,22 +263,20 @@ def flat(config: Json, at: str = "") -> Node:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
     found: Json = {}
     for key, value in config.items():
-        found |= (
-            flat(value, f"{at}{key}.")
-            if isinstance(value, dict) and value
-            else {f"{at}{key}": value}
-        )
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{at}{key}.")
+        else:
+            found[f"{at}{key}"] = value
     return found
 
 
 def merged(config: Node, changes: Json) -> Node:
     """A config with these changes, nested dicts merged."""
-    nested = {
-        k: merged(config[k], v)
-        for k, v in changes.items()
-        if isinstance(v, dict) and isinstance(config.get(k), dict)
-    }
-    return {**config, **changes, **nested}
+    found = config | changes
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(config.get(key), dict):
+            found[key] = merged(config[key], value)
+    return found
 
 
 def env_options_of(run_config: Node, given: Node) -> Node:

@@ -49,14 +49,17 @@ def check(precision: str) -> bool:
     def on(name: str) -> bool:
         return bool(str_to_bool(given.get(name, "false")))
 
-    if name := next((name for name in REFUSED if on(name)), None):
-        raise ValueError(f"{name}={given[name]}: expected false; {REFUSED[name]}")
-    if (parts := int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))) > 1:
+    for name, remedy in REFUSED.items():
+        if on(name):
+            raise ValueError(f"{name}={given[name]}: expected false; {remedy}")
+    parts = int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
+    if parts > 1:
         raise ValueError(
             f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take "
             f"optim.accumulate={parts}"
         )
-    if (mixed := given.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):
+    mixed = given.get("ACCELERATE_MIXED_PRECISION", "no")
+    if mixed not in ("no", precision):
         raise ValueError(
             f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; "
             f"got {mixed}"
@@ -67,17 +70,19 @@ def check(precision: str) -> bool:
             "accelerate launch started one process, not several, as it does on CPUs; start them "
             f"by {CONFIG}"
         )
-    if sharded := on("ACCELERATE_USE_FSDP"):
-        if alone:
-            raise ValueError(
-                f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}"
-            )
-        if (version := given.get("FSDP_VERSION", "1")) != "2":
-            raise ValueError(
-                f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see "
-                "configs/accelerate/fsdp.yaml"
-            )
-    return sharded
+    if not on("ACCELERATE_USE_FSDP"):
+        return False
+    if alone:
+        raise ValueError(
+            f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}"
+        )
+    version = given.get("FSDP_VERSION", "1")
+    if version != "2":
+        raise ValueError(
+            f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see "
+            "configs/accelerate/fsdp.yaml"
+        )
+    return True
 
 
 def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
@@ -122,10 +127,10 @@ def prepare(
             processes must read a block at the same time, and each process reads the texts of its
             own rows, when they are new.
     """
-    if accelerator.is_fsdp2 and model.backbone.first:
+    if accelerator.is_fsdp2 and model.backbone.text_layers:
         remedy = "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
         raise ValueError(
-            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.first}; {remedy}"
+            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.text_layers}; {remedy}"
         )
     if not accelerator.is_fsdp2:
         accelerator.ddp_handler = DistributedDataParallelKwargs(
@@ -153,7 +158,9 @@ def whole(x: Tensor) -> Tensor:
     """A tensor on the CPU, gathered from all processes if it is sharded: then all of them must call
     this.
     """
-    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu().contiguous()
+    if isinstance(x, DTensor):
+        x = x.full_tensor()
+    return x.detach().cpu().contiguous()
 
 
 def placed(x: Tensor, weight: Tensor) -> Tensor:
@@ -172,15 +179,13 @@ def lost(error: RuntimeError) -> bool:
 
 def counter(accelerator: Accelerator) -> Callable[[], int]:
     """What counts its calls over all processes of a run, also once their connection is lost."""
-    store = (
-        torch.distributed.distributed_c10d._get_default_store()
-        if accelerator.num_processes > 1
-        else None
-    )
+    if accelerator.num_processes == 1:
+        return lambda: 1
+    store = torch.distributed.distributed_c10d._get_default_store()
 
     def count() -> int:
         try:
-            return int(store.add("calls", 1)) if store else 1
+            return int(store.add("calls", 1))
         except RuntimeError:  # the process that kept the count is the lost one
             return 1
 

@@ -18,8 +18,9 @@ from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.checks import listed
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
-from decisionllm.eval import attention, layout, report
+from decisionllm.eval import attention, report
 from decisionllm.eval.identity import nearest, options_of, resolved
+from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
 from decisionllm.files import explained
 from decisionllm.policy import loading
@@ -124,7 +125,8 @@ def check_options(config: Node) -> list[Path]:
 def run_directories(given: object) -> list[Path]:
     """The run directories that a path or pattern, or a list of them, names, in their order."""
     found: list[Path] = []
-    for pattern in given if isinstance(given, list) else [given]:
+    patterns = given if isinstance(given, list) else [given]
+    for pattern in patterns:
         found += matched(str(pattern))
     return found
 
@@ -179,7 +181,7 @@ def environment(
 
     Returns:
         The environment; what is not the run's own, such as "agents=5, act.stride=1"; and a note
-        of one line for the user, or "", see `layout.check_layout`.
+        of one line for the user, or "", see `check_env`.
     """
     run = str(loaded.run)
     own = loaded.config["env"]
@@ -195,10 +197,7 @@ def environment(
     if given:
         changed = changed_env(own, given, node, loaded.config) + changed
     env = make(json.dumps(node, sort_keys=True))
-    layout.check_actions(Spec.of(loaded.info["spec"]), env, run)
-    dataset = loaded.info["dataset"]
-    parts = dataset.get("observation_parts")
-    note = layout.check_layout(parts, env, run, action_parts=dataset.get("action_parts"))
+    note = check_env(Spec.of(loaded.info["spec"]), loaded.info["dataset"], env, run)
     return env, ", ".join(changed), note
 
 

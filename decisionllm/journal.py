@@ -30,7 +30,8 @@ def report(config: Json) -> None:
 
     with closing(Journal(config["journal"], read_only=True)) as file:
         found = ab_report.report(file)
-    print(json.dumps(found.as_dict()) if config["json"] else ab_report.text(found))
+    text = json.dumps(found.as_dict()) if config["json"] else ab_report.text(found)
+    print(text)
 
 
 def verify(config: Json) -> None:

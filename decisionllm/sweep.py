@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
@@ -13,13 +14,18 @@ CHOICE = "hydra:runtime.choices."  # how an interpolation names the choice of a 
 NAMED_ANYWAY = ("run", "experiment")
 
 
-def swept_keys(words: Sequence[str]) -> list[str]:
-    """The keys with several values on a command line, in their order: ["seed", "optim.lr"]."""
+def parsed(words: Sequence[str]) -> list["Override"]:
+    """The words of a command line but its flags, as Hydra reads them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    options = [word for word in words if not word.startswith("-")]
-    overrides = OverridesParser.create().parse_overrides(options)
-    return [str(override.key_or_group) for override in overrides if override.is_sweep_override()]
+    return OverridesParser.create().parse_overrides(
+        [word for word in words if not word.startswith("-")]
+    )
+
+
+def swept_keys(words: Sequence[str]) -> list[str]:
+    """The keys with several values on a command line, in their order: ["seed", "optim.lr"]."""
+    return [override.key_or_group for override in parsed(words) if override.is_sweep_override()]
 
 
 def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]) -> str:

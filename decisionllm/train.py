@@ -7,8 +7,9 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from decisionllm.runs.start import new_model, restore_or_describe
 from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
+NO_DECAY = ", no decay"  # ending of the name of a group of parameters
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 
 
@@ -133,9 +135,10 @@ def train(config: TrainConfig | Json) -> Path:
     config = train_config(plain(config))
     accelerator = processes(config)
     reports = distributed.counter(accelerator)
-    with directory.locked(config.run) if accelerator.is_main_process else nullcontext():
+    with ExitStack() as held:
         try:
             if accelerator.is_main_process:
+                held.enter_context(directory.locked(config.run))
                 directory.refuse_foreign(config.run)
             return fit(config, accelerator)
         except RuntimeError as error:
@@ -207,15 +210,16 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
     restore_or_describe(config, stores, data, model, begun=begun, main=main)
-    with_texts = {(name, bool(task)) for name, store in stores.items() for task in store.tasks}
-    alike = config.team.execution == "per_agent" and len(with_texts) == 1
+    with_texts = [bool(task) for store in stores.values() for task in store.tasks]
+    same_parameters = len(stores) == 1 and len(set(with_texts)) == 1
+    alike = config.team.execution == "per_agent" and same_parameters
     prepared, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(prepared)
     if begun:
         resume(loop, run, inner, optimizer)
     if main:
-        trim(run / "metrics.jsonl", loop.step)
-        remember(loop, run / "metrics.jsonl")
+        for values in trim(run / "metrics.jsonl", loop.step):
+            take_note(loop, values)
     if config.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     watch = None
@@ -431,46 +435,45 @@ def validated(training: Training) -> dict[str, float]:
     """Mean loss terms on held-out windows, over the parts of a mixture and, the likelihood, of each
     part.
     """
-    draws = {
-        label or space: (space, draw)
-        for space, data in training.data.items()
-        for label, draw in data.validators.items()
-    }
-    if not draws:
-        return {}
     values: dict[str, float] = {}
-    of_parts: dict[str, list[float]] = {}  # by term
+    of_parts: dict[str, list[float]] = defaultdict(list)  # by term
     training.model.eval()
-    for label, (space, draw) in draws.items():
-        # Batches are made outside of autocast: they may read a text for the first time.
-        batches = (
-            training.batch(space, draw(i)) for i in range(training.config.log.validation_batches)
-        )
-        terms = [training.terms(training.inner, batch, space) for batch in batches]
-        for name in terms[0]:
-            of_parts.setdefault(name, []).append(
-                float(np.mean([float(each[name]) for each in terms]))
-            )
-        if label:
-            values[f"held_out_nll/{label}"] = of_parts["nll"][-1]
+    for space, data in training.data.items():
+        for label, draw in data.validators.items():
+            terms = validation_terms(training, space, draw)
+            for name, value in terms.items():
+                of_parts[name].append(value)
+            if label or space:
+                values[f"held_out_nll/{label or space}"] = terms["nll"]
     training.model.train()
     distributed.reshard(training.inner)
-    return values | {f"held_out_{name}": float(np.mean(parts)) for name, parts in of_parts.items()}
+    for name, parts in of_parts.items():
+        values[f"held_out_{name}"] = float(np.mean(parts))
+    return values
+
+
+def validation_terms(
+    training: Training, space: str, draw: Callable[[int], Window]
+) -> dict[str, float]:
+    """Mean loss terms on held-out windows of one part."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for i in range(training.config.log.validation_batches):
+        # The batch is made outside of autocast: it may read a text for the first time.
+        batch = training.batch(space, draw(i))
+        for name, term in training.terms(training.inner, batch, space).items():
+            found[name].append(float(term))
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def check_finite(training: Training, values: Mapping[str, float]) -> None:
     """Raise a FloatingPointError if a term of the loss or a trained weight is not finite."""
     config, loop = training.config, training.loop
-    weights = (weight for weight in training.inner.parameters() if weight.requires_grad)
-    if all(map(math.isfinite, values.values())) and all(
-        weight.isfinite().all() for weight in weights
-    ):
+    trained = (weight for weight in training.inner.parameters() if weight.requires_grad)
+    if all(map(math.isfinite, values.values())) and all(w.isfinite().all() for w in trained):
         return
-    kept = (
-        f"the last good checkpoint is kept in {config.run}"
-        if checkpoint.find(config.run)
-        else "there is no checkpoint yet"
-    )
+    kept = "there is no checkpoint yet"
+    if checkpoint.find(config.run):
+        kept = f"the last good checkpoint is kept in {config.run}"
     when = f"after the {loop.count} steps before step {loop.step}; {kept}"
     remedy = "Try a lower optim.lr or optim.clip; `decisionllm data` checks the log"
     raise FloatingPointError(f"loss or weights are not finite ({dict(values)}) {when}. {remedy}")
@@ -529,12 +532,6 @@ def take_note(loop: Loop, values: Mapping[str, float]) -> None:
         loop.scores.append(values["score"])
 
 
-def remember(loop: Loop, path: Path) -> None:
-    """Take note of the lines of a log, as when they were written."""
-    for line in path.read_text().splitlines():
-        take_note(loop, json.loads(line))
-
-
 def watched(training: Training, watch: ScoreWatch) -> dict[str, float]:
     """The scores of a rollout of the policy as it is now."""
     training.model.eval()
@@ -560,9 +557,9 @@ def warn_of_a_stall(training: Training) -> None:
 def interruptible() -> Iterator[list[bool]]:
     """A list that is not empty once SIGINT or SIGTERM came."""
     stop: list[bool] = []
-    handlers = {
-        s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {}
+    for s in (signal.SIGINT, signal.SIGTERM):
+        handlers[s] = signal.signal(s, lambda *_: stop.append(True))
     try:
         yield stop
     except RuntimeError as error:
@@ -579,24 +576,17 @@ def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[Json]:
     """Named groups for the optimiser, each trained parameter in exactly one: new or of the
     backbone, with weight decay or not.
     """
-    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {
-        (new, decay): [] for new in (True, False) for decay in (True, False)
-    }
-    for name, weight in model.named_parameters():
+    groups: dict[str, Json] = {}
+    for part, scale in (("new", 1.0), ("backbone", optim.lr_backbone / optim.lr)):
+        for ending, decay in (("", optim.weight_decay), (NO_DECAY, 0.0)):
+            name = part + ending
+            groups[name] = {"name": name, "params": [], "scale": scale, "weight_decay": decay}
+    for path, weight in model.named_parameters():
         if weight.requires_grad:
-            groups[not name.startswith("backbone.model."), weight.ndim > 1].append(weight)
-    trained = sum(p.requires_grad for p in model.parameters())
-    assert sum(map(len, groups.values())) == trained, "a parameter is in no group, or in two"
-    return [
-        {
-            "name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}",
-            "params": weights,
-            "scale": 1.0 if new else optim.lr_backbone / optim.lr,
-            "weight_decay": optim.weight_decay * decay,
-        }
-        for (new, decay), weights in groups.items()
-        if weights
-    ]
+            part = "backbone" if path.startswith("backbone.model.") else "new"
+            ending = "" if weight.ndim > 1 else NO_DECAY
+            groups[part + ending]["params"].append(weight)
+    return [group for group in groups.values() if group["params"]]
 
 
 def trainer_state(
@@ -604,12 +594,11 @@ def trainer_state(
 ) -> dict[str, torch.Tensor]:
     """The optimiser's state as named tensors: {parameter/moment: tensor}."""
     names: dict[torch.Tensor, str] = {weight: name for name, weight in model.named_parameters()}
-    moments = (
-        (weight, key, value)
-        for weight, state in optimizer.state.items()
-        for key, value in state.items()
-    )
-    return {f"{names[weight]}/{key}": distributed.whole(value) for weight, key, value in moments}
+    found = {}
+    for weight, state in optimizer.state.items():
+        for moment, value in state.items():
+            found[f"{names[weight]}/{moment}"] = distributed.whole(value)
+    return found
 
 
 def resume(loop: Loop, run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -624,13 +613,14 @@ def resume(loop: Loop, run: Path, model: nn.Module, optimizer: torch.optim.Optim
     loop.elapsed = state["elapsed"]
 
 
-def trim(path: Path, step: int) -> None:
+def trim(path: Path, step: int) -> list[Json]:
     """Remove log lines after this step, which a continued run writes again, and a line that was cut
-    short.
+    short. Returns those that stay.
     """
     lines = path.read_text().splitlines() if path.is_file() and step else []
     kept = []
     for line in lines:
         if line.endswith("}") and json.loads(line)["step"] <= step:
-            kept.append(line + "\n")
-    path.write_text("".join(kept))
+            kept.append(line)
+    path.write_text("".join(f"{line}\n" for line in kept))
+    return [json.loads(line) for line in kept]

@@ -278,7 +278,7 @@ def test_a_cut_backbone_is_not_sharded():
     together.
     """
     accelerator = SimpleNamespace(is_fsdp2=True)
-    model = SimpleNamespace(backbone=SimpleNamespace(first=12))
+    model = SimpleNamespace(backbone=SimpleNamespace(text_layers=12))
     wanted = (
         "backbone.text_layers: expected 0 with FSDP2, got 12; take backbone.text_layers=0 "
         "backbone.layers=0, or configs/accelerate/ddp"

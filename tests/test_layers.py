@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "files", "checks"},
+    {"schema", "registry", "files", "checks", "randomness"},
     {"config", "protocols", "distributed", "sweep"},
     {"command_line"},
     {"tokenizers"},

@@ -253,7 +253,6 @@ def test_each_trained_parameter_is_in_exactly_one_group(backbone, tune):
         spec,
         backbone=backbone,
         head="bins",
-        head_options={"chained": True},
         backbone_options={"tune": tune},
     )
     groups = parameter_groups(model, OptimOptions(lr=0.1, lr_backbone=0.02, weight_decay=0.3))

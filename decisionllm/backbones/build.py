@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from decisionllm.backbones.cut import cut_at, keep_blocks
+from decisionllm.backbones.cut import bytes_of, cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.checks import one_of
 from decisionllm.files import check_all, check_bytes, explained
+from decisionllm.randomness import seeded
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -155,41 +156,33 @@ def pretrained(
         )
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
-    local = bool(folder)
-    path = Path(folder).expanduser()
-    if path.suffix == ".gguf":
-        path = converted(path)
-    else:
-        # of a run, or of a folder that `decisionllm export` wrote; others have no digests
-        check_all(path)
-    run = local and (path / "run.json").is_file()
-    if local and not run and not (path / "config.json").is_file():
-        raise FileNotFoundError(
-            "backbone.folder: expected a model's config.json or a run's run.json, found none at "
-            f"{folder}"
-        )
-    source = str(path) if local else hub_id
+
+    # -- what is read, and what to do if that fails --
     read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
-    try:
-        if run:
-            model, tokenizer = model_of_run(path, weights, DTYPES[dtype])
-        elif local:
-            model, tokenizer = read(source, local_files_only=True)
-        else:
-            model, tokenizer = of_hub(hub_id, read)
-    except OSError as error:
-        if run:
+    source = hub_id
+    load = partial(of_hub, hub_id, read)
+    hint = (
+        "no copy in the cache, and no network or no such model; backbone.folder=... reads a local "
+        "folder"
+    )
+    is_run = False
+    if folder:
+        path = checked_folder(folder)
+        source = str(path)
+        is_run = (path / "run.json").is_file()
+        load = partial(read, source, local_files_only=True)
+        hint = "is the folder complete?"
+        if is_run:
+            load = partial(model_of_run, path, weights, DTYPES[dtype])
             hint = "is the run trained?"
-        elif local:
-            hint = "is the folder complete?"
-        else:
-            hint = (
-                "no copy in the cache, and no network or no such model; backbone.folder=... reads "
-                "a local folder"
-            )
+    try:
+        model, tokenizer = load()
+    except OSError as error:
         why = str(error).splitlines()[0]
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
-    if run:  # all of its blocks have learned to read trajectories
+
+    # -- which of its blocks are built, and how they are trained --
+    if is_run:  # all of its blocks have learned to read trajectories
         text_layers = max(text_layers, 0)
         layers = max(layers, 0)
     supported = Backbone(model, tokenizer, "frozen").layout is not None
@@ -204,6 +197,21 @@ def pretrained(
     if text_layers:
         backbone.cut_off(text_layers)
     return backbone
+
+
+def checked_folder(folder: str) -> Path:
+    """The folder of a model or a run, that of a GGUF file converted; an error if it is neither, or
+    damaged.
+    """
+    path = Path(folder).expanduser()
+    if path.suffix == ".gguf":
+        return converted(path)
+    # of a run, or of a folder that `decisionllm export` wrote; others have no digests
+    check_all(path)
+    if not (path / "run.json").is_file() and not (path / "config.json").is_file():
+        wanted = "a model's config.json or a run's run.json"
+        raise FileNotFoundError(f"backbone.folder: expected {wanted}, found none at {folder}")
+    return path
 
 
 @register("backbone", "smollm2")
@@ -254,9 +262,8 @@ def of_transformers(
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed), tokenizer
-    return AutoModel.from_pretrained(
-        source, dtype=dtype, local_files_only=local_files_only
-    ), tokenizer
+    model = AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only)
+    return model, tokenizer
 
 
 def of_hub(hub_id: str, read: Callable[..., "ModelWithTokenizer"]) -> "ModelWithTokenizer":
@@ -302,25 +309,16 @@ def model_of_run(path: Path, weights: str, dtype: torch.dtype) -> "ModelWithToke
             f"got weights={weights} and {path} with tune={tune}"
         )
     backbone = build(config["backbone"], config["seed"])
-    file = (
-        path / ("best" if config["log"]["keep_best"] else "") / "checkpoint" / "model.safetensors"
-    )
-    with explained(
-        f"{file} is damaged or of another model",
-        SafetensorError,
-        RuntimeError,
-        ValueError,
-        raised=OSError,
-    ):
+    best = "best" if config["log"]["keep_best"] else ""
+    file = path / best / "checkpoint" / "model.safetensors"
+    errors = (SafetensorError, RuntimeError, ValueError)
+    with explained(f"{file} is damaged or of another model", *errors, raised=OSError):
         check_bytes(file.parent, file.name)
-        saved = load_file(file)
-        backbone.load_state_dict(
-            {
-                n.removeprefix("backbone."): w
-                for n, w in saved.items()
-                if n.startswith("backbone.model.")
-            }
-        )
+        own = {}
+        for name, weight in load_file(file).items():
+            if name.startswith("backbone.model."):
+                own[name.removeprefix("backbone.")] = weight
+        backbone.load_state_dict(own)
     return backbone.model.to(dtype), backbone.tokenizer
 
 
@@ -330,8 +328,7 @@ def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
     """
     from transformers import AutoModel
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model: PreTrainedModel = AutoModel.from_config(config)
         return model
 
@@ -342,12 +339,11 @@ def shuffle(model: nn.Module, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in (w for name, w in sorted(model.named_parameters()) if "lora_" not in name):
-            weight.copy_(
-                weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(
-                    weight
-                )
-            )
+        for name, weight in sorted(model.named_parameters()):
+            if "lora_" in name:
+                continue
+            order = torch.randperm(weight.numel(), generator=generator)
+            weight.copy_(weight.flatten()[order].view_as(weight))
 
 
 def tuned(
@@ -393,10 +389,8 @@ def fingerprint(backbone: Backbone) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in sorted(backbone.named_parameters()):
         if not weight.requires_grad:
-            digest.update(
-                name.encode()
-                + weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            )
+            digest.update(name.encode())
+            digest.update(bytes_of(weight))
     if backbone.features is not None:
         digest.update(backbone.features.digest.encode())
     return digest.hexdigest()

@@ -68,12 +68,10 @@ def cut_at(
         layers = max(math.ceil(SHARE * count), text_layers + 1)
     layers = layers or count
     if not 0 <= text_layers < layers <= count:
-        wanted = (
-            f"text_layers below layers, and layers of at most {count}, the blocks of this model"
-        )
+        most = f"at most {count}, the blocks of this model"
         raise ValueError(
-            f"backbone.text_layers, backbone.layers: expected {wanted}, got {text_layers} and "
-            f"{layers}"
+            f"backbone.text_layers, backbone.layers: expected text_layers below layers, and layers "
+            f"of {most}, got {text_layers} and {layers}"
         )
     return text_layers, layers
 
@@ -161,10 +159,6 @@ class TextLayers:
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Hidden states are read as they are: there is nothing to fit."""
 
-    def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids of texts (U, L) as rows of the table (U, L)."""
-        return self.kept.rows(ids, mask)
-
     def __call__(self, rows: Tensor) -> Tensor:
         """Rows of the table (U, L) -> hidden states behind the lower blocks (U, L, D)."""
         return self.kept[rows].to(rows.device)
@@ -201,5 +195,10 @@ def weights_digest(core: "PreTrainedModel", text_layers: int) -> str:
     for module in (core.get_input_embeddings(), *blocks_of(core)[:text_layers]):
         for name, weight in module.named_parameters():
             digest.update(name.encode())
-            digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(bytes_of(weight))
     return digest.hexdigest()
+
+
+def bytes_of(weight: Tensor) -> memoryview:
+    """The bytes of a weight of any type, as a hash reads them."""
+    return weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

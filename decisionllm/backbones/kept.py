@@ -13,6 +13,7 @@ from torch import Tensor
 from decisionllm.files import atomic
 
 AT_ONCE = 32  # texts that are read in one forward
+FEW = 4  # forwards that need no progress bar
 # Texts of one reader that are kept on disk. Where every text is new, further ones would never be
 # read again.
 MOST_FILES = 10_000
@@ -90,25 +91,30 @@ class KeptFeatures:
         """The features of the tokens of texts, (length, F) each, from the disk or read now."""
         from rich.progress import track
 
-        files = [
-            self.folder
-            / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.safetensors"
-            for text in texts
-        ]
-        found = {i: load_file(file)["features"] for i, file in enumerate(files) if file.is_file()}
-        lacking = [i for i in range(len(texts)) if i not in found]
+        found = {}
+        lacking = []
+        for text in texts:
+            file = self._file(text)
+            if file.is_file():
+                found[text] = load_file(file)["features"]
+            else:
+                lacking.append(text)
         starts = range(0, len(lacking), AT_ONCE)
-        for start in (
-            track(starts, "reading task texts", transient=True) if len(starts) > 4 else starts
-        ):
+        title = "reading task texts"
+        for start in track(starts, title, transient=True, disable=len(starts) <= FEW):
             part = lacking[start : start + AT_ONCE]
-            for i, features in zip(part, self.read([texts[i] for i in part]), strict=True):
-                found[i] = features
-                self._keep(files[i], features)
-        return [found[i] for i in range(len(texts))]
+            for text, features in zip(part, self.read(part), strict=True):
+                found[text] = features
+                self._keep(text, features)
+        return [found[text] for text in texts]
 
-    def _keep(self, file: Path, features: Tensor) -> None:
-        """Write features into a file, as long as there are not too many."""
+    def _file(self, text: TokenIds) -> Path:
+        digest = hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()
+        return self.folder / f"{digest}.safetensors"
+
+    def _keep(self, text: TokenIds, features: Tensor) -> None:
+        """Write the features of a text into its file, as long as there are not too many."""
+        file = self._file(text)
         if self.files < MOST_FILES:
             self.files += 1
             with atomic(file) as partial:

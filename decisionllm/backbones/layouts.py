@@ -72,7 +72,9 @@ class GPT2:
 
     def enter(self, core: GPT2Model, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
         x = x + core.wpe(positions)
-        return (drop(x, core.drop.p) if core.training else x), ()
+        if core.training:
+            x = drop(x, core.drop.p)
+        return x, ()
 
     def pack(self, block: GPT2Block) -> None:
         """Its maps have no packed form."""
@@ -98,9 +100,13 @@ class GPT2:
     def finish(self, block: GPT2Block, x: Tensor, mixed: Tensor) -> Tensor:
         attention, mlp = block.attn, block.mlp
         mixed = attention.c_proj(mixed)
-        x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
+        if block.training:
+            mixed = drop(mixed, attention.resid_dropout.p)
+        x = x + mixed
         out = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
-        return x + (drop(out, mlp.dropout.p) if block.training else out)
+        if block.training:
+            out = drop(out, mlp.dropout.p)
+        return x + out
 
     def norm(self, core: GPT2Model, x: Tensor) -> Tensor:
         return core.ln_f(x)
@@ -139,10 +145,8 @@ class _FrozenRMS(torch.autograd.Function):
     def backward(ctx: _Epsilon, gradient: Tensor) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
         D = weight.numel()
-        scale = (
-            torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D
-            + ctx.epsilon
-        ).rsqrt()
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = (length.square() / D + ctx.epsilon).rsqrt()
         of_layer_norm = torch.ops.aten.native_layer_norm_backward(
             gradient,
             x,
@@ -175,9 +179,8 @@ def drop(x: Tensor, share: float) -> Tensor:
     """
     if x.is_cuda or not 0 < share < 1:
         return F.dropout(x, share)
-    bits = (
-        torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    )
+    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64)  # of 64 random bits
+    bits = words.random_(-(2**63), None).view(torch.int16)
     keep = torch.empty(x.shape, dtype=x.dtype)
     torch.ge(bits[: x.numel()].view(x.shape), round(share * 2**16) - 2**15, out=keep)
     return x * keep.mul_(1 / (1 - share))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.cut import blocks_of
 from decisionllm.backbones.parts import AdaptedLinear, Saved
+from decisionllm.randomness import seeded
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -50,10 +51,9 @@ def add_adapters(
         fan_in_fan_out=transposed,
         target_modules=names,
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with seeded(seed), warnings.catch_warnings():
         # peft uses a name that transformers deprecates
         warnings.simplefilter("ignore", FutureWarning)
-        torch.manual_seed(seed)
         return get_peft_model(model, config)
 
 
@@ -280,8 +280,9 @@ class _Adapted(torch.autograd.Function):
         parts = inner.split([B.shape[1] for B in wide], -1)
         outputs = []
         for weight, (_, bias), part, B in zip(weights, frozen, parts, wide, strict=True):
-            out = F.linear(rows, weight, None if bias is None else bias.to(dtype))
-            outputs.append(out.addmm_(part, B.t()))
+            if bias is not None:
+                bias = bias.to(dtype)
+            outputs.append(F.linear(rows, weight, bias).addmm_(part, B.t()))
         return tuple(outputs)
 
     @staticmethod

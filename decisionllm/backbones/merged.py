@@ -40,21 +40,10 @@ def save_merged(backbone: Backbone, folder: Path) -> float:
         backbone.model.float()
     wanted = _hidden(backbone.model)
     core = backbone.model.merge_and_unload() if backbone.tune == "lora" else backbone.core
-    _count_blocks(backbone, core)
     core.save_pretrained(folder)
     backbone.tokenizer.save_pretrained(folder)
     found = _hidden(_read_alone(folder))
     return float((found - wanted).abs().max() / wanted.abs().max())
-
-
-def _count_blocks(backbone: Backbone, core: "PreTrainedModel") -> None:
-    """Let the config say how many blocks the model has, also where it was cut after it was read."""
-    if backbone.layout is None:
-        return
-    count = len(backbone.layout.blocks(core))
-    core.config.num_hidden_layers = count
-    if getattr(core.config, "layer_types", None):  # of Qwen2 and Qwen3: the kind of each block
-        core.config.layer_types = core.config.layer_types[:count]
 
 
 def _read_alone(folder: Path) -> "PreTrainedModel":

@@ -62,12 +62,8 @@ class TextReader(Protocol):
         """Find units by the features of these texts: token ids and mask (U, L)."""
         ...
 
-    def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids of texts (U, L) as rows of the table of features (U, L)."""
-        ...
-
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows of the table (U, L) -> embeddings (U, L, D)."""
+        """Rows of the table of features (U, L) -> embeddings (U, L, D)."""
         ...
 
 

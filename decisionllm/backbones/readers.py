@@ -11,7 +11,6 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.files import cache_dir
 from decisionllm.registry import Node, build, register
-from decisionllm.schema import Json
 from decisionllm.tokenizers.text import padded
 
 
@@ -19,9 +18,11 @@ def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
     """Give a backbone the text encoder of a run, a config node."""
     if encoder["_target_"] == "none":
         return
-    if backbone.first:
+    if backbone.text_layers:
         reason = "text_encoder=features stands in place of word embeddings"
-        raise ValueError(f"backbone.text_layers: expected 0, since {reason}, got {backbone.first}")
+        raise ValueError(
+            f"backbone.text_layers: expected 0, since {reason}, got {backbone.text_layers}"
+        )
     backbone.features = build(encoder, backbone.width, seed)
     backbone.encoded = {}
 
@@ -58,24 +59,28 @@ class FrozenFeatures(nn.Module):
         layer: int = 12,
     ) -> None:
         super().__init__()
-        given: Json = (
-            {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
-        )
-        encoder = (pretrained if given else smollm2)(seed, weights=weights, tune="frozen", **given)
+        if folder or hub_id:
+            encoder = pretrained(
+                seed,
+                folder=folder,
+                hub_id=hub_id,
+                weights=weights,
+                dtype="bfloat16",
+                tune="frozen",
+            )
+        else:
+            encoder = smollm2(seed, weights=weights, tune="frozen")
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
-            raise ValueError(
-                f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got "
-                f"{layer}"
-            )
+            wanted = f"0 .. {layers}, the layers of this encoder"
+            raise ValueError(f"text_encoder.layer: expected {wanted}, got {layer}")
         # in a list: no part of this module, its weights are not saved
         self.encoder = [encoder.eval()]
         self.tokenizer = encoder.tokenizer
         self.layer = layer
         self.size = encoder.width
-        self.digest = hashlib.blake2b(
-            f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12
-        ).hexdigest()
+        named = f"{fingerprint(encoder)}/{layer}"
+        self.digest = hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
         place = cache_dir() / "text-features" / self.digest
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean = nn.Buffer(torch.zeros(self.size))
@@ -84,16 +89,12 @@ class FrozenFeatures(nn.Module):
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Standardise by the features of the tokens of these texts: ids and mask (U, L), see
-        `rows`. Units once fitted stay, as those of the run that a run starts from, since the map
+        `Backbone.encode`. Units once fitted stay, as those of the run that a run starts from, since the map
         was trained on them."""
         known = self.kept[ids[mask]].float()
         if len(known) and not self.mean.any():
             self.mean.copy_(known.mean(0))
             self.scale.copy_(known.std(0).clamp(min=1e-3))
-
-    def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids of texts (U, L) as rows of the table (U, L); padding is 0."""
-        return self.kept.rows(ids, mask)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows of the table (U, L) -> embeddings (U, L, D)."""
@@ -114,6 +115,5 @@ class FrozenFeatures(nn.Module):
                 output_hidden_states=True,
                 use_cache=False,
             )
-        return [
-            row[real].half() for row, real in zip(out.hidden_states[self.layer], mask, strict=True)
-        ]
+        hidden = out.hidden_states[self.layer]
+        return [row[real].half() for row, real in zip(hidden, mask, strict=True)]

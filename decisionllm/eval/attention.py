@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from decisionllm.backbones.library import attention_to_text
 from decisionllm.eval.pictures import figure
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Episode, History
@@ -47,7 +48,7 @@ def attention(policy: Policy, episodes: Sequence[Episode]) -> list[tuple[list[st
         batch, _ = policy.batch([history])
         tokens = model.tokens(batch)[:, :-1]  # up to the observation
         text = (batch.text_ids, batch.text_mask, batch.text_index)
-        weights = model.backbone.attention_to_text(tokens, *text)  # (layers, 1, tokens, text)
+        weights = attention_to_text(model.backbone, tokens, *text)  # (layers, 1, tokens, text)
         found.append((model.backbone.words(task), weights[:, 0, -1].cpu().numpy()))
     return found
 

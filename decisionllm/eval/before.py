@@ -10,7 +10,7 @@ import numpy as np
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.store import Store
-from decisionllm.eval.layout import check_actions, check_layout
+from decisionllm.eval.layout import check_env
 from decisionllm.files import explained
 from decisionllm.protocols import Env
 from decisionllm.registry import Node, build
@@ -109,13 +109,7 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
         ValueError: see `check_environments`.
     """
     name = f"env of {trained.label}" if trained.label else "env"
-    check_actions(trained.spec, env, name)
-    note = check_layout(
-        trained.info.get("observation_parts"),
-        env,
-        name,
-        action_parts=trained.info.get("action_parts"),
-    )
+    note = check_env(trained.spec, trained.info, env, name)
     check_size(env, trained.spec, name)
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]

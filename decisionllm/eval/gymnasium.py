@@ -218,11 +218,13 @@ def recover(
     with explained(what, *errors, remedy="env=none trains without one"):
         envs = [dataset.recover_environment(**options) for _ in range(num_episodes)]
     known = dataset.storage.metadata
-    reference = (known.get("ref_min_score"), known.get("ref_max_score"))
+    reference = [known.get("ref_min_score"), known.get("ref_max_score")]
+    if None in reference:
+        reference = []
     return GymnasiumEnv(
         envs,
         task=minari.words_of("env", dataset, text, task),
         text=text,
-        reference=() if None in reference else reference,
+        reference=reference,
         part=minari.part_read(dataset, goal),
     )

@@ -44,8 +44,8 @@ def options_of(run_config: Json) -> Json:
     found: Json = {}
     defaults = dict(base_defaults(baseline="policy" in run_config))
     for group in GROUPS:
-        if node := run_config.get(group):
-            found[group], usual = nearest(group, node, str(run_config["name"]))
+        if group in run_config:
+            found[group], usual = nearest(group, run_config[group], str(run_config["name"]))
             defaults |= flat(usual, f"{group}.")
     own = {key: value for key, value in run_config.items() if key != "policy"}
     for key, value in flat(own).items():
@@ -215,16 +215,25 @@ def names(results: Sequence[Sequence[Row]]) -> list[str]:
 def differences(results: Sequence[Sequence[Row]]) -> list[list[str]]:
     """The options in which each result differs from the others: ["optim.lr=0.1", "env seed 3"]."""
     recorded = [members for members in results if "options" in members[0]]
-    options = sorted({key for members in recorded for key in members[0]["options"]})
-    facts = [_facts(members, options) for members in recorded]
-    words = _different(facts)
+    options: set[str] = set()
+    for members in recorded:
+        options |= members[0]["options"].keys()
+    words = _different([_facts(members, sorted(options)) for members in recorded])
     configurations = {_key(members[0], ("decode",)) for members in recorded}
     if len(set(map(str, words))) < len(configurations):
         for label, members in zip(words, recorded, strict=True):
             label.append(f"data {str(members[0].get('fingerprint'))[:8]}")
-    unknown = ["options not recorded"] if recorded else []
-    left = iter(words)
-    return [next(left) if "options" in members[0] else unknown for members in results]
+
+    labels = iter(words)
+    found = []
+    for members in results:
+        if "options" in members[0]:
+            found.append(next(labels))
+        elif recorded:
+            found.append(["options not recorded"])
+        else:
+            found.append([])
+    return found
 
 
 def _different(facts: Sequence[dict[str, str]]) -> list[list[str]]:

@@ -4,9 +4,28 @@ from collections.abc import Sequence
 
 from decisionllm.datasets.spaces import VECTOR, NamedPart, in_words
 from decisionllm.protocols import Env
-from decisionllm.schema import Spec
+from decisionllm.schema import Json, Spec
 
 LIKE_THE_DATA = "give an environment like that of the data"
+
+
+def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
+    """Compare the actions and the layout of a dataset with those of an environment.
+
+    Args:
+        spec, dataset: of the data, and its info.
+        env: the environment.
+        name: of the run, to begin a message with.
+
+    Returns:
+        The note of `check_layout`.
+
+    Raises:
+        ValueError: they differ.
+    """
+    check_actions(spec, env, name)
+    parts = dataset.get("observation_parts")
+    return check_layout(parts, env, name, action_parts=dataset.get("action_parts"))
 
 
 def check_layout(
@@ -116,8 +135,8 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
             got = f"the environment takes {size}"
             raise ValueError(f"{name}: expected {wanted}, {got}; {LIKE_THE_DATA}")
         return
-    numbers = (spec.num_actions, env.num_actions)
-    own, other = (f"{number} discrete" if number else "continuous" for number in numbers)
+    own = _kind(spec.num_actions)
+    other = _kind(env.num_actions)
     remedy = "evaluate it in one like that of its data"
     if env.num_actions and _are_indices(spec, env.num_actions):
         option = f"num_actions={env.num_actions}"
@@ -128,6 +147,10 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
         )
     actions = f"trained on {own} actions, the environment has {other} ones"
     raise ValueError(f"{name}: {actions}; {remedy}")
+
+
+def _kind(num_actions: int | None) -> str:
+    return f"{num_actions} discrete" if num_actions else "continuous"
 
 
 def _are_indices(spec: Spec, num_actions: int) -> bool:

@@ -114,38 +114,41 @@ class PettingZooTeams(TeamEnv):
         wordings: str = "trained",
         frames: int = 0,
     ) -> None:
+        partners = {str(key): policy for key, policy in partners.items()}
         label = ", ".join(f"{key} {policy}" for key, policy in partners.items())
         super().__init__(num_episodes, [label], text=text, wordings=wordings, frames=frames)
-        self.team = team
+
+        # -- the environment, and what the log says of it --
         self.envs = make_copies(id, arguments, num_episodes)
-        kinds = agent_types(self.envs[0])
-        limits = action_limits(self.envs[0])
-        logged: Json = {"name": str(self.envs[0]), "types": limits}
+        env = self.envs[0]
+        kinds = agent_types(env)
+        limits = action_limits(env)
+        logged: Json = {"name": str(env), "types": limits}
         if path:
             logged = meta_of(path, meta)
-        self.horizon = int(horizon or logged.get("horizon", 0))
-        self.returns = str(returns or logged.get("returns") or "team")
-        one_of("env.returns", self.returns, ("team", "own", "mean"))
-        self._set_score(reference, winner)
         types = logged["types"]
         self.types_of = types_in_log(id, kinds, limits, types)
         self.num_actions: int = max(each.get("num_actions", 0) for each in types.values())
+        self.spaces = {agent: env.action_space(agent) for agent in kinds}
+        self.horizon = int(horizon or logged.get("horizon", 0))
+        self.returns = str(returns or logged.get("returns") or "team")
+        one_of("env.returns", self.returns, ("team", "own", "mean"))
 
+        # -- teams, and who plays them --
         teams_by_type = {**logged.get("teams", {}), **teams}
         self.team_of = {agent: int(teams_by_type.get(kind, 0)) for agent, kind in kinds.items()}
+        self.team = team
         self.teams = sorted({team, *self.team_of.values()})
         self.own_team = self.teams.index(team)  # a place in `teams`
-        self.averages = ["agents", "steps"]
-        if winner:
-            self.averages += ["won", *(f"return_{each}" for each in self.teams)]
+        self._set_score(reference, winner)
         options = {"id": id, "arguments": arguments, "horizon": self.horizon}
-        self._set_partners({str(key): policy for key, policy in partners.items()}, kinds, options)
-        self.spaces = {agent: self.envs[0].action_space(agent) for agent in kinds}
+        self._set_partners(partners, kinds, options)
+
+        # -- observations of the team that the policy plays --
         sizes = {}
         for agent in sorted(kinds):
             if self.team_of[agent] == team:
-                space = self.envs[0].observation_space(agent)
-                sizes[self.types_of[agent]] = observation_size(space)
+                sizes[self.types_of[agent]] = observation_size(env.observation_space(agent))
         self.meta = logged | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
         self.entity_schema = entity_schema(self.meta, capacity)
         self.reset(0)
@@ -162,8 +165,10 @@ class PettingZooTeams(TeamEnv):
             raise ValueError(f"env: expected {wanted}, got {[*winner]} and {given}")
         self.winner = winner
         self.bounds = np.array(given or [0.0, 100.0], float)
+        self.averages = ["agents", "steps"]
         if winner:
             self.unit = "episodes won, %"
+            self.averages += ["won", *(f"return_{each}" for each in self.teams)]
         elif not given:
             self.unit = "team return"
 
@@ -519,9 +524,11 @@ def scripted(
     """A uniform random action (A,) that is allowed; without rng the first one, or zeros."""
     from gymnasium.spaces import Discrete
 
-    if not isinstance(space, Discrete):
-        return flat(np.zeros(space.shape) if rng is None else rng.uniform(space.low, space.high))
-    allowed = np.arange(space.n)
-    if mask is not None and mask.any():
-        allowed = np.flatnonzero(mask)
-    return np.array([allowed[0] if rng is None else rng.choice(allowed)])
+    if isinstance(space, Discrete):
+        allowed = np.arange(space.n)
+        if mask is not None and mask.any():
+            allowed = np.flatnonzero(mask)
+        index = allowed[0] if rng is None else rng.choice(allowed)
+        return np.array([index])
+    chosen = np.zeros(space.shape) if rng is None else rng.uniform(space.low, space.high)
+    return flat(chosen)

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ def draw_scores(
     heights = []
     for name, members in by_dataset.items():
         lines = len(grouped(members, "policy")) + len(published.get(name, {}))
-        heights.append(4.5 if has_curves(members) else 0.35 * lines + 1.2)
+        height = 4.5 if has_curves(members) else 0.35 * lines + 1.2
+        heights.append(height)
     made = figure(8, sum(heights))
     panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
     for axis, (name, members) in zip(panels, by_dataset.items(), strict=True):
@@ -82,9 +84,13 @@ def shares(results: Sequence[Json]) -> dict[str, float]:
     found: dict[str, float] = {}
     names = set()
     for protocol in {result["protocol"] for result in results}:
+        # without a share it is the whole budget
+        name, share = protocol, "100"
         match = re.fullmatch(r"(.*), ([\d.]+) %", protocol)
-        names.add(match[1] if match else protocol)
-        found[protocol] = float(match[2]) if match else 100.0
+        if match:
+            name, share = match.groups()
+        names.add(name)
+        found[protocol] = float(share)
     return found if len(names) == 1 else {}
 
 
@@ -169,9 +175,10 @@ def draw_curves(runs: Mapping[str, str]) -> "Figure":
     its rollouts where it has any.
     """
     logs = {run: read_lines(Path(run) / "metrics.jsonl") for run in sorted(runs)}
-    watched = any("score" in line for lines in logs.values() for line in lines)
-    made = figure(8, 6 if watched else 3.5)
-    panels = [*made.subplots(2 if watched else 1, squeeze=False, sharex=True)[:, 0]]
+    watched = any("score" in line for line in chain(*logs.values()))
+    count, height = (2, 6) if watched else (1, 3.5)
+    made = figure(8, height)
+    panels = [*made.subplots(count, squeeze=False, sharex=True)[:, 0]]
     for i, (run, lines) in enumerate(logs.items()):
         label = f"{runs[run]} ({Path(run).name})"
         draw_log(panels, lines, color=f"C{i % 10}", label=label)

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,13 +81,13 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         than the mean, one bad seed less than the median), and an interval over seeds, or over the
         episodes of one seed.
     """
-    groups = identity.pools(rows, KEYS)
     results = []
-    for members, policy in zip(groups, identity.names(groups), strict=True):
+    for policy, members in named_pools(rows):
         result = {key: members[0].get(key) for key in KEYS}
         labels = (members[0]["protocol"], members[0].get("changed"))
         scores = [row["score"] for row in members]
-        latched = [row["latched_score"] for row in members if "latched_score" in row]  # of Maze2D
+        latched_scores = [row["latched_score"] for row in members if "latched_score" in row]
+        latched = float(np.mean(latched_scores)) if latched_scores else None  # of Maze2D alone
         low, high = members[0]["low"], members[0]["high"]
         if len(members) > 1:
             low, high = interval(scores)
@@ -98,7 +99,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             "low": low,
             "high": high,
             "return": float(np.mean([row["return"] for row in members])),
-            "latched": float(np.mean(latched)) if latched else None,
+            "latched": latched,
             "seeds": len(members),
             "n": sum(row["n"] for row in members),
             "seconds": sum(row["seconds"] for row in members),
@@ -109,11 +110,16 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 def policy_names(rows: Sequence[Row]) -> list[str]:
     """The policy of each row as `summarise` names its result."""
-    groups = identity.pools(rows, KEYS)
     named: dict[int, str] = {}
-    for members, name in zip(groups, identity.names(groups), strict=True):
+    for name, members in named_pools(rows):
         named |= {id(row): name for row in members}
     return [named[id(row)] for row in rows]
+
+
+def named_pools(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The name and the rows of each result."""
+    groups = identity.pools(rows, KEYS)
+    return list(zip(identity.names(groups), groups, strict=True))
 
 
 def tables(results: Sequence[Row]) -> list["Table"]:
@@ -136,13 +142,7 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
 
     protocols = sorted({result["protocol"] for result in results}, key=by_number)
     shared = shared_words(protocols)
-    cells: dict[tuple[str, str, str], dict[str, str]] = {}  # of a policy, its target and episodes
-    for result in results:
-        policy = result["policy"] if result["headline"] else f"{result['policy']} (sweep)"
-        count = f"{result['seeds']} x {result['n'] // result['seeds']}"
-        of_policy = cells.setdefault((policy, one_digit(result["target_return"]), count), {})
-        interval_of = f"{result['low']:.1f}..{result['high']:.1f}"
-        of_policy[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
+    cells = cells_of(results)
 
     # What all rows have alike needs no column.
     _, targets, counts = (set(column) for column in zip(*cells, strict=True))
@@ -169,6 +169,20 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
             names.append(count)
         made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
     return made
+
+
+def cells_of(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The rows of a table: the cell of each protocol, by policy, target and episodes."""
+    cells: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
+    for result in results:
+        policy = result["policy"]
+        if not result["headline"]:
+            policy += " (sweep)"
+        count = f"{result['seeds']} x {result['n'] // result['seeds']}"
+        row = cells[policy, one_digit(result["target_return"]), count]
+        interval_of = f"{result['low']:.1f}..{result['high']:.1f}"
+        row[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
+    return cells
 
 
 def by_number(protocol: str) -> tuple[str, float, str]:
@@ -241,9 +255,11 @@ def draw_pictures(
     policies = policy_names(rows)
     headlines = [result for result in results if result["headline"]]
     pictures = {"scores.png": draw_scores(headlines, published, labels)}
-    if curves := learning_curves(rows, policies):
+    curves = learning_curves(rows, policies)
+    if curves:
         pictures["learning.png"] = draw_curves(curves)
-    if tables := probe_tables(rows, policies):
+    tables = probe_tables(rows, policies)
+    if tables:
         pictures["tables.png"] = draw_tables(tables)
     return pictures
 

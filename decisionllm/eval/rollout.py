@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from decisionllm.baselines.d3rlpy import Baseline
     from decisionllm.policy.policy import Policy
 
+Step = tuple[
+    np.ndarray, np.ndarray, np.ndarray
+]  # observations (N, S), actions (N, A), rewards (N,)
+
 
 def rollout(
     begin: Begin,
@@ -45,7 +49,7 @@ def rollout(
     terminated = np.zeros(N, bool)
     lengths = np.zeros(N, int)
     final = np.zeros_like(observations)
-    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # of all N, ended or not
+    steps: list[Step] = []  # of all N, ended or not
     while len(running):
         masks = env.action_masks
         if masks is not None:
@@ -66,8 +70,23 @@ def rollout(
         rewards = gains[running]
         progress(1)
 
+    return recorded(env, steps, lengths, terminated, final)
+
+
+def recorded(
+    env: Env, steps: Sequence[Step], lengths: np.ndarray, terminated: np.ndarray, final: np.ndarray
+) -> list[Episode]:
+    """The N episodes of a rollout.
+
+    Args:
+        env: after the last step.
+        steps: of all episodes, ended or not.
+        lengths: (N,) steps of each.
+        terminated: (N,) bool, ended by the task.
+        final: (N, S) the observations after the last step of each.
+    """
     seen, taken, received = (np.stack(column, 1) for column in zip(*steps, strict=True))
-    groups = np.arange(N) if env.groups is None else env.groups
+    groups = np.arange(len(lengths)) if env.groups is None else env.groups
     outcomes = env.outcomes()
     episodes = []
     for i, n in enumerate(lengths):

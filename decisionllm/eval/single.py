@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from decisionllm.datasets.spaces import fits, fits_actions
 from decisionllm.datasets.store import Store, blocks
 from decisionllm.eval.gymnasium import GymnasiumEnv
-from decisionllm.eval.layout import check_actions, check_layout
+from decisionllm.eval.layout import check_env
 from decisionllm.protocols import Env
 from decisionllm.registry import Node, build
 from decisionllm.schema import Json, Spec
@@ -112,9 +112,7 @@ def check_exportable(store: Store, env: GymnasiumEnv) -> str:
         ValueError: one is not.
     """
     name = str(store.info["name"])
-    check_actions(store.spec, env, name)
-    parts = store.info.get("observation_parts")
-    note = check_layout(parts, env, name, action_parts=store.info.get("action_parts"))
+    note = check_env(store.spec, store.info, env, name)
     if env.part:
         whole = f"the observations of {env.envs[0].observation_space}"
         raise ValueError(f"{name}: the data hold the part {env.part} alone of {whole}")

@@ -115,7 +115,9 @@ class TeamEnv(Env):
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         names = episodes[0].outcome
-        outcome = {name: np.array([e.outcome[name] for e in episodes]) for name in names}
+        outcome = {}
+        for name in names:
+            outcome[name] = np.array([episode.outcome[name] for episode in episodes])
         return self.world_scores(outcome)
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:

@@ -44,19 +44,18 @@ class ScoreWatch:
         """
         parts = [*self.info.get("parts", {})]
         acting = {"device": self.device}
-        policies = policies_of(model, self.config, self.info, parts, acting)
         scores = {}
-        for policy, config, _ in policies:
-            part = config.get("part", "")
-            scores[part] = self._score(policy, config, part)
+        for policy in policies_of(model, self.config, self.info, parts, acting):
+            part = policy.config.get("part", "")
+            scores[part] = self._score(policy, part)
         found = {"score": float(np.mean([*scores.values()]))}
         if parts:
             found |= {f"score/{part}": score for part, score in scores.items()}
         return found
 
-    def _score(self, policy: Policy, config: Node, part: str) -> float:
+    def _score(self, policy: Policy, part: str) -> float:
         if part not in self.envs:
-            self.envs[part] = build(config["env"], self.episodes)
+            self.envs[part] = build(policy.config["env"], self.episodes)
         env = self.envs[part]
         begin = partial(begin_in, policy, env, policy.target_return)
         episodes = rollout(begin, env, seed=SEED, observation_dim=policy.spec.observation_dim)

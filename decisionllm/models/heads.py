@@ -7,12 +7,10 @@ so that heads can be compared in nats.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from decisionllm.registry import register
 from decisionllm.schema import Spec
@@ -92,45 +90,34 @@ class GaussianHead(nn.Module):
 
 @dataclass(frozen=True)
 class Bins:
-    """One categorical a dimension. In a chain each dimension is conditioned on the bins chosen in
-    those before it."""
+    """An independent categorical over K bins a dimension."""
 
-    logits: Callable[[Tensor | None], Tensor]  # chosen bins (B, T, A) long, or None -> (B, T, A, K)
-    num_bins: int
-    turns: int  # evaluations of the logits to draw an action: 1, or A in a chain
+    logits: Tensor  # (B, T, A, K)
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return self.logits.shape[-1]
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        chosen = bins.encode(actions, self.num_bins)
-        logits = self.logits(chosen).log_softmax(-1).expand(*chosen.shape, -1)
+        chosen = bins.encode(actions, self.count)
+        logits = self.logits.log_softmax(-1).expand(*chosen.shape, -1)
         each = logits.gather(-1, chosen[..., None])[..., 0]
-        return (each - math.log(bins.width(self.num_bins))).sum(-1)
+        return (each - math.log(bins.width(self.count))).sum(-1)
 
     @property
     def mode(self) -> Tensor:
-        return self._draw(lambda logits: logits.argmax(-1))
+        return bins.decode(self.logits.argmax(-1), self.count)
 
     @property
     def mean(self) -> Tensor:
-        chosen = None
-        if self.turns > 1:
-            chosen = bins.encode(self.mode, self.num_bins)
-        logits = self.logits(chosen)
-        centres = bins.decode(torch.arange(self.num_bins, device=logits.device), self.num_bins)
-        return logits.softmax(-1) @ centres.to(logits.dtype)
+        centres = bins.decode(torch.arange(self.count, device=self.logits.device), self.count)
+        return self.logits.softmax(-1) @ centres.to(self.logits.dtype)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        def pick(logits: Tensor) -> Tensor:
-            drawn = torch.multinomial(logits.softmax(-1).flatten(0, -2), 1, generator=generator)
-            return drawn.view(logits.shape[:-1])
-
-        return self._draw(pick)
-
-    def _draw(self, pick: Callable[[Tensor], Tensor]) -> Tensor:
-        chosen = pick(self.logits(None))
-        for i in range(1, self.turns):
-            following = pick(self.logits(chosen))[..., i:]
-            chosen = torch.cat([chosen[..., :i], following], -1)
-        return bins.decode(chosen, self.num_bins)
+        shares = self.logits.softmax(-1).flatten(0, -2)
+        drawn = torch.multinomial(shares, 1, generator=generator)
+        return bins.decode(drawn.view(self.logits.shape[:-1]), self.count)
 
 
 @register("head", "bins")
@@ -142,7 +129,6 @@ class BinsHead(nn.Module):
         width: D, of hidden states.
         spec: of the data; continuous actions.
         num_bins: per dimension.
-        chained: dimensions are drawn one after the other, each conditioned on those before it.
 
     Raises:
         ValueError: the data has discrete actions.
@@ -150,24 +136,12 @@ class BinsHead(nn.Module):
 
     entities: slice | None = None
 
-    def __init__(
-        self,
-        width: int,
-        spec: Spec,
-        *,
-        num_bins: int = 33,
-        chained: bool = False,
-    ) -> None:
+    def __init__(self, width: int, spec: Spec, *, num_bins: int = 33) -> None:
         super().__init__()
         _check_continuous(spec, "bins")
-        self.num_bins = num_bins
-        self.chained = chained
-        self.dims = spec.action_dim
+        self.shape = (spec.action_dim, num_bins)
         self.loss_floor = spec.action_dim * math.log(bins.width(num_bins))
-        self.out = nn.Linear(width, self.dims * num_bins)
-        if chained:
-            self.before = nn.Embedding(self.dims * num_bins, width)
-            self.mix = nn.Linear(width, width)
+        self.out = nn.Linear(width, spec.action_dim * num_bins)
 
     def forward(
         self,
@@ -175,22 +149,7 @@ class BinsHead(nn.Module):
         action_masks: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Bins:
-        K, A = self.num_bins, self.dims
-        if not self.chained:
-            independent = self.out(hidden).unflatten(-1, (A, K))
-            return Bins(lambda chosen: independent, K, 1)
-
-        def logits(chosen: Tensor | None) -> Tensor:
-            if chosen is None:
-                shape = (*hidden.shape[:2], A)
-                chosen = torch.zeros(shape, dtype=torch.long, device=hidden.device)
-            each = self.before(chosen + K * torch.arange(A, device=chosen.device))  # (B, T, A, D)
-            earlier = each.cumsum(-2) - each  # sum over the dimensions before
-            mixed = hidden[..., None, :] + F.gelu(self.mix(hidden)[..., None, :] + earlier)
-            weight = self.out.weight.unflatten(0, (A, K))
-            return torch.einsum("btad,akd->btak", mixed, weight) + self.out.bias.view(A, K)
-
-        return Bins(logits, K, A)
+        return Bins(self.out(hidden).unflatten(-1, self.shape))
 
 
 @dataclass(frozen=True)

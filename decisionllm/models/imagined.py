@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.trajectory import numbers
@@ -180,11 +181,7 @@ class ImaginedValue(nn.Module):
         self.values = nn.ModuleList(FourierMLP(S, S + code, 1, code=code) for _ in range(2))
         if reads_text:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
-        pairs = torch.zeros(1, 2, dtype=torch.long)  # of numbers of an observation
-        if S > 1:
-            pairs = torch.combinations(torch.arange(S))
-        self.pairs = nn.Buffer(pairs)
-        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
+        self._pair(S)
         self.change_mean = nn.Buffer(torch.zeros(S))
         self.change_scale = nn.Buffer(torch.ones(S))
         self.low = nn.Buffer(torch.zeros(S))
@@ -193,6 +190,14 @@ class ImaginedValue(nn.Module):
         self.reward_span = nn.Buffer(torch.ones(()))
         self.candidates = nn.Buffer(candidate_actions(spec))
         self.requires_grad_(False)
+
+    def _pair(self, size: int) -> None:
+        """Pair the first numbers of an observation, so many, see `supported`."""
+        pairs = torch.zeros(1, 2, dtype=torch.long)
+        if size > 1:
+            pairs = torch.combinations(torch.arange(size))
+        self.pairs = nn.Buffer(pairs)
+        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
 
     def text_codes(self, texts: Sequence[str]) -> Tensor:
         """What a state holds of each text of the data, (K, CODE) or (K, 0).
@@ -350,10 +355,8 @@ class ImaginedValue(nn.Module):
             seed: of weights and batches.
         """
         steps, horizon = self.steps, self.horizon
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.change_scale.copy_(units.change_scale / units.observation_scale)
-            self.change_mean.copy_(units.change_mean / units.observation_scale)
+        with seeded(seed):
+            self._set_units(units)
             for net in self.members:
                 net.set_frequencies(self.change_scale)
             for net in (*self.rewards, *self.values):
@@ -366,6 +369,11 @@ class ImaginedValue(nn.Module):
             self._fit_rewards(data, steps)
             states = self._states(data, steps * BATCH // 100, horizon)
             self._fit_values(states, horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
+
+    def _set_units(self, units: Normalizer) -> None:
+        """Take the change of an observation in a step, in the model's units."""
+        self.change_scale.copy_(units.change_scale / units.observation_scale)
+        self.change_mean.copy_(units.change_mean / units.observation_scale)
 
     def _count(self, x: Tensor) -> None:
         """Note which bins any two numbers of the observations (n, S) are in together, and the bins

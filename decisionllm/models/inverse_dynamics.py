@@ -22,6 +22,7 @@ from decisionllm.models.heads import BinsHead, DiscreteHead
 from decisionllm.models.imagined import fitted
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution
+from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 
@@ -164,8 +165,7 @@ def fill(
         columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
         return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = InverseDynamics(store.spec)
         model.fit(inputs, rows, updates, seed)
     actions = np.array(store.actions)

@@ -20,8 +20,9 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor, nn
 
 from decisionllm.checks import one_of
-from decisionllm.models.imagined import BINS, ImaginedValue, Transitions
+from decisionllm.models.imagined import ImaginedValue, Transitions
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 
@@ -114,11 +115,7 @@ class LandmarkPaths(ImaginedValue):
             )
         self.size = size
         self.link = link
-        pairs = torch.zeros(1, 2, dtype=torch.long)
-        if own > 1:
-            pairs = torch.combinations(torch.arange(own))
-        self.pairs = nn.Buffer(pairs)
-        self.together = nn.Buffer(torch.ones(len(pairs), BINS, BINS, dtype=torch.bool))
+        self._pair(own)
         self.landmarks = nn.Buffer(torch.zeros(landmarks, size))
         # within which each position of the log has a landmark
         self.radius = nn.Buffer(torch.zeros(()))
@@ -214,11 +211,9 @@ class LandmarkPaths(ImaginedValue):
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
         """Fit the dynamics, spread the landmarks and find the ways between them."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.change_scale.copy_(units.change_scale / units.observation_scale)
-            self.change_mean.copy_(units.change_mean / units.observation_scale)
-            self._fit_units(units)
+        with seeded(seed):
+            self._set_units(units)
+            self._fit_goal_units(units)
             for member in self.members:
                 member.set_frequencies(self.change_scale)
             self._count(data.observations)
@@ -227,7 +222,7 @@ class LandmarkPaths(ImaginedValue):
             self._spread(data.observations[:, : self.size])
             self._connect(data)
 
-    def _fit_units(self, units: Normalizer) -> None:
+    def _fit_goal_units(self, units: Normalizer) -> None:
         """Find how a goal, as the states hold it, becomes a place among the positions."""
         mean = units.observation_mean
         scale = units.observation_scale

@@ -104,6 +104,10 @@ class Normalizer(nn.Module):
             parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
         return torch.cat(parts, -1)
 
+    def raw_observations(self, x: Tensor) -> Tensor:
+        """Observations (..., S) in the model's units in raw units."""
+        return x * self.observation_scale + self.observation_mean
+
     def returns_to_go(self, x: Tensor) -> Tensor:
         """Raw returns-to-go (...) in the model's units."""
         return (x.clamp(*self.return_range) - self.return_mean) / self.return_scale

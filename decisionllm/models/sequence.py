@@ -185,6 +185,11 @@ class SequenceModel(nn.Module):
         """Whether `predict_return` is there: the model can condition on its own prediction."""
         return self.objective.predicts_return
 
+    @property
+    def return_inputs(self) -> tuple[bool, ...]:
+        """Whether returns are given, of each way in which the model reads a trajectory."""
+        return (True, False) if self.predicts_return else (True,)
+
     def predict_return(self, hidden: Tensor) -> Tensor:
         """Hidden states of rows with the null return token (..., D) -> predicted return-to-go
         (...), raw units.

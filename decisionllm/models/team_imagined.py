@@ -75,8 +75,10 @@ def whole(path: str, meta: str, cut: int) -> Log:
         return logs[0]
     joined = {}
     for table in ("steps", "agents"):
-        columns = [log.tables[table] for log in logs]
-        joined[table] = {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
+        columns: dict[str, np.ndarray] = {}
+        for name in logs[0].tables[table]:
+            columns[name] = np.concatenate([log.tables[table][name] for log in logs])
+        joined[table] = columns
     return Log(logs[0].meta, joined["steps"], joined["agents"], path)
 
 

@@ -10,18 +10,14 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.models.team_world import TeamWorld, own_first
+from decisionllm.models.team_world import TeamWorld, mlp, own_first
+from decisionllm.randomness import seeded
 
 DELAY, RATE, BATCH = 0.01, 1e-3, 512
+INNER = 128  # width of the networks
 NOISE = 0.1  # of exploration, in half ranges of an action
 PLAYED_AT_ONCE = 32  # worlds
 RANDOM_ROUNDS = 20  # of uniform play before the first update
-
-
-def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs)
-    )
 
 
 class TeamTD3:
@@ -37,14 +33,16 @@ class TeamTD3:
     def __init__(self, agents: int, size: int, actions: int, *, discount: float = 0.95) -> None:
         self.discount = discount
         joint = agents * (size + actions)
-        self.actor, self.slow_actor = (mlp(size, actions) for _ in range(2))
-        self.critics, self.slow_critics = (
-            nn.ModuleList(mlp(joint, 1) for _ in range(2)) for _ in range(2)
-        )
+        # The slow copies are drawn too: the weights of published policies depend on it.
+        self.actor, self.slow_actor = (mlp(size, actions, INNER, nn.ReLU) for _ in range(2))
+        self.critics, self.slow_critics = (self._critics(joint) for _ in range(2))
         self.slow_actor.load_state_dict(self.actor.state_dict())
         self.slow_critics.load_state_dict(self.critics.state_dict())
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
         self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), RATE)
+
+    def _critics(self, inputs: int) -> nn.ModuleList:
+        return nn.ModuleList(mlp(inputs, 1, INNER, nn.ReLU) for _ in range(2))
 
     def act(self, observations: Tensor) -> Tensor:
         """(..., O) -> (..., A) within -1 .. 1."""
@@ -120,8 +118,7 @@ def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamT
     columns = {"seen": size, "taken": A, "paid": 1, "then": size}
     count = rounds * PLAYED_AT_ONCE
     memory = {name: torch.zeros(T, count, N, width) for name, width in columns.items()}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         learner = TeamTD3(N, size, A, discount=discount)
         for turn in track(range(rounds), "teacher"):
             rows = slice(turn * PLAYED_AT_ONCE, (turn + 1) * PLAYED_AT_ONCE)

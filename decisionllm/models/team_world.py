@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
 from decisionllm.models.imagined import fitted
+from decisionllm.randomness import seeded
 from decisionllm.tokenizers.entities import Blocks
 from decisionllm.tokenizers.entities import blocks as placed
 from decisionllm.tokenizers.waves import beside_waves
@@ -23,12 +24,14 @@ WAVES = 32  # frequencies of the distance between two entities
 FREQUENCY = 3.0  # standard deviation of the frequencies, in units of the entities
 
 
-def mlp(inputs: int, outputs: int, inner: int) -> nn.Sequential:
+def mlp(
+    inputs: int, outputs: int, inner: int, activation: type[nn.Module] = nn.SiLU
+) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(inputs, inner),
-        nn.SiLU(),
+        activation(),
         nn.Linear(inner, inner),
-        nn.SiLU(),
+        activation(),
         nn.Linear(inner, outputs),
     )
 
@@ -79,9 +82,8 @@ class Relations(nn.Module):
             scale = float(scales[first : first + width * count].mean())
             self.to_self.append(Pairs(width, scale, inner))
             for _, other_width, _ in self.entities:
-                self.between.append(
-                    Pairs(width, scale, inner) if width == other_width else nn.Identity()
-                )
+                comparable = width == other_width
+                self.between.append(Pairs(width, scale, inner) if comparable else nn.Identity())
             self.value.append(nn.Sequential(nn.SiLU(), mlp(inner, 1, inner)))
         self.of_own = mlp(len(self.own), 1, inner)
 
@@ -140,8 +142,7 @@ class TeamWorld(nn.Module):
         self.reward_high = float(rewards.max())
         self.low = tensor(steps.low)
         self.high = tensor(steps.high)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.members = nn.ModuleList(mlp(N * (size + A), size, 256) for _ in range(MEMBERS))
             scales = self.observation_scale
             self.rewards = nn.ModuleList(Relations(steps.blocks, scales) for _ in range(MEMBERS))

@@ -16,6 +16,18 @@ Rows = slice | np.ndarray | Sequence[int]
 ALL = slice(None)
 
 
+def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
+    """Target returns (N,) float64, where None is the policy's own.
+
+    NaN in the result, from an own target of None, is the predicted maximum return.
+    """
+    found = np.array(targets, np.float64)  # None becomes NaN
+    if own is not None:
+        left_out = np.array([target is None for target in targets], bool)
+        found[left_out] = own
+    return found
+
+
 class Conditioned(Protocol):
     """What a buffer asks of the policy that acts: a `Policy` or an `ExportedPolicy`."""
 
@@ -76,6 +88,10 @@ class EpisodeBuffer(Player):
         self.record_action(actions, self.active)
         return actions
 
+    def numbers(self, rows: Rows = ALL) -> np.ndarray:
+        """(M,) int, the numbers of these rows."""
+        return np.arange(len(self.now))[rows]
+
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations, raw units."""
         raise NotImplementedError
@@ -91,7 +107,7 @@ class EpisodeBuffer(Player):
         see `act`.
         """
         now = self.now[rows]
-        each = np.arange(len(self.now))[rows]
+        each = self.numbers(rows)
         if (now >= self.horizon).any():
             raise ValueError(
                 f"session: expected at most {self.horizon} steps (the horizon), got one more"
@@ -122,7 +138,7 @@ class EpisodeBuffer(Player):
 
     def record_action(self, actions: np.ndarray, rows: Rows = ALL) -> None:
         """Take in the actions (M, A) that were taken at the current step of these rows."""
-        self.actions[np.arange(len(self.now))[rows], self.now[rows]] = actions
+        self.actions[self.numbers(rows), self.now[rows]] = actions
         self.now[rows] += 1
 
     def restore_row(self, row: int, history: History) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from decisionllm.datasets.windows import window_start
 from decisionllm.files import check_all, explained
-from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
+from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, resolved
 from decisionllm.schema import History, Json, Spec, Targets
 
 if TYPE_CHECKING:
@@ -112,13 +112,8 @@ class ExportedPolicy:
             raise ValueError(f"horizon: expected {wanted}, got {horizon}")
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """Target returns (N,) float64; None is the policy's own.
-
-        NaN in the result is the predicted maximum return.
-        """
-        own = self.info["target_return"]
-        given = [own if target is None else target for target in targets]
-        return np.array(given, np.float64)  # None becomes NaN
+        """See `buffer.resolved`."""
+        return resolved(targets, self.info["target_return"])
 
     def read_texts(self, tasks: Sequence[str]) -> np.ndarray:
         """Keys and values of N texts, (R, layers, 2, N, G, L, d) for the R reads of a decision."""

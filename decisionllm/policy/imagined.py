@@ -149,7 +149,7 @@ def play(
         after, paid, ended, agreed = imagined.advance(states, shaken)
         rewards = paid.numpy()
         columns.append((observations, actions, rewards, ended.numpy(), agreed.numpy()))
-        observations = (after * units.observation_scale + units.observation_mean).numpy()
+        observations = units.raw_observations(after).numpy()
     seen, taken, received, over, supported = (np.stack(c, 1) for c in zip(*columns, strict=True))
     return Played(
         seen.astype(np.float32),

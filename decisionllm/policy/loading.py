@@ -73,38 +73,32 @@ def load_parts(
         tensors = content(checkpoint_folder(path) / "model.safetensors")
         return [(build(config["policy"], tensors, device), config, info)]
     known = info.get("parts", {})
-    if wrong := next((part for part in parts if part not in known), None):
-        raise ValueError(
-            f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got "
-            f"{wrong!r}"
-        )
+    for part in parts:
+        if part not in known:
+            labels = ", ".join(known) or "none, the run is of one dataset"
+            raise ValueError(f"part: expected one of {labels}, got {part!r}")
     if "embodiments" in info and not parts:
         raise ValueError(
             f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
         )
     model = load_model(path, config, info).to(device)
-    return policies_of(model, config, info, parts, acting | {"device": device})
+    policies = policies_of(model, config, info, parts, acting | {"device": device})
+    return [(policy, policy.config, policy.info) for policy in policies]
 
 
 def policies_of(
-    model: Model,
-    config: Node,
-    info: Json,
-    parts: Sequence[str],
-    acting: Json,
-) -> list[tuple[Policy, Json, Json]]:
+    model: Model, config: Node, info: Json, parts: Sequence[str], acting: Json
+) -> list[Policy]:
     """The policy of a model in each of these parts of its data, or as a whole; see `load_parts`."""
     each = members(model)
     if not parts:
-        return [(policy_of(each[""], config, info, acting), config, info)]
+        return [policy_of(each[""], config, info, acting)]
     found = []
     for part in parts:
         known = info["parts"][part]
         name = known["embodiment"]
-        config_of_part = of_part(config, part, known)
-        info_of_part = info | info.get("embodiments", {}).get(name, {}) | known
-        policy = policy_of(each[name], config_of_part, info_of_part, acting)
-        found.append((policy, config_of_part, info_of_part))
+        own = info | info.get("embodiments", {}).get(name, {}) | known
+        found.append(policy_of(each[name], of_part(config, part, known), own, acting))
     return found
 
 
@@ -113,16 +107,18 @@ def policy_of(model: SequenceModel, config: Node, info: Json, acting: Json) -> P
     its own.
     """
     act = config["act"]
-    team = config["team"]
-    given = {key: value for key, value in acting.items() if value is not None}
-    options: Node = {"stride": act["stride"], "decode": act["decode"]}
+    options: Node = {
+        "stride": act["stride"],
+        "decode": act["decode"],
+        "execution": config["team"]["execution"],
+        "target_return": None,
+    }
+    if options["execution"] == "both":
+        options["execution"] = "joint"
     if model.planner is not None:
-        options |= {
-            "planning_horizon": model.planner.horizon,
-            "planning_value": model.planner.least_value,
-        }
-    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
-    options |= {"target_return": None} | given
+        options["planning_horizon"] = model.planner.horizon
+        options["planning_value"] = model.planner.least_value
+    options |= {key: value for key, value in acting.items() if value is not None}
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if options["target_return"] is None and not model.predicts_return:
         options["target_return"] = target(info, act["target_quantile"])

@@ -55,7 +55,7 @@ def recorded(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Deci
         return {}
     frozen = _without_gradients(model)
     found: dict[bool, Decide] = {}
-    for given in (True, False) if model.predicts_return else (True,):
+    for given in model.return_inputs:
         null = None if given else torch.zeros(1, dtype=torch.bool)
         others = [_drawn(batch) for _ in range(RUNS)]
         try:

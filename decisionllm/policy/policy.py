@@ -120,10 +120,11 @@ class Policy(WindowReader):
         masks = [h.action_masks for h in histories]
         if all(mask is None for mask in masks):
             return None
-        each = np.stack(
-            [np.ones(self.spec.num_actions, bool) if mask is None else mask[-1] for mask in masks]
-        )
-        return self.on_device(each)
+        allowed = np.ones((len(masks), self.spec.num_actions), bool)
+        for row, mask in zip(allowed, masks, strict=True):
+            if mask is not None:
+                row[:] = mask[-1]
+        return self.on_device(allowed)
 
     def warm_up(self) -> None:
         """Make one decision, and let a policy of window 1 decide single steps without a text by a
@@ -158,13 +159,13 @@ class Policy(WindowReader):
         Raises:
             ValueError: the model cannot read that many steps, or joint execution has no groups.
         """
-        if self.execution == "joint" and groups is None:
+        if self.execution != "joint":
+            groups = None
+        elif groups is None:
             raise ValueError(
                 "team.execution=joint: the env names no groups of agents; take "
                 "team.execution=per_agent"
             )
         if self.model.team is not None:
-            return TeamSession(
-                self, tasks, horizon, target_returns, groups if self.execution == "joint" else None
-            )
+            return TeamSession(self, tasks, horizon, target_returns, groups)
         return Session(self, tasks, horizon, target_returns)

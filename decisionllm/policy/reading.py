@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.sequence import SequenceModel
+from decisionllm.policy.buffer import resolved
 from decisionllm.protocols import Decider
 from decisionllm.schema import Batch, History, Spec
 
@@ -119,13 +120,11 @@ class WindowReader:
         return torch.from_numpy(masks).to(self.device)
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """Target returns (N,) float64; None is the policy's own, and NaN in the result the
-        predicted maximum return.
-        """
+        """See `buffer.resolved`; a model that reads no return needs no target."""
         own = self.target_return
-        if own is None:
-            own = np.nan if self.return_conditioned else 0.0
-        return np.array([own if target is None else target for target in targets], np.float64)
+        if not self.return_conditioned and own is None:
+            own = 0.0
+        return resolved(targets, own)
 
     def check_horizon(self, horizon: int) -> None:
         """Raise a ValueError if the model cannot read episodes of this many steps."""

@@ -1,6 +1,7 @@
 """Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -15,6 +16,15 @@ from decisionllm.schema import History, Targets
 
 # ids and mask, where only steps are read
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """The M rows of a session that decide now."""
+
+    steps: Steps  # up to the current one
+    rows: np.ndarray  # (M,) in the session
+    start: np.ndarray  # (M,) the step where the window of each begins
 
 
 class Session(EpisodeBuffer):
@@ -48,10 +58,8 @@ class Session(EpisodeBuffer):
         self.predicted_returns = np.zeros(self.rewards.shape, np.float32)
         # the return of each row's last decision
         self.conditioned_on = np.zeros(len(tasks), np.float32)
-        # tokens
-        self.text_room = max(
-            text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1]
-        )
+        ids, _ = policy.model.backbone.encode(sorted(set(self.tasks)))
+        self.text_room = max(text_room, ids.shape[1])  # tokens
         # where the cached window begins; -1: nothing is cached, not even the text
         self.start = np.full(len(tasks), -1)
         self.last_read = np.full(len(tasks), -1)  # the last step that is cached
@@ -91,24 +99,25 @@ class Session(EpisodeBuffer):
 
     def histories(self, rows: Rows = ALL) -> list[History]:
         """The episodes up to the current observation, as records."""
-        return [self._history(row) for row in np.arange(len(self.now))[rows]]
+        return [self._history(row) for row in self.numbers(rows)]
 
     def _history(self, row: int) -> History:
         t = self.now[row]
-        target = self.targets[row]
+        target = None if np.isnan(self.targets[row]) else float(self.targets[row])
+        masks = None if self.masks is None else self.masks[row, : t + 1]
         return History(
             observations=self.observations[row, : t + 1],
             actions=self.actions[row, :t],
             rewards=self.rewards[row, :t],
-            target_return=None if np.isnan(target) else float(target),
+            target_return=target,
             task=self.tasks[row],
-            action_masks=None if self.masks is None else self.masks[row, : t + 1],
+            action_masks=masks,
         )
 
     @torch.inference_mode()
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations of these rows, raw units."""
-        each = np.arange(len(self.now))[rows]
+        each = self.numbers(rows)
         hidden = self.read(rows)
         current = self.observations[each, self.now[each]]
         tasks = [self.tasks[i] for i in each]
@@ -124,27 +133,26 @@ class Session(EpisodeBuffer):
     def read(self, rows: Rows = ALL) -> Tensor:
         """Hidden states at the current observations of these rows (M, D)."""
         policy = self.policy
-        each = np.arange(len(self.now))[rows]  # (M,)
+        each = self.numbers(rows)  # (M,)
         if policy.model.backbone.layout is None:  # an architecture without a cache
             hidden, self.conditioned_on[each] = policy.read(self.histories(each))
             return hidden
         now = self.now[each]
         start = window_start(now, policy.window, policy.stride)
         steps = self._steps(rows)
+        deciding = Deciding(steps, each, start)
         # A window is read as a whole where it begins, where it moves on, and after steps without a
         # decision.
-        whole = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
+        moves = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
         hidden = torch.empty(len(each), policy.model.backbone.width, device=policy.device)
-        for again in (True, False):
-            part = np.flatnonzero(whole == again)
+        for whole in (True, False):
+            part = np.flatnonzero(moves == whole)
             # Episodes that condition on the predicted return are read with the null return first.
             predicted = part[np.isnan(self.targets[each[part]])]
             if len(predicted):
-                self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
+                self._predict_returns(deciding, predicted, whole)
             if len(part):
-                hidden[torch.from_numpy(part)] = self._extend(
-                    steps, part, each[part], start[part], again
-                )
+                hidden[torch.from_numpy(part)] = self._extend(deciding, part, whole)
         self.start[each] = start
         self.last_read[each] = now
         self.conditioned_on[each] = steps.returns_to_go[steps.first + now]
@@ -157,48 +165,43 @@ class Session(EpisodeBuffer):
         now = self.now[rows]
         M, H = len(now), self.rewards.shape[1]
         first = np.arange(M) * H
+        masks = None if self.masks is None else self.masks[rows].reshape(M * H, -1)
         return Steps(
             observations=self.observations[rows].reshape(M * H, -1),
             actions=self.actions[rows].reshape(M * H, -1),
             returns_to_go=np.nan_to_num(self.returns_to_go(rows)).ravel(),
             first=first,
             end=first + now + 1,
-            action_masks=None if self.masks is None else self.masks[rows].reshape(M * H, -1),
+            action_masks=masks,
         )
 
-    def _predict_returns(
-        self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool
-    ) -> None:
+    def _predict_returns(self, deciding: Deciding, part: np.ndarray, whole: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about
-        to be read.
+        to be read; see `_extend`.
         """
-        hidden = self._extend(steps, part, rows, start, again, return_given=False)
-        predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (rows, n)
+        hidden = self._extend(deciding, part, whole, return_given=False)
+        predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (m, n)
+        rows = deciding.rows[part]
         now = self.now[rows, None]
-        step = start[:, None] + np.arange(predicted.shape[1]) if again else now
+        step = now
+        if whole:
+            step = deciding.start[part, None] + np.arange(predicted.shape[1])
         real = step <= now  # later steps are padding
         row = np.nonzero(real)[0]
         self.predicted_returns[rows[row], step[real]] = predicted[real]
-        of_rows = steps.returns_to_go.reshape(-1, self.rewards.shape[1])  # a view
+        # a view
+        of_rows = deciding.steps.returns_to_go.reshape(-1, self.rewards.shape[1])
         of_rows[part] = self.predicted_returns[rows]
 
     def _extend(
-        self,
-        steps: Steps,
-        part: np.ndarray,
-        rows: np.ndarray,
-        start: np.ndarray,
-        again: bool,
-        return_given: bool = True,
+        self, deciding: Deciding, part: np.ndarray, whole: bool, *, return_given: bool = True
     ) -> Tensor:
         """Read rows into the cache.
 
         Args:
-            steps: of all rows that decide.
+            deciding: all rows that decide.
             part: (m,) which of them are read.
-            rows: (m,) their rows in the session.
-            start: (m,) the step where the window of each begins.
-            again: read the whole window, not only the last action, the current return and the
+            whole: read the whole window, not only the last action, the current return and the
                 current observation.
             return_given: whether the returns are read, or the null return.
 
@@ -209,25 +212,29 @@ class Session(EpisodeBuffer):
         model = self.policy.model
         device = self.policy.device
         k = model.tokenizer.tokens
+        rows = deciding.rows[part]
+        start = deciding.start[part]
         self._read_texts(rows[self.start[rows] < 0], return_given)
-        begin = start if again else self.now[rows] - 1
+        begin = start if whole else self.now[rows] - 1
         counts = self.now[rows] - begin + 1
-        batch = collate(
-            cut(steps, part, begin, int(counts.max())), NO_TEXT, np.zeros(len(rows), int)
-        ).to(device)
+        window = cut(deciding.steps, part, begin, int(counts.max()))
+        batch = collate(window, NO_TEXT, np.zeros(len(rows), int)).to(device)
         null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
         tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
         cached = np.zeros(len(rows), int)  # tokens that the cache holds
-        if not again:
+        if not whole:
             tokens = tokens[:, k - 1 :]  # from the last action on
             cached = (begin - start) * k + k - 1  # up to the last observation
-        last_alone = not again or (return_given and (counts == counts[0]).all())
+        positions = model.tokenizer.output_positions
+        last_alone = not whole or (return_given and (counts == counts[0]).all())
+        if last_alone:
+            positions = slice(-1, None)
         hidden = model.backbone.append(
             tokens,
             self.caches[return_given],
             torch.from_numpy(cached).to(device),
             torch.from_numpy(rows).to(device),
-            output_positions=slice(-1, None) if last_alone else model.tokenizer.output_positions,
+            output_positions=positions,
         ).float()
         if not return_given:
             return hidden
@@ -268,7 +275,7 @@ class Session(EpisodeBuffer):
         Returns the session.
         """
         if self.policy.model.backbone.layout is not None:
-            for return_given in (True, False) if self.policy.model.predicts_return else (True,):
+            for return_given in self.policy.model.return_inputs:
                 self._read_texts(np.zeros(0, int), return_given)
                 self.caches[return_given].reserve(len(self.now))
         return self
@@ -281,7 +288,7 @@ class Session(EpisodeBuffer):
 
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
-        rows = np.arange(len(self.now))[rows]
+        rows = self.numbers(rows)
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
         self.predicted_returns = self.predicted_returns[rows]
@@ -289,6 +296,4 @@ class Session(EpisodeBuffer):
         self.start = self.start[rows]
         self.last_read = self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
-        self.caches = {
-            return_given: cache.rows(index) for return_given, cache in self.caches.items()
-        }
+        self.caches = {given: cache.rows(index) for given, cache in self.caches.items()}

@@ -51,14 +51,13 @@ class TeamSession(EpisodeBuffer):
     ) -> None:
         N, model = len(tasks), policy.model
         super().__init__(policy, N, horizon, target_returns)
-        _, team, sizes = np.unique(
-            np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True
-        )
+        if groups is None:
+            groups = np.arange(N)
+        _, team, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         if sizes.max() > POOL:
-            raise ValueError(
-                f"groups: expected teams of at most {POOL}, got {sizes.max()}; take "
-                "team.execution=per_agent"
-            )
+            remedy = "take team.execution=per_agent"
+            got = f"got {sizes.max()}; {remedy}"
+            raise ValueError(f"groups: expected teams of at most {POOL}, {got}")
         given = ranks(team)  # the number of each in its team
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)
 

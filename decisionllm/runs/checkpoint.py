@@ -9,6 +9,7 @@ checkpoint/
 """
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,9 @@ from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
+# tensors that are saved although no gradient trains them
+FITTED = re.compile(r"normalizer\.|planner\.|objective\.|^backbone\.features\.")
+
 
 def save(
     path: Path,
@@ -45,12 +49,12 @@ def save(
 
     Of sharded weights every process calls this, and one of them has `write`.
     """
-    folder, own = path / "checkpoint", _own_state(model)
-    adapters = {
-        name: whole(weight)
-        for name, weight in model.backbone.model.named_parameters()
-        if "lora_" in name
-    }
+    folder = path / "checkpoint"
+    own = _own_state(model)
+    adapters = {}
+    for name, weight in model.backbone.model.named_parameters():
+        if "lora_" in name:
+            adapters[name] = whole(weight)
     if not write:
         return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
@@ -76,14 +80,10 @@ def find(path: str | Path) -> Path | None:
 
     A save that was cut off between its two renames left the old one.
     """
-    return next(
-        (
-            folder
-            for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old")
-            if folder.is_dir()
-        ),
-        None,
-    )
+    for name in ("checkpoint", "checkpoint.old"):
+        if (Path(path) / name).is_dir():
+            return Path(path) / name
+    return None
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -124,7 +124,8 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
         saved = content(folder / "adapter" / ADAPTER_FILE)
         adapter = by_own_names(saved, wanted, model.backbone.core)
         expected |= wanted
-    if why := _differences(own | adapter, expected):
+    why = _differences(own | adapter, expected)
+    if why:
         trained = "the config names another backbone, head or embedding than was trained"
         raise ValueError(f"{folder}: not this model's weights; {why}{trained}")
     if info["frozen"] != fingerprint(model.backbone):
@@ -218,11 +219,8 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     """Load the weights and buffers of one module into another, but for a model's backbone; a
     ValueError if they differ in more.
     """
-    given, own = (
-        {k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")}
-        for m in (source, model)
-    )
-    why = _differences(given, own)
+    given = _without_backbone(source.state_dict())
+    why = _differences(given, _without_backbone(model.state_dict()))
     if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
         wanted = (
             "a run of the same backbone, head, embedding and, with tokenizer.timesteps=learned, "
@@ -233,46 +231,42 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     model.load_state_dict(given, strict=False)
 
 
+def _without_backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x for name, x in tensors.items() if not name.startswith("backbone.")}
+
+
 def _own_state(model: Model) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and
     what was fitted before.
     """
-    trained = {
-        name
-        for name, weight in model.named_parameters()
-        if weight.requires_grad and "lora_" not in name
-    }
-    return {
-        name: whole(tensor)
-        for name, tensor in model.state_dict().items()
-        if name in trained
-        or "normalizer." in name
-        or "planner." in name
-        or "objective." in name
-        or name.startswith("backbone.features.")
-    }
+    names = set()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "lora_" not in name:
+            names.add(name)
+    tensors = model.state_dict()
+    for name in tensors:
+        if FITTED.search(name):
+            names.add(name)
+    return {name: whole(tensor) for name, tensor in tensors.items() if name in names}
 
 
 def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
     """How named tensors differ from the expected ones in names and sizes, in words; empty if they
     do not.
     """
-    shapes = {
-        name: (tuple(given[name].shape), tuple(expected[name].shape))
-        for name in given.keys() & expected.keys()
-    }
-    sizes = [
-        f"{name} is {got}, expected {wanted}"
-        for name, (got, wanted) in shapes.items()
-        if got != wanted
-    ]
+    sizes = []
+    for name in given.keys() & expected.keys():
+        got, wanted = tuple(given[name].shape), tuple(expected[name].shape)
+        if got != wanted:
+            sizes.append(f"{name} is {got}, expected {wanted}")
     kinds = {
         "missing": expected.keys() - given.keys(),
         "unknown": given.keys() - expected.keys(),
         "sizes": sizes,
     }
-    listed = {
-        kind: ", ".join(sorted(found)[:4]) + " ..." * (len(found) > 4)
-        for kind, found in kinds.items()
-    }
-    return "".join(f"{kind}: {names}; " for kind, names in listed.items() if names)
+    words = ""
+    for kind, found in kinds.items():
+        if found:
+            more = " ..." * (len(found) > 4)
+            words += f"{kind}: {', '.join(sorted(found)[:4])}{more}; "
+    return words

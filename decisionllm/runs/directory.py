@@ -100,22 +100,21 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     before, info = read(path)
     was = flat(asdict(TrainConfig({}, {}, {}))) | flat(before)
     now = flat(asdict(config))
-    different = {
-        key: (was.get(key), now[key])
-        for key in now
-        if was.get(key) != now[key] and key not in MAY_DIFFER
-    }
+    different = {}
+    for key, value in now.items():
+        if key not in MAY_DIFFER and was.get(key) != value:
+            different[key] = (was.get(key), value)
     if different:
         if different.keys() <= {"steps", "minutes"}:
             raise ValueError(longer(path, **different))
-        changes = "; ".join(
-            f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items()
-        )
+        words = [f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items()]
+        changes = "; ".join(words)
         raise ValueError(
             f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin "
             "again"
         )
-    if info["fingerprint"] != (data := fingerprint_of(stores)):
+    data = fingerprint_of(stores)
+    if info["fingerprint"] != data:
         raise ValueError(
             f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., "
             "or fresh=true"
@@ -145,11 +144,10 @@ def refuse_foreign(path: str | Path) -> None:
     path = Path(path)
     if not path.is_dir() or (path / "run.json").is_file():
         return
-    foreign = sorted(
-        file.name
-        for file in path.iterdir()
-        if file.name not in BEFORE_A_RUN and not _is_config(file)
-    )
+    files = sorted(path.iterdir())
+    foreign = [
+        file.name for file in files if file.name not in BEFORE_A_RUN and not _is_config(file)
+    ]
     if foreign:
         shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
         raise ValueError(

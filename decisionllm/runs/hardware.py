@@ -23,7 +23,8 @@ def precision(device: str, choice: str) -> str:
         return choice
     if usable(device) == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "no"
-    supported = (
-        vars(torch.cpu).get(f"_is_{unit}_supported", bool) for unit in ("avx512_bf16", "amx_tile")
-    )
-    return "bf16" if any(known() for known in supported) else "no"
+    for unit in ("avx512_bf16", "amx_tile"):
+        is_supported = vars(torch.cpu).get(f"_is_{unit}_supported", bool)
+        if is_supported():
+            return "bf16"
+    return "no"

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-import torch
-
 from decisionllm.backbones.readers import attach
 from decisionllm.config import TrainConfig
 from decisionllm.datasets.mixture import of_embodiments
 from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.models.team import TeamSequenceModel
+from decisionllm.randomness import seeded
 from decisionllm.registry import Node, build
 from decisionllm.schema import Spec
 
@@ -31,8 +30,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         planner = config.planner
         return kind(spec, backbone, head, tokenizer, config.model, objective, planner)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+    with seeded(config.seed):
         model: Model
         if isinstance(spec, Spec):
             model = reading(spec, {})

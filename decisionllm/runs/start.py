@@ -155,16 +155,18 @@ def targets(config: TrainConfig, data: Mapping[str, Data]) -> Json:
     def of(d: Data, label: str) -> dict[str, float]:
         steps = d.steps
         episodes = np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
-        togo = (steps.returns_to_go[rows] for rows in steps.blocks(episodes))
-        returns = (
-            np.concatenate(list(togo)) if config.model.return_horizon else d.store.returns[episodes]
-        )
+        returns = d.store.returns[episodes]
+        if config.model.return_horizon:
+            returns = np.concatenate([steps.returns_to_go[r] for r in steps.blocks(episodes)])
         return {str(q): float(np.quantile(returns, q)) for q in quantiles}
 
-    parts = mixture.evaluated(config.dataset, {name: d.store for name, d in data.items()})
-    parts = {
-        label: part | {"targets": of(data[part["embodiment"]], label)}
-        for label, part in parts.items()
-    }
-    whole = {"targets": of(data[""], "")} if "" in data else {}
-    return whole | ({"parts": parts} if parts else {})
+    found: Json = {}
+    if "" in data:
+        found["targets"] = of(data[""], "")
+    stores = {name: each.store for name, each in data.items()}
+    parts = mixture.evaluated(config.dataset, stores)
+    for label, part in parts.items():
+        part["targets"] = of(data[part["embodiment"]], label)
+    if parts:
+        found["parts"] = parts
+    return found

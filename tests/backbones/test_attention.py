@@ -2,9 +2,12 @@
 no such copy is made.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
+from decisionllm.backbones import library
 from decisionllm.backbones.attention import Grid, TextAttention, attend
 from tests.backbones.test_backbones import small_backbone
 from tests.conftest import near
@@ -156,7 +159,7 @@ def test_a_backbone_reads_and_learns_long_texts_as_the_library_does(backbone, tu
     given = inputs(model.width, lengths, index, torch.float64)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     found = []
-    for read in (model, model.plain):
+    for read in (model, partial(library.plain, model)):
         hidden = read(*given)
         loss = (
             hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)

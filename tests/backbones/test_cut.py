@@ -3,6 +3,7 @@ above attend to these states.
 """
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModel, Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
+from decisionllm.backbones import library
 from decisionllm.backbones.build import fingerprint, pretrained, qwen2
 from decisionllm.backbones.cut import cut_at, only_blocks
 from decisionllm.backbones.readers import attach
@@ -57,7 +59,7 @@ def test_texts_have_the_hidden_states_of_the_whole_model(folder):
 def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_them(folder):
     backbone = cut(folder)
     given = batch(backbone)
-    near(backbone(*given).detach(), backbone.plain(*given).detach())
+    near(backbone(*given).detach(), library.plain(backbone, *given).detach())
 
 
 def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
@@ -87,7 +89,7 @@ def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
 def test_attention_to_words_is_that_of_the_upper_blocks(folder):
     backbone = cut(folder)
     tokens, ids, mask, index = batch(backbone)
-    weights = backbone.attention_to_text(tokens, ids, mask, index)
+    weights = library.attention_to_text(backbone, tokens, ids, mask, index)
     assert weights.shape == (2, 5, 3, ids.shape[1])
     assert (weights[:, ~mask[index][:, None].expand(-1, 3, -1)] == 0).all(), "padding has none"
     assert (weights.sum(-1) > 0).all() and (weights.sum(-1) < 1).all()
@@ -131,7 +133,7 @@ def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
     assert not torch.allclose(backbone(*given), before) and torch.equal(
         backbone.embed(given[1]), kept
     )
-    near(backbone(*given).detach(), backbone.plain(*given).detach())
+    near(backbone(*given).detach(), library.plain(backbone, *given).detach())
 
 
 def test_gradients_are_those_of_the_library(folder):
@@ -140,7 +142,7 @@ def test_gradients_are_those_of_the_library(folder):
     # the norm behind the last block makes a sum of squares constant
     wanted = torch.randn(5, 3, backbone.width)
     gradients = []
-    for read in (backbone, backbone.plain):
+    for read in (backbone, partial(library.plain, backbone)):
         backbone.zero_grad()
         (read(*given) * wanted).sum().backward()
         gradients.append(
@@ -231,7 +233,7 @@ def test_the_library_runs_some_blocks_within_a_statement(folder):
 
 def test_a_small_model_of_its_own_is_not_cut():
     backbone = qwen2(0, width=32, layers=2, heads=2, kv_heads=1, inner=32)
-    assert (backbone.first, backbone.depth) == (0, 2)
+    assert (backbone.text_layers, backbone.depth) == (0, 2)
 
 
 @pytest.mark.slow
@@ -241,7 +243,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     assert command("train", *LOOP, *words, f"run={run}") == 0
     policy, _, info = loading.load(run)
     backbone = policy.model.backbone
-    assert (backbone.first, backbone.depth) == (2, 2)
+    assert (backbone.text_layers, backbone.depth) == (2, 2)
     assert info["frozen"] == fingerprint(backbone)
     adapter = json.loads((run / "checkpoint/adapter/adapter_config.json").read_text())
     assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")

@@ -7,11 +7,10 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from decisionllm.backbones.build import pretrained
-from decisionllm.backbones.merged import save_merged
 from decisionllm.export import language_model
 from decisionllm.policy import loading
 from tests.backbones import test_gguf
-from tests.backbones.test_backbones import small_backbone, write
+from tests.backbones.test_backbones import write
 from tests.conftest import DT, LOOP, NANO, command, damage, near
 
 pytestmark = pytest.mark.numeric
@@ -74,16 +73,6 @@ def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
     )
     assert not any(read_back.values())
     near(hidden(model), hidden(AutoModel.from_pretrained(tmp_path / "out")))
-
-
-def test_the_number_of_layers_is_that_of_the_model(tmp_path):
-    """Of a model that was cut after it was read, whose config still says two."""
-    backbone = small_backbone("qwen2", tune="frozen")
-    backbone.core.layers = backbone.core.layers[:1]
-    save_merged(backbone, tmp_path)
-    found, read_back = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(read_back.values()) and len(found.layers) == found.config.num_hidden_layers == 1
-    near(hidden(found), hidden(backbone.core))
 
 
 def test_a_damaged_export_is_no_backbone(tmp_path):

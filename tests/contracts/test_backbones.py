@@ -5,6 +5,7 @@ trained and what comes back.
 import pytest
 import torch
 
+from decisionllm.backbones import library
 from decisionllm.registry import build, discover
 from tests.backbones.test_backbones import WHOLE, close, inputs, write
 from tests.conftest import node
@@ -64,7 +65,7 @@ def test_our_forward_equals_the_librarys(name, reading):
     for lengths in ((6, 3, 1), (0, 0, 0)):
         given = inputs(model.width, lengths)
         with torch.no_grad():
-            close(model(*given), model.plain(*given))
+            close(model(*given), library.plain(model, *given))
 
 
 @every_backbone

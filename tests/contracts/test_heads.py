@@ -21,10 +21,7 @@ DISCRETE = Spec(
     num_actions=4,
     entity_schema=(("own", 1, 1), ("enemy", 1, 2)),
 )
-# the options of a head in which its code differs
-VARIANTS = {"bins": [{}, {"chained": True, "num_bins": 9}]}
-CHOICES = [(name, options) for name in discover()["head"] for options in VARIANTS.get(name, [{}])]
-every_head = pytest.mark.parametrize(("name", "options"), CHOICES)
+every_head = pytest.mark.parametrize("name", [*discover()["head"]])
 
 
 def specs_of(name):
@@ -36,9 +33,9 @@ def specs_of(name):
     return CONTINUOUS, DISCRETE
 
 
-def made(name, options, seed=0):
+def made(name, seed=0):
     torch.manual_seed(seed)
-    return build(node("head", name, **options), D, specs_of(name)[0])
+    return build(node("head", name), D, specs_of(name)[0])
 
 
 def generator(seed=0):
@@ -58,16 +55,16 @@ def answer(head, hidden, masks=None):
 
 
 @every_head
-def test_a_head_is_a_module_with_the_members_of_its_protocol(name, options):
-    head = made(name, options)
+def test_a_head_is_a_module_with_the_members_of_its_protocol(name):
+    head = made(name)
     assert isinstance(head, torch.nn.Module) and isinstance(head, Head)
     assert math.isfinite(head.loss_floor)
     assert head.entities is None or isinstance(head.entities, slice)
 
 
 @every_head
-def test_shapes_and_types_are_those_of_the_protocol(name, options):
-    head, A = made(name, options), specs_of(name)[0].action_dim
+def test_shapes_and_types_are_those_of_the_protocol(name):
+    head, A = made(name), specs_of(name)[0].action_dim
     one = answer(head, hidden_states(2, 3))
     drawn = one.sample(generator())
     for actions in (one.mode, one.mean, drawn):
@@ -78,8 +75,8 @@ def test_shapes_and_types_are_those_of_the_protocol(name, options):
 
 
 @every_head
-def test_samples_repeat_with_their_seed_alone(name, options):
-    one = answer(made(name, options), hidden_states())
+def test_samples_repeat_with_their_seed_alone(name):
+    one = answer(made(name), hidden_states())
     torch.manual_seed(5)
     first = one.sample(generator(1))
     torch.manual_seed(6)
@@ -88,9 +85,9 @@ def test_samples_repeat_with_their_seed_alone(name, options):
 
 
 @every_head
-def test_weights_depend_on_the_seed_and_come_back_from_their_state(name, options):
+def test_weights_depend_on_the_seed_and_come_back_from_their_state(name):
     hidden = hidden_states()
-    head, same, other = (made(name, options, seed) for seed in (3, 3, 4))
+    head, same, other = (made(name, seed) for seed in (3, 3, 4))
     actions = answer(head, hidden).sample(generator())
     wanted = answer(head, hidden).log_prob(actions)
     assert torch.equal(answer(same, hidden).log_prob(actions), wanted)
@@ -100,9 +97,9 @@ def test_weights_depend_on_the_seed_and_come_back_from_their_state(name, options
 
 
 @every_head
-def test_a_distribution_is_of_its_own_hidden_state(name, options):
+def test_a_distribution_is_of_its_own_hidden_state(name):
     """What stands beside it in a batch, such as padding, has no effect."""
-    head, hidden = made(name, options), hidden_states(3, 4)
+    head, hidden = made(name), hidden_states(3, 4)
     beside = hidden.clone()
     beside[:, 2:] = 100.0
     beside[2] = -100.0
@@ -113,22 +110,20 @@ def test_a_distribution_is_of_its_own_hidden_state(name, options):
 
 
 @every_head
-def test_the_mode_is_the_likeliest_of_many(name, options):
-    if options.get("chained"):
-        return  # its mode is taken one dimension after the other
-    one = answer(made(name, options), hidden_states(1, 1).expand(1, 200, D))
+def test_the_mode_is_the_likeliest_of_many(name):
+    one = answer(made(name), hidden_states(1, 1).expand(1, 200, D))
     assert (one.log_prob(one.sample(generator())) <= one.log_prob(one.mode) + 1e-5).all()
 
 
 @every_head
-def test_no_density_exceeds_that_of_the_loss_floor(name, options):
-    one = answer(made(name, options), hidden_states(1, 200))
-    assert (-one.log_prob(one.mode) >= made(name, options).loss_floor - 1e-5).all()
+def test_no_density_exceeds_that_of_the_loss_floor(name):
+    one = answer(made(name), hidden_states(1, 200))
+    assert (-one.log_prob(one.mode) >= made(name).loss_floor - 1e-5).all()
 
 
 @every_head
-def test_every_weight_is_trained_and_a_constant_is_fitted(name, options):
-    head = made(name, options)
+def test_every_weight_is_trained_and_a_constant_is_fitted(name):
+    head = made(name)
     wanted = torch.tensor([2.0] if specs_of(name)[0].num_actions else [0.5, -0.75])
     wanted, hidden = wanted.expand(4, 1, -1), hidden_states(4, 1) / 3
     optimizer = torch.optim.Adam(head.parameters(), 0.05)
@@ -141,24 +136,24 @@ def test_every_weight_is_trained_and_a_constant_is_fitted(name, options):
 
 
 @every_head
-def test_a_forbidden_action_has_no_probability(name, options):
+def test_a_forbidden_action_has_no_probability(name):
     spec, _ = specs_of(name)
     if not spec.num_actions:
         return  # continuous actions have no masks
     allowed = torch.tensor([True, False, True, False])
     hidden = hidden_states(1, 500)
-    one = answer(made(name, options), hidden, allowed.expand(1, 500, 4))
+    one = answer(made(name), hidden, allowed.expand(1, 500, 4))
     shares = [one.log_prob(torch.full((1, 500, 1), float(action))).exp() for action in range(4)]
     assert not shares[1].any() and not shares[3].any()
     torch.testing.assert_close(shares[0] + shares[2], torch.ones(1, 500))
     for actions in (one.mode, one.mean, one.sample(generator())):
         assert allowed[actions.long()].all()
     both = torch.ones(1, 500, 4, dtype=torch.bool)
-    free = answer(made(name, options), hidden).log_prob(one.mode)
-    assert torch.equal(answer(made(name, options), hidden, both).log_prob(one.mode), free)
+    free = answer(made(name), hidden).log_prob(one.mode)
+    assert torch.equal(answer(made(name), hidden, both).log_prob(one.mode), free)
 
 
 @every_head
-def test_the_other_kind_of_actions_is_refused_by_name(name, options):
+def test_the_other_kind_of_actions_is_refused_by_name(name):
     with pytest.raises(ValueError, match=f"head={name}: expected .* actions.*, got"):
-        build(node("head", name, **options), D, specs_of(name)[1])
+        build(node("head", name), D, specs_of(name)[1])

@@ -7,7 +7,6 @@ import torch
 
 from decisionllm.models.heads import (
     Bins,
-    BinsHead,
     Discrete,
     DiscreteHead,
     Gaussian,
@@ -47,7 +46,7 @@ def generator(seed=0):
 def by_hand(*probabilities):
     """Independent bins with these probabilities a dimension: B = T = 1."""
     logits = torch.tensor(probabilities).log()[None, None]
-    return Bins(lambda chosen: logits, logits.shape[-1], 1)
+    return Bins(logits)
 
 
 def test_the_gaussian_is_squared_error_up_to_constants():
@@ -115,19 +114,17 @@ def grid(K):
     return torch.cartesian_prod(line, line)[None]
 
 
-@pytest.mark.parametrize("chained", [False, True])
-def test_bins_are_a_distribution(chained):
+def test_bins_are_a_distribution():
     """Over all bins the density times their size sums to 1."""
-    head = made("bins", {"chained": chained, "num_bins": 5})
+    head = made("bins", {"num_bins": 5})
     hidden = 3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 25, 8)
     density = head(hidden).log_prob(grid(5)).exp()
     assert density.std() > 0.1  # not all the same
     assert (density * 0.5**2).sum().item() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("chained", [False, True])
-def test_samples_have_their_probability(chained):
-    head = made("bins", {"chained": chained, "num_bins": 3})
+def test_samples_have_their_probability():
+    head = made("bins", {"num_bins": 3})
     with torch.no_grad():
         head.out.weight.mul_(3)
         hidden = 2 * torch.randn(1, 1, 8, generator=generator())
@@ -135,38 +132,6 @@ def test_samples_have_their_probability(chained):
         drawn = head(hidden.expand(1, 20_000, 8)).sample(generator())[0]
     frequency = torch.stack([(drawn == pair).all(1).float().mean() for pair in grid(3)[0]])
     torch.testing.assert_close(frequency, expected, atol=0.015, rtol=0)
-
-
-def test_a_chained_dimension_depends_on_those_before_it_alone():
-    spec = Spec(observation_dim=3, action_dim=3, horizon=10, low=(-1.0,) * 3, high=(1.0,) * 3)
-    torch.manual_seed(0)
-    logits = BinsHead(8, spec, num_bins=5, chained=True)(torch.randn(1, 1, 8)).logits
-    with torch.no_grad():
-        before = logits(torch.tensor([[[0, 1, 2]]]))
-        others = [logits(torch.tensor([[other]])) for other in ([3, 1, 2], [0, 3, 2], [0, 1, 3])]
-        changed = [((other - before).abs() > 1e-4).any(-1)[0, 0].tolist() for other in others]
-    assert changed == [[False, True, True], [False, False, True], [False, False, False]]
-
-
-def test_the_chained_mode_conditions_on_the_dimensions_before():
-    """The second dimension wants to be where the first is: P(b | a) is 0.8 for b = a."""
-
-    def logits(chosen):
-        first = torch.tensor([0.4, 0.6]).log()
-        after = (
-            torch.eye(2)[chosen[..., 0]] * 0.6 + 0.2
-            if chosen is not None
-            else torch.full((1, 1, 2), 0.5)
-        )
-        return torch.stack([first.expand(after.shape), after.log()], 2)
-
-    pair = Bins(logits, 2, 2)
-    assert pair.mode.tolist() == [[[1, 1]]]
-    # each the mean given the mode before it
-    torch.testing.assert_close(pair.mean, torch.tensor([[[0.2, 0.6]]]))
-    assert pair.log_prob(torch.tensor([[[-1.0, 1.0]]])).exp().item() == pytest.approx(
-        0.4 * 0.2 / 2**2
-    )
 
 
 def test_discrete_by_hand():
@@ -191,7 +156,7 @@ def test_the_loss_floor_is_the_loss_of_a_certain_action():
     assert -one.log_prob(one.mode).item() == pytest.approx(gaussian.loss_floor, abs=1e-5)
     assert binned.loss_floor == pytest.approx(2 * -2.772589, abs=1e-5)
     # bins of width 1
-    certain = Bins(lambda chosen: torch.tensor([[0.0, 100.0, 0.0]] * 2)[None, None], 3, 1)
+    certain = Bins(torch.tensor([[0.0, 100.0, 0.0]] * 2)[None, None])
     assert (
         -certain.log_prob(torch.zeros(1, 1, 2)).item()
         == pytest.approx(made("bins", {"num_bins": 3}).loss_floor)

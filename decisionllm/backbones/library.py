@@ -1,0 +1,121 @@
+"""The transformers library's own forward of a backbone: the reference of ours, and the reader of
+architectures whose blocks ours does not support.
+
+Letters: U texts, L their tokens, B rows, n tokens of a trajectory, D width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from decisionllm.backbones.cut import only_blocks
+from decisionllm.backbones.layouts import GPT2, Llama
+from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
+    from decisionllm.backbones.forward import Backbone
+
+# by which a layout may differ from the library, as a share of the largest number
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
+
+
+def plain(
+    backbone: Backbone, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
+) -> Tensor:
+    """The same as `Backbone.forward`, the text repeated for every row: (B, n, D)."""
+    out = _read(backbone, tokens, text_ids, text_mask, text_index)
+    hidden: Tensor = out.last_hidden_state[:, -tokens.shape[1] :].to(tokens.dtype)
+    return hidden
+
+
+def attention_to_text(
+    backbone: Backbone, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
+) -> Tensor:
+    """How much each of the tokens attends to each token of its text, mean over the heads: (layers,
+    B, n, L).
+    """
+    core = backbone.core
+    before = core.config._attn_implementation
+    core.set_attn_implementation("eager")  # the only one that returns its weights
+    try:
+        out = _read(backbone, tokens, text_ids, text_mask, text_index, output_attentions=True)
+    finally:
+        core.set_attn_implementation(before)
+    n, L = tokens.shape[1], text_ids.shape[1]
+    return torch.stack([weights.float().mean(1)[:, -n:, :L] for weights in out.attentions])
+
+
+def _read(
+    backbone: Backbone,
+    tokens: Tensor,
+    text_ids: Tensor,
+    text_mask: Tensor,
+    text_index: Tensor,
+    **options: bool,
+) -> Any:
+    """The output of the library's forward on tokens after their texts."""
+    mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
+    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+    x = tokens.to(backbone.dtype)
+    given: Json = {"attention_mask": mask.long()} | options
+    if not backbone.text_layers:
+        texts = backbone.embed(text_ids)[text_index].to(backbone.dtype)
+        x = torch.cat([texts, x], 1)
+        return backbone.model(inputs_embeds=x, position_ids=positions, use_cache=False, **given)
+    given |= {
+        "position_ids": positions[:, text_ids.shape[1] :],
+        "past_key_values": _cache(backbone, text_ids, text_mask, text_index),
+        "use_cache": True,
+    }
+    upper = slice(backbone.text_layers, None)
+    with only_blocks(backbone.core, upper), warnings.catch_warnings():
+        # of `past_key_values`, a name that all supported versions have
+        warnings.simplefilter("ignore", FutureWarning)
+        return backbone.model(inputs_embeds=x, **given)
+
+
+def _cache(
+    backbone: Backbone, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
+) -> DynamicCache:
+    """Keys and values of the text of each row, as the library keeps them."""
+    from transformers import DynamicCache
+
+    texts = backbone.read_text(text_ids, text_mask)
+    past = DynamicCache()
+    for i, (k, v) in enumerate(zip(texts.keys, texts.values, strict=True)):
+        past.update(k[text_index], v[text_index], i)
+    return past
+
+
+@torch.no_grad()
+def matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
+    """The layout that computes what the library does for two short texts and five tokens; None:
+    neither does.
+    """
+    training = backbone.model.training
+    backbone.model.eval()
+    device = next(iter(backbone.core.parameters())).device
+    count = 2 * 5 * backbone.width
+    numbers = torch.linspace(-1, 1, count, device=device, dtype=backbone.dtype)
+    x = numbers.view(2, 5, -1).sin()
+    ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
+    index = torch.arange(2, device=device)
+    wanted = plain(backbone, x, ids, mask, index)
+    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * wanted.abs().max().item()
+    try:
+        for backbone.layout in (Llama(), GPT2()):
+            try:
+                if torch.allclose(backbone(x, ids, mask, index), wanted, atol=tolerance, rtol=0):
+                    return backbone.layout
+            except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
+                continue
+    finally:
+        backbone.model.train(training)
+    return None
