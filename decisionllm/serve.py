@@ -230,7 +230,7 @@ def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
         directory_of_models,
         load,
         run=config["run"],
-        kept=journal.models_path,
+        kept=journal.beside("models"),
         shares=config["models"] or [],
     )
 

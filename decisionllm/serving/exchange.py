@@ -69,7 +69,7 @@ def shading(journal: Journal, expiry: float, *, wanted: bool) -> Shading:
     """The shading beside a journal, or none. expiry: see `reservations`."""
     if not wanted:
         return Unshaded()
-    return BidShading(journal.shading_path, expiry=expiry)
+    return BidShading(journal.beside("shading"), expiry=expiry)
 
 
 def reservations(journal: Journal, expiry: float) -> Reservations:
@@ -77,7 +77,7 @@ def reservations(journal: Journal, expiry: float) -> Reservations:
     counts as won.
     """
     return Reservations(
-        journal.bids_path, expiry=expiry, last_step=lambda id: journal.steps(id) - 1
+        journal.beside("bids"), expiry=expiry, last_step=lambda id: journal.steps(id) - 1
     )
 
 

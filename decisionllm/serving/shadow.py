@@ -76,7 +76,7 @@ class Shadow:
         self.arrived = threading.Event()
         self.stopped = threading.Event()
         self.lock = threading.Lock()
-        path = journal.shadow_path
+        path = journal.beside("shadow")
         with explained(
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
             sqlite3.Error,

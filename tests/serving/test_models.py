@@ -74,7 +74,7 @@ class Server:
             self.runs,
             lambda path: self.model(path, journal),
             run=self.runs / run,
-            kept=journal.models_path,
+            kept=journal.beside("models"),
             shares=shares,
         )
         info = self.model(self.runs / run, journal).info

@@ -59,6 +59,13 @@ MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 ROWS_AT_ONCE = 5000  # of a check of all rows
 PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
+# tables of the files beside a journal that have rows of a campaign
+BESIDE = {
+    "shadow": ("decisions",),
+    "bids": ("bids", "totals"),
+    "shading": ("sent", "counts"),
+}
+COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
 CAMPAIGN = "id, key, opened, facts, sum, ended, model"
 TICK = "campaign, step, request, answer, at, sum"
 # the last tick of each campaign beside it
@@ -113,11 +120,6 @@ class Journal:
         self.path = str(path)
         if self.path.startswith("file:"):
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
-        self.shadow_path = self._beside("shadow")
-        self.bids_path = self._beside("bids")
-        self.shading_path = self._beside("shading")
-        self.models_path = self._beside("models")
-        self.snapshot_path = self._beside("snapshot")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
         in_memory = self.path == ":memory:"
         kind = "a file to write, or one written by a server"
@@ -147,8 +149,11 @@ class Journal:
         if (application, version) != (APPLICATION, VERSION):
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
-    def _beside(self, name: str) -> str:
-        """The path of a file beside the journal; nothing is beside one in memory."""
+    def beside(self, name: str) -> str:
+        """The path of a file beside the journal: shadow, bids, shading, models or snapshot.
+
+        Nothing lies beside a journal in memory.
+        """
         return ":memory:" if self.path == ":memory:" else f"{self.path}.{name}"
 
     def _open_to_write(self) -> None:
@@ -467,9 +472,8 @@ class Journal:
             with self._locked(WAIT) as writer, transaction(writer):
                 writer.executemany("DELETE FROM ticks WHERE campaign = ?", found)
                 writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
-            _delete_beside(self.shadow_path, ("decisions",), found)
-            _delete_beside(self.bids_path, ("bids", "totals"), found)
-            _delete_beside(self.shading_path, ("sent", "counts"), found)
+            for name, tables in BESIDE.items():
+                _delete_beside(self.beside(name), tables, found)
             count += len(found)
         return count
 
@@ -486,20 +490,21 @@ class Journal:
             writer.execute("DROP TABLE room")
 
     def backup(self, to: str | Path) -> None:
-        """Copy the journal, and the decisions of a shadow policy beside it, also while a server
-        writes them.
+        """Copy the journal and the files of COPIED beside it, also while a server writes them.
 
         Raises:
             ValueError: there is a file already.
         """
-        for path in (to, f"{to}.shadow"):
+        for path in (to, *[f"{to}.{name}" for name in COPIED]):
             if Path(path).exists():
                 raise ValueError(f"to: expected a new file, got {path}, which exists")
         with ExitStack() as stack:
-            # first, so that it has no decision on a tick that the copied journal lacks
-            if Path(self.shadow_path).is_file():
-                shadow = stack.enter_context(closing(_connect_to_read(self.shadow_path)))
-                _copy(shadow, stack.enter_context(atomic(f"{to}.shadow")))
+            # The journal is copied last: no copy beside it is ahead of it.
+            for name in COPIED:
+                path = self.beside(name)
+                if Path(path).is_file():
+                    source = stack.enter_context(closing(_connect_to_read(path)))
+                    _copy(source, stack.enter_context(atomic(f"{to}.{name}")))
             with self._reading:
                 _copy(self._reader, stack.enter_context(atomic(to)))
 
