@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import APIRouter, Response
 
@@ -16,6 +18,24 @@ from decisionllm.serving.service import Service
 from decisionllm.serving.watched_file import WatchedFile
 
 logger = logging.getLogger("decisionllm.serving")
+loading = threading.Lock()
+SHORT_TURN = 0.0005  # seconds
+
+
+@contextmanager
+def beside_ticks() -> Iterator[None]:
+    """Load one model at a time, and take the interpreter from the loading thread after SHORT_TURN.
+
+    A tick changes threads several times. Each time it waits for the interpreter until the loading
+    thread has had its turn, which is 5 ms by default.
+    """
+    with loading:
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(SHORT_TURN)
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(usual)
 
 
 class ModelChanges:
@@ -62,11 +82,12 @@ class ModelChanges:
     def _checked(self, run: str) -> tuple[Model, int]:
         """A run of the folder as a model, and the number of ticks that it was checked on."""
         try:
-            model = self.folder.load(run)
-            known = self.models.loaded.get(model.name)
-            if known is not None:
-                return known, 0
-            return model, check_new(model, self.models.current)
+            with beside_ticks():
+                model = self.folder.load(run)
+                known = self.models.loaded.get(model.name)
+                if known is not None:
+                    return known, 0
+                return model, check_new(model, self.models.current)
         except ValueError as error:
             raise RequestError(422, "run", str(error)) from error
 
@@ -116,9 +137,12 @@ class ModelChanges:
     def _load(self, chosen: Chosen) -> list[Model]:
         """The models of a choice that are not loaded yet, in a thread."""
         wanted = {*chosen.choice, *(chosen.before or {})} - {*self.models.loaded}
-        models = [self.folder.known(name, chosen.runs[name]) for name in wanted]
-        for model in models:
-            check_new(model, self.models.current)
+        models = []
+        for name in wanted:
+            with beside_ticks():
+                model = self.folder.known(name, chosen.runs[name])
+                check_new(model, self.models.current)
+            models.append(model)
         return models
 
     def _adopt(self, loaded: list[Model], chosen: Chosen) -> None:

@@ -198,6 +198,22 @@ class BoundedServer(uvicorn.Server):
                     connection.check(now)
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop once all answers are read, or at the end of the time for it.
+
+        Just before that end, uvicorn would cancel each request whose answer nobody reads and log
+        its traceback, and uvloop would wait for the client when it closes. Such connections are
+        aborted before.
+        """
+        seconds = 0.9 * (self.config.timeout_graceful_shutdown or 0)
+        asyncio.get_running_loop().call_later(seconds, self._abort_unread)
+        await super().shutdown(sockets)
+
+    def _abort_unread(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport.get_write_buffer_size():
+                connection.transport.abort()
+
 
 def server(
     app: "ASGIApp",
@@ -222,8 +238,9 @@ def server(
         "access_log": False,
         "server_header": False,
         "ws": "none",
+        "timeout_graceful_shutdown": 10,  # seconds
     }
-    config = uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options)
+    config = uvicorn.Config(app, http=bounded, **defaults | options)
     return BoundedServer(config, beat)
 
 

@@ -5,6 +5,7 @@ to it.
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections import Counter
 from functools import lru_cache
@@ -294,6 +295,7 @@ def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
     gate = threading.Event()
     begins = threading.Event()
     made = server.model
+    usual = sys.getswitchinterval()
 
     def slow(path, journal):
         begins.set()
@@ -306,12 +308,13 @@ def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
         change = threading.Thread(target=lambda: answers.append(taken(client, "b")))
         change.start()
         assert begins.wait(PATIENCE)
+        assert sys.getswitchinterval() < usual, "a tick waits less for the interpreter"
         for t in range(3):
             assert ticked(client, id, 0, t)["fallback"] is None
         assert client.post("/v1/models", json={"run": "c"}).status_code == 409
         gate.set()
         change.join()
-        assert answers[0]["checked"] == 1
+        assert answers[0]["checked"] == 1 and sys.getswitchinterval() == usual
 
 
 def test_ticks_that_come_all_the_time_survive_moves(server):
