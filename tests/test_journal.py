@@ -52,8 +52,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("statement", FAULTS, ids=range(len(FAULTS)))
-def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys, monkeypatch):
-    monkeypatch.setattr(journals, "ROWS_AT_ONCE", 2)  # rows are read in turn
+def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys):
     written(tmp_path / "j").close()
     changed(tmp_path / "j", statement)
     assert command("journal", "verify", f"journal={tmp_path}/j") == 1
