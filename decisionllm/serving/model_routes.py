@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from fastapi import APIRouter, Response
 
 from decisionllm.serving import schemas
-from decisionllm.serving.answers import errors
+from decisionllm.serving.answers import errors, json_text
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.model_folder import Chosen, ModelFolder, parse
 from decisionllm.serving.models import Choice, Model, check_new, with_share
@@ -101,7 +101,7 @@ class ModelChanges:
 
     async def served(self, **more: int | None) -> schemas.ServedModels:
         """The loaded models, the one with the largest share first."""
-        found = await asyncio.to_thread(self.service.campaigns.journal.open_models)
+        found = await asyncio.to_thread(self.service.journal.open_models)
         open_campaigns = {name: count for name, count, _ in found}
         rows = [
             schemas.ServedModel(
@@ -169,15 +169,13 @@ def router(changes: ModelChanges) -> APIRouter:
     async def take_over(request: schemas.TakeOver) -> Response:
         """Load a run of the folder of models, and let it open a share of the new campaigns."""
         move = request.campaigns == "move"
-        return answer(await changes.take_over(request.run, request.share, move=move))
+        served = await changes.take_over(request.run, request.share, move=move)
+        return json_text(served.model_dump_json())
 
     @routes.post("/v1/models/rollback", response_model=schemas.ServedModels, responses=errors(409))
     async def roll_back(request: schemas.Rollback) -> Response:
         """Go back to the choice before the last change."""
-        return answer(await changes.roll_back(move=request.campaigns == "move"))
+        served = await changes.roll_back(move=request.campaigns == "move")
+        return json_text(served.model_dump_json())
 
     return routes
-
-
-def answer(served: schemas.ServedModels) -> Response:
-    return Response(served.model_dump_json(), media_type="application/json")

@@ -155,10 +155,10 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
         for i, id in enumerate(ids):
             ticked(client, id, i, 0)
         assert taken(client, "b", campaigns="move")["moved"] == 3
-        before = client.app.state.service.campaigns.counts["rebuilt", ""]
+        before = client.app.state.service.manager.counts["rebuilt", ""]
         moved = [ticked(client, id, i, 1) for i, id in enumerate(ids)]
         assert {answer["model"] for answer in moved} == {"b@1"}
-        after = client.app.state.service.campaigns.counts["rebuilt", ""]
+        after = client.app.state.service.manager.counts["rebuilt", ""]
         assert after == before, "they are handed over in memory"
         replayed = server.model(server.runs / "b", Journal(server.path / "j")).manager
         for i, id in enumerate(ids):
