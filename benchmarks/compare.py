@@ -171,7 +171,6 @@ UMAZE = World(
     envs={"maze": ("maze2d-umaze", {})},
     episodes=100,
     discount=0.99,
-    estimators={"fqe": {"time_limits": "bootstrap"}, "model": {}},
 )
 WORLDS = {"auction": AUCTION, "umaze": UMAZE}
 

@@ -32,6 +32,7 @@ from decisionllm.runs import directory
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaigns import CampaignManager
+from decisionllm.serving.models import Model, Models
 from decisionllm.serving.service import Service
 
 ROWS = Path(__file__).parent / "serve.jsonl"
@@ -114,7 +115,8 @@ class Side:
             return made
 
         self.manager.decide = timed
-        self.service = Service(policy, self.manager, deadline=60)
+        models = Models(Model(self.manager.name, "", policy, self.manager))
+        self.service = Service(models, deadline=60)
         self.ids = []
         self.now = []
         self.took = []

@@ -4,15 +4,14 @@ way back.
 
 import sqlite3
 from contextlib import closing
-from itertools import product
 from pathlib import Path
 
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import COPIED, Journal
 from decisionllm.files import explained
 from decisionllm.registry import Node
 
-# a journal and the files beside it that must not be ahead of it, each with what SQLite keeps of it
-BESIDE = ["".join(parts) for parts in product(("", ".shadow", ".snapshot"), ("", "-wal", "-shm"))]
+# what a backup copies beside the journal, see `journal.COPIED`
+CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
 REPLACED = "replaced"  # suffix of what a restore puts aside
 
 
@@ -22,8 +21,10 @@ def backup(config: Node) -> None:
         journal.backup(config["to"])
     with closing(Journal(config["to"], read_only=True)) as copy:
         copy.verify()
-        beside = ", and the decisions of its shadow policy" * Path(copy.shadow_path).exists()
-        print(f"{config['to']}: {len(copy.campaigns()):,} campaigns of {config['journal']}{beside}")
+        count = len(copy.campaigns())
+        copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
+    beside = "".join(f", and {CONTENT[name]}" for name in copied)
+    print(f"{config['to']}: {count:,} campaigns of {config['journal']}{beside}")
 
 
 def restore(journal: str | Path, copy: str | Path) -> list[Path]:
@@ -67,15 +68,18 @@ def check_unused(journal: str | Path) -> None:
 
 
 def put_aside(journal: Path) -> list[Path]:
-    """Rename a journal and what lies beside it. Returns the new paths."""
+    """Rename a journal and the files beside it that must not be ahead of it. Returns the new
+    paths.
+    """
     pairs = []
-    for suffix in BESIDE:
-        old = journal.with_name(journal.name + suffix)
-        new = journal.with_name(f"{journal.name}.{REPLACED}{suffix}")
-        if new.exists():
-            raise ValueError(f"{new} is there already, from an earlier restore: move it away")
-        if old.exists():
-            pairs.append((old, new))
+    for name in ("", ".snapshot", *[f".{name}" for name in COPIED]):
+        for part in ("", "-wal", "-shm"):  # the file, and what SQLite keeps of it
+            old = journal.with_name(f"{journal.name}{name}{part}")
+            new = journal.with_name(f"{journal.name}.{REPLACED}{name}{part}")
+            if new.exists():
+                raise ValueError(f"{new} is there already, from an earlier restore: move it away")
+            if old.exists():
+                pairs.append((old, new))
     for old, new in pairs:
         old.rename(new)
     return [new for _, new in pairs]

@@ -6,7 +6,7 @@ import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decisionllm.checks import one_of
 from decisionllm.config import train_config
@@ -160,14 +160,11 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     from decisionllm.serving.app import create_app
 
     run = config["run"]
-    policy, run_config, run_info = loading.load(
-        run, part=config["part"], device=config["device"], **config["act"]
-    )
-    known = model_info(run, policy, run_config, run_info)
+    policy, known, dataset = loaded(config, run, part=config["part"], **config["act"])
     observation = None
     journal = None
-    if run_info["dataset"].get("env") in ("auction", "journal"):
-        observation = ObservationSpec.of(run_info["dataset"])
+    if dataset.get("env") in ("auction", "journal"):
+        observation = ObservationSpec.of(dataset)
         journal = Journal(journal_path(config))
     campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
     campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)
@@ -218,25 +215,25 @@ def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
     directory_of_models = Path(config["models_dir"]).resolve()
 
     def load(path: Path) -> Model:
-        policy, run_config, run_info = loading.load(path, device=config["device"], **config["act"])
-        info = model_info(path, policy, run_config, run_info)
-        observation = ObservationSpec.of(run_info["dataset"])
+        policy, info, dataset = loaded(config, path, **config["act"])
+        observation = ObservationSpec.of(dataset)
         manager = CampaignManager(policy, observation, journal, name=info["model"], **campaigns)
-        inside = path.is_relative_to(directory_of_models)
-        run = str(path.relative_to(directory_of_models)) if inside else str(path)
-        return Model(info["model"], run, policy, manager, info)
+        run = path
+        if path.is_relative_to(directory_of_models):
+            run = path.relative_to(directory_of_models)
+        return Model(info["model"], str(run), policy, manager, info)
 
     return ModelFolder(
         directory_of_models,
         load,
         run=config["run"],
-        kept=journal.models_path,
+        kept=journal.beside("models"),
         shares=config["models"] or [],
     )
 
 
 def traces_of(config: Json) -> "Traces | None":
-    """Where the spans of ticks go; None: there are none."""
+    """The sender of the spans of ticks; None: there are no spans."""
     if not config["tracing"]:
         return None
     with explained(
@@ -249,7 +246,7 @@ def traces_of(config: Json) -> "Traces | None":
 
 
 def access_of(config: Json) -> "Access":
-    """Who may send a request: holders of the token of the environment and of those of the file."""
+    """Access for holders of the token of the environment and of the tokens of the file."""
     from decisionllm.serving.access import LocalAccess, TokenAccess
 
     single = os.environ.get("DECISIONLLM_TOKEN")
@@ -267,12 +264,10 @@ def shadow_of(
     """The policy that decides without answering, and its description, see `model_info`."""
     from decisionllm.serving.shadow import Shadow
 
-    policy, run_config, run_info = loading.load(config["shadow"], device=config["device"])
-    about = model_info(config["shadow"], policy, run_config, run_info)
-    own = ObservationSpec.of(run_info["dataset"])
+    policy, about, dataset = loaded(config, config["shadow"])
     made = Shadow(
         policy,
-        own,
+        ObservationSpec.of(dataset),
         journal,
         observation,
         name=about["model"],
@@ -280,6 +275,12 @@ def shadow_of(
         **campaigns,
     )
     return made, about
+
+
+def loaded(config: Json, run: str | Path, **acting: Any) -> tuple[Policy, Json, Json]:
+    """A policy, its description, see `model_info`, and what is known of its dataset."""
+    policy, run_config, run_info = loading.load(run, device=config["device"], **acting)
+    return policy, model_info(run, policy, run_config, run_info), run_info["dataset"]
 
 
 def journal_path(config: Json) -> Path:

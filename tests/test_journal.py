@@ -9,6 +9,7 @@ import pytest
 
 from decisionllm.domains.auction import journal as journals
 from decisionllm.domains.auction.journal import Journal, ended, opened, ticked
+from decisionllm.serving.shading import BidShading
 from tests.conftest import command
 
 SETTINGS = {"name": None, "budget": 900.0, "target_cpa": 60.0, "category": 0, "horizon": 3}
@@ -51,8 +52,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("statement", FAULTS, ids=range(len(FAULTS)))
-def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys, monkeypatch):
-    monkeypatch.setattr(journals, "ROWS_AT_ONCE", 2)  # rows are read in turn
+def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys):
     written(tmp_path / "j").close()
     changed(tmp_path / "j", statement)
     assert command("journal", "verify", f"journal={tmp_path}/j") == 1
@@ -111,6 +111,25 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
     assert Journal(tmp_path / "j.replaced").steps("a") == 5
     assert command(*restore) == 1
     assert "from an earlier restore" in capsys.readouterr().err
+
+
+def test_what_shading_learned_is_backed_up_and_restored(tmp_path, capsys):
+    written(tmp_path / "j").close()
+    shading = BidShading(tmp_path / "j.shading", expiry=60.0)
+    shading.sent("a", ["1", "2"], [0.01, 0.02])
+    shading.settle("1", won=True, least=None)
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
+    assert "what bid shading learned" in capsys.readouterr().out
+    shading.settle("2", won=True, least=None)
+    shading.close()
+    assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
+    assert "j.replaced.shading" in capsys.readouterr().out
+    for path, auctions in (("copy", 1), ("j", 1), ("j.replaced", 2)):
+        with closing(sqlite3.connect(f"{tmp_path}/{path}.shading")) as file:
+            assert file.execute("SELECT SUM(won) FROM counts").fetchone() == (auctions,), path
+    (tmp_path / "copy").unlink()
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 1
+    assert "copy.sh" in capsys.readouterr().err, "an earlier copy is not overwritten"
 
 
 def test_a_damaged_journal_is_replaced_and_a_damaged_copy_refused(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What each model of a journal achieved, and whether two of them differ by more than noise.
+"""A report of what each model of a journal achieved, and of differences that are more than noise.
 
 A campaign counts for the model that answered all of its ticks, once it has ended. Campaigns differ
 more than models do: each is compared with what campaigns of the same settings achieve, whichever
@@ -77,7 +77,7 @@ class Report:
     models: list[Achieved]
     differences: list[Difference]
     open: int  # campaigns that have not ended
-    moved: int  # that more than one model answered
+    moved: int  # campaigns that more than one model answered
     damaged: int
 
     def as_dict(self) -> Json:
@@ -199,22 +199,21 @@ def difference(
     *,
     resamples: int = RESAMPLES,
 ) -> Difference:
-    """How much better one model's campaigns score than those of another, in the same settings."""
+    """The difference in score between the campaigns of two models, in the same settings."""
     both = [*treated, *baseline]
     scores = column(both, "score")
     expected, shrunk = expectation(both)
     n, size = len(treated), len(both)
-    effect = float(relative(scores, expected, lambda x: (x[:n].sum(), x[n:].sum())))
+    effect = float(
+        relative(scores[:n].sum(), scores[n:].sum(), expected[:n].sum(), expected[n:].sum())
+    )
 
     # under chance any n of the campaigns might have been this model's
     def by_chance(count: int) -> np.ndarray:
         orders = rng.permuted(np.tile(np.arange(size), (count, 1)), axis=1)[:, :n]
-
-        def sums(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            first = x[orders].sum(1)
-            return first, x.sum() - first
-
-        return relative(scores, expected, sums)
+        score = scores[orders].sum(1)
+        likely = expected[orders].sum(1)
+        return relative(score, scores.sum() - score, likely, expected.sum() - likely)
 
     # a score is nearer to the mean of its kind, which it is a part of, than to a new campaign's
     spread = expected + (scores - expected) * shrunk
@@ -222,7 +221,12 @@ def difference(
     def resampled(count: int) -> np.ndarray:
         ours = rng.integers(n, size=(count, n))
         others = rng.integers(n, size, size=(count, size - n))
-        return relative(spread, expected, lambda x: (x[ours].sum(1), x[others].sum(1)))
+        return relative(
+            spread[ours].sum(1),
+            spread[others].sum(1),
+            expected[ours].sum(1),
+            expected[others].sum(1),
+        )
 
     chance = in_batches(by_chance, resamples, size)
     as_large = np.abs(np.log1p(chance)) >= abs(np.log1p(effect)) - 1e-12
@@ -243,24 +247,17 @@ def in_batches(draw: Callable[[int], np.ndarray], count: int, n: int) -> np.ndar
     return np.concatenate(parts)
 
 
-Sums = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
-def relative(scores: np.ndarray, expected: np.ndarray, sums: Sums) -> np.ndarray:
-    """Score over expectation of the first group, over that of the second, less 1.
-
-    Args:
-        sums: (n,) -> the sums of both groups.
-    """
-    first, second = sums(scores)
-    expected_first, expected_second = sums(expected)
+def relative(
+    score: np.ndarray, other: np.ndarray, expected: np.ndarray, other_expected: np.ndarray
+) -> np.ndarray:
+    """Score over expectation of one group of campaigns, over that of another, less 1."""
     tiny = np.finfo(float).tiny  # without any score both are equal
-    ratio = (first + tiny) / (second + tiny) * expected_second / expected_first
+    ratio = (score + tiny) / (other + tiny) * other_expected / expected
     return np.asarray(ratio - 1)
 
 
 def expectation(outcomes: list[Outcome]) -> tuple[np.ndarray, np.ndarray]:
-    """What each campaign scores whichever model answers it.
+    """The score that each campaign is expected to have, whichever model answers it.
 
     It is the mean of the campaigns of its settings. Where there is only one of them, it is in
     proportion to the conversions that the budget buys at the target CPA.

@@ -1,4 +1,4 @@
-"""Who may send a request: this machine alone, or who has a token with the right for it."""
+"""Access to the server: for this machine alone, or for holders of a token with the right for it."""
 
 import math
 from collections.abc import AsyncIterator
@@ -9,11 +9,10 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from decisionllm.files import explained
-from decisionllm.serving.middleware import PROTECTED, Headers, error_response, loopback
+from decisionllm.serving.middleware import CLOSE, PROTECTED, Headers, error_response, loopback
 from decisionllm.serving.tokens import Caller, Tokens
 from decisionllm.serving.watched_file import WatchedFile
 
-CLOSE = {"connection": "close"}
 OPERATED = ("/v1/models",)  # paths whose changes need the right `operate`
 
 
@@ -33,7 +32,10 @@ class LocalAccess:
         """The answer to a request that is not accepted. The caller is kept in its state."""
         scope["state"]["caller"] = self.anyone
         host = headers.get(b"host", b"").decode("latin-1")
-        if not loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
+        name, _, port = host.rpartition(":")
+        if not port.isdigit():
+            name = host
+        if not loopback(name):
             return error_response(
                 421, ["header", "host"], "expected a name of this machine", headers=CLOSE
             )
@@ -88,7 +90,8 @@ class TokenAccess:
         if right not in caller.rights:
             message = f"expected a token with the right {right!r}, got that of {caller.name}"
             return error_response(403, where, message, headers=CLOSE)
-        if wait := caller.bucket.take():
+        wait = caller.bucket.take()
+        if wait:
             after = {"retry-after": str(math.ceil(wait))}
             message = f"expected at most {caller.bucket.rate:g} requests a second"
             return error_response(429, where, message, headers=after)

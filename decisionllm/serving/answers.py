@@ -44,5 +44,5 @@ def refused(error: RequestError, where: str) -> JSONResponse:
     )
 
 
-def json_text(text: str | bytes) -> Response:
-    return Response(text, media_type="application/json")
+def json_text(text: str | bytes, status: int = 200) -> Response:
+    return Response(text, status, media_type="application/json")

@@ -60,7 +60,7 @@ def create_app(
         access: who may send a request, in place of `token`.
         max_body_bytes: see RequestGuard.
         campaigns: options of CampaignManager.
-        exchange: options of `exchange.router`, and `shading` and `bid_expiry_s`, see `Bidding.begin`.
+        exchange: options of `exchange.open_exchange`.
         move_campaigns: open campaigns of another model go on with this one.
         replica: see Metrics.
         folder: of runs that may take over while the server runs; None: none may.
@@ -81,15 +81,13 @@ def create_app(
         bidding = Bidding.begin(
             models,
             folder,
-            exchange or {},
             move=move_campaigns,
             log=limits.get("log", "none"),
             snapshot_s=snapshot_s,
         )
-        limits |= bidding.service_options
-    service = Service(
-        policy, models=models, on_batch=lambda n: metrics.batches.observe(n), **limits
-    )
+        if bidding.snapshot is not None:
+            limits["begin"] = bidding.snapshot.begin
+    service = Service(models, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, replica)
     if access is None:
         access = TokenAccess(token) if token else LocalAccess()
@@ -98,7 +96,7 @@ def create_app(
     app = FastAPI(
         title="decisionllm",
         version=__version__,
-        lifespan=lifespan(service, parts, bidding),
+        lifespan=lifespan(service, parts),
         docs_url=None,
         redoc_url=None,
         description=(
@@ -111,7 +109,7 @@ def create_app(
     handle_errors(app)
     routes: list[Routes] = [(policy_routes(app, service, metrics), None)]
     if bidding is not None:
-        more_routes, more_parts = bidding.serve(app, service, metrics.registry)
+        more_routes, more_parts = bidding.serve(app, service, metrics.registry, exchange or {})
         routes += more_routes
         parts += more_parts
     direct: list[APIRoute] = []
@@ -132,13 +130,12 @@ def create_app(
 Lifespan = Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]
 
 
-def lifespan(service: Service, parts: Sequence[Part], bidding: Bidding | None) -> Lifespan:
-    """What an app does before its first request and after its last one.
+def lifespan(service: Service, parts: Sequence[Part]) -> Lifespan:
+    """The work of an app before its first request and after its last one.
 
     Args:
         service: that decides.
         parts: run beside the requests; the list may grow until the app starts.
-        bidding: closed at the end.
     """
 
     @contextlib.asynccontextmanager
@@ -149,12 +146,11 @@ def lifespan(service: Service, parts: Sequence[Part], bidding: Bidding | None) -
                 await asyncio.to_thread(model.policy.warm_up)
             for part in parts:
                 await stack.enter_async_context(part.run())
-            gc.freeze()  # what was loaded is not collected: a full collection would delay requests
+            # A full collection of the objects that are loaded would delay requests.
+            gc.freeze()
             app.state.ready = True
             yield
             app.state.ready = False
-        if bidding is not None:
-            bidding.close()
 
     return run
 

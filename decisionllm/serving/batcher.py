@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, NoReturn, TypeVar
+from contextlib import suppress
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 from decisionllm.serving.tracing import Timing
 
@@ -19,11 +20,16 @@ PAUSE = 0.05  # seconds after an error that is not one of the work
 logger = logging.getLogger("decisionllm.serving")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Call = tuple[Item, asyncio.Future[Result], Timing]  # the item, its result, its times
 
 
 class QueueFullError(Exception):
     """The queue has its most calls."""
+
+
+class Call(NamedTuple, Generic[Item, Result]):
+    item: Item
+    result: asyncio.Future[Result]
+    timing: Timing
 
 
 class Batcher(Generic[Item, Result]):
@@ -63,7 +69,7 @@ class Batcher(Generic[Item, Result]):
         if len(self.waiting) >= self.queue:
             raise QueueFullError
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self.waiting.append((item, future, timing or Timing()))
+        self.waiting.append(Call(item, future, timing or Timing()))
         self.arrived.set()
         return await future
 
@@ -71,15 +77,15 @@ class Batcher(Generic[Item, Result]):
     def age(self) -> float:
         """Seconds since the oldest call that has no result."""
         oldest = self.working
-        if not oldest:
-            oldest = next((timing.called for *_, timing in list(self.waiting)[:1]), None)
+        with suppress(IndexError):  # another thread may ask while the queue runs empty
+            oldest = oldest or self.waiting[0].timing.called
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self) -> NoReturn:
         """Work until cancelled. An error of any step is logged and raised to the calls of its batch;
         the next batch is taken.
         """
-        self.arrived = asyncio.Event()  # of the event loop that runs now
+        self.arrived = asyncio.Event()  # belongs to the event loop that runs now
         if self.waiting:
             self.arrived.set()
         while True:
@@ -101,9 +107,13 @@ class Batcher(Generic[Item, Result]):
     async def _gather(self) -> None:
         """Wait for further calls while they come, at most `wait` seconds."""
         loop = asyncio.get_running_loop()
-        end, quiet, before = loop.time() + self.wait, 0, 0
+        end = loop.time() + self.wait
+        quiet = 0  # turns without a new call
+        before = 0
         while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
-            quiet = 0 if len(self.waiting) > before else quiet + 1
+            quiet += 1
+            if len(self.waiting) > before:
+                quiet = 0
             before = len(self.waiting)
             await asyncio.sleep(0)  # a timer would fire late on a busy machine
 
@@ -112,25 +122,25 @@ class Batcher(Generic[Item, Result]):
         taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
         if not self.waiting:
             self.arrived.clear()
-        return [call for call in taken if not call[1].done()]
+        return [call for call in taken if not call.result.done()]
 
     async def _results(self, taken: list[Call[Item, Result]]) -> Sequence[Result | Exception]:
         """A result or an exception of each call."""
-        self.working = taken[0][2].called
+        self.working = taken[0].timing.called
         now = time.monotonic()
-        for *_, timing in taken:
-            timing.began = now
+        for call in taken:
+            call.timing.began = now
         self.on_batch(len(taken))
-        items = [item for item, *_ in taken]
+        items = [call.item for call in taken]
         loop = asyncio.get_running_loop()
         try:
             results = await loop.run_in_executor(self.thread, self.work, items)
-        except Exception as error:  # of a model or a disk; who called reports it
+        except Exception as error:  # the model or the disk failed; the caller reports it
             return [error] * len(taken)
         finally:
             now = time.monotonic()
-            for *_, timing in taken:
-                timing.ended = now
+            for call in taken:
+                call.timing.ended = now
         if len(results) != len(taken):
             raise RuntimeError(f"work: expected {len(taken)} results, got {len(results)}")
         return results
@@ -138,10 +148,10 @@ class Batcher(Generic[Item, Result]):
     def _answer(
         self, taken: list[Call[Item, Result]], results: Sequence[Result | Exception]
     ) -> None:
-        for (_, future, _), result in zip(taken, results, strict=True):
-            if future.done():
+        for call, result in zip(taken, results, strict=True):
+            if call.result.done():
                 continue
             if isinstance(result, Exception):
-                future.set_exception(result)
+                call.result.set_exception(result)
             else:
-                future.set_result(result)
+                call.result.set_result(result)

@@ -1,33 +1,30 @@
-"""What an app has beside its policy where the policy was trained to bid: campaigns, their page,
-OpenRTB, snapshots, and changes of the model."""
+"""The parts of an app whose policy was trained to bid: campaigns, their page, OpenRTB, snapshots,
+and changes of the model.
+"""
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 
-from decisionllm.domains.auction.journal import Journal
 from decisionllm.schema import Json
 from decisionllm.serving import campaign_routes, exchange, logs, model_routes
 from decisionllm.serving.answers import errors
 from decisionllm.serving.model_folder import ModelFolder
 from decisionllm.serving.model_routes import ModelChanges
 from decisionllm.serving.models import Models
-from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.service import Service
 from decisionllm.serving.snapshot import Snapshot
 
-BID_EXPIRY_S = 60.0
 # a router, and the error answers of all its routes
 Routes = tuple[APIRouter, dict[int | str, Json] | None]
 
 
 class Part(Protocol):
-    """What works beside the requests while the app runs."""
+    """Work beside the requests while the app runs."""
 
     def run(self) -> contextlib.AbstractAsyncContextManager[None]: ...
 
@@ -37,29 +34,20 @@ class Bidding:
     """The campaigns of a journal, and what answers for them.
 
     Attributes:
-        journal: of the campaigns.
         models: that decide.
         folder: of runs that may take over while the server runs; None: none may.
         snapshot: of the open campaigns; None: there is none.
-        reservations: what open bids may still cost.
-        shading: of first-price bids.
-        options: of `exchange.router`.
     """
 
-    journal: Journal
     models: Models
     folder: ModelFolder | None
     snapshot: Snapshot | None
-    reservations: Reservations
-    shading: exchange.Shading
-    options: Json
 
     @classmethod
     def begin(
         cls,
         models: Models,
         folder: ModelFolder | None,
-        options: Json,
         *,
         move: bool,
         log: str,
@@ -69,8 +57,7 @@ class Bidding:
 
         Args:
             models: with the one that the server was started with.
-            folder, options: see `Bidding`; the options also have `shading`, a bool, and
-                `bid_expiry_s`, seconds until a bid without a notice counts as won.
+            folder: see `Bidding`.
             move: open campaigns of another model go on with this one.
             log: see `logs.written`.
             snapshot_s: seconds between two snapshots; None: there are none.
@@ -78,41 +65,36 @@ class Bidding:
         Raises:
             ValueError: the journal has open campaigns that no model may or can answer.
         """
-        options = dict(options)
-        shaded = options.pop("shading", False)
-        expiry = options.pop("bid_expiry_s", BID_EXPIRY_S)
         campaigns = models.current.campaigns
-        journal = campaigns.journal
         # the service finds a damaged file too, and reports it
         with logs.written(log), contextlib.suppress(sqlite3.Error):
             if folder is not None:
                 folder.begin(models)
             campaigns.check_open(move=move, beside=models.loaded)
         snapshot = None
-        if snapshot_s and journal.path != ":memory:":
-            snapshot = Snapshot(journal, models.all_in_memory, snapshot_s)
-        reservations = exchange.reservations(journal, expiry)
-        shading = exchange.shading(journal, expiry, wanted=shaded)
-        return cls(journal, models, folder, snapshot, reservations, shading, options)
-
-    @property
-    def service_options(self) -> dict[str, Callable[..., Any]]:
-        """Options of the `Service` that decides for these campaigns."""
-        return {} if self.snapshot is None else {"begin": self.snapshot.begin}
+        if snapshot_s and campaigns.journal.path != ":memory:":
+            snapshot = Snapshot(campaigns.journal, models.all_in_memory, snapshot_s)
+        return cls(models, folder, snapshot)
 
     def serve(
-        self, app: FastAPI, service: Service, registry: CollectorRegistry
+        self, app: FastAPI, service: Service, registry: CollectorRegistry, options: Json
     ) -> tuple[list[Routes], list[Part]]:
-        """Add the page to an app. Returns the other routes, and what works beside them."""
+        """Add the page to an app.
+
+        Args:
+            options: of `exchange.open_exchange`.
+
+        Returns:
+            The other routes, and what works beside them.
+        """
         campaign_routes.add_page(app)
-        desk = exchange.router(
-            self.journal, self.reservations, self.shading, registry, **self.options
-        )
+        journal = self.models.current.campaigns.journal
+        desk = exchange.open_exchange(journal, registry, **options)
         routes: list[Routes] = [
-            (campaign_routes.campaign_routes(service, self.journal), None),
-            (desk, errors(404)),
+            (campaign_routes.campaign_routes(service, journal), None),
+            (exchange.router(desk), errors(404)),
         ]
-        parts: list[Part] = []
+        parts: list[Part] = [desk]
         if self.snapshot is not None:
             parts.append(self.snapshot)
         if self.folder is not None:
@@ -120,7 +102,3 @@ class Bidding:
             parts.append(changes)
             routes.append((model_routes.router(changes), None))
         return routes, parts
-
-    def close(self) -> None:
-        self.reservations.close()
-        self.shading.close()

@@ -60,12 +60,9 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def open_campaign(request: schemas.CampaignSettings) -> Response:
         """Open a campaign, or find the one that was opened with this key."""
         known = await service.open(request.model_dump(exclude={"key"}), request.key)
-        opened = await asyncio.to_thread(
-            lambda: with_status(*journal.last(known["id"]) or (known, None))
-        )
-        return Response(
-            schemas.Campaign(**opened).model_dump_json(), 201, media_type="application/json"
-        )
+        row = await asyncio.to_thread(journal.last, known["id"])
+        opened = schemas.Campaign(**with_status(*row or (known, None)))
+        return json_text(opened.model_dump_json(), 201)
 
     @routes.get(
         "/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=())
@@ -126,10 +123,10 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
             return bytes(answer.body).decode()
 
         answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
+        # the answers are JSON already
         pairs = zip(request.ticks, answers, strict=True)
-        return json_text(
-            "{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}"
-        )
+        fields = [f"{json.dumps(id)}: {answer}" for id, answer in pairs]
+        return json_text("{" + ", ".join(fields) + "}")
 
     @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
@@ -139,13 +136,14 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         tick = await asyncio.to_thread(parse_bidding, vars(request))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
-        return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))
+        text = await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()}))
+        return json_text(text)
 
     return routes
 
 
 def with_status(known: Json, last: Json | None) -> Json:
-    """What the journal has of a campaign, and its status after the answer to its last tick."""
+    """A campaign of the journal with its status after the answer to its last tick."""
     last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
     status = {"status": "ended" if known["ended"] else "open", "step": last["index"] + 1}
     return known | status | {"spend": last["spend"], "conversions": last["conversions"]}
@@ -168,28 +166,33 @@ def static_page(file: Path, media_type: str) -> Callable[[Request], FileResponse
 
 def parse_bidding(request: Json) -> Json:
     """AuctionNet's arguments -> the request of a tick."""
-    result, step = None, request["timeStepIndex"]
-    if step:
-        if empty := [name for name in HISTORIES if not request[name]]:
-            raise RequestError(422, empty[0], f"expected step {step - 1}, got no step")
-        try:
-            info, *rest = (request[name][-1] for name in HISTORIES)
-            result = summary(
-                np.array(info, np.float64).reshape(len(info), -1)[:, 0] if info else [], *rest
-            )
-        except (ValueError, IndexError) as error:
-            name = next((name for name in HISTORIES if name in str(error)), HISTORIES[0])
-            raise RequestError(
-                422, name, "expected rows of numbers, one per opportunity of the last step"
-            ) from error
-        result = checked_result({name: float(x) for name, x in result.items()})
+    step = request["timeStepIndex"]
     value, volume = offered(request["pValues"])
     return {
         "index": step,
         "key": "bid",
-        "result": result,
+        "result": last_result(request) if step else None,
         "coming": {"value": float(value), "volume": float(volume)},
     }
+
+
+def last_result(request: Json) -> dict[str, float]:
+    """The result of the last step in AuctionNet's histories."""
+    for name in HISTORIES:
+        if not request[name]:
+            wanted = f"step {request['timeStepIndex'] - 1}"
+            raise RequestError(422, name, f"expected {wanted}, got no step")
+    info, *others = [request[name][-1] for name in HISTORIES]
+    try:
+        values = np.zeros(0)
+        if info:
+            values = np.array(info, np.float64).reshape(len(info), -1)[:, 0]
+        result = summary(values, *others)
+    except (ValueError, IndexError) as error:
+        name = next((name for name in HISTORIES if name in str(error)), HISTORIES[0])
+        wanted = "rows of numbers, one per opportunity of the last step"
+        raise RequestError(422, name, f"expected {wanted}") from error
+    return checked_result({name: float(x) for name, x in result.items()})
 
 
 def checked_result(result: dict[str, float]) -> dict[str, float]:

@@ -60,7 +60,7 @@ class PendingTick:
 
     campaign: Campaign  # advanced by the request
     request: Json
-    text: str  # of the request, as the journal keeps it
+    text: str  # the request in JSON, as the journal keeps it
     answer: str | None = None  # JSON; set from the start if the same request was answered before
 
     @property
@@ -277,12 +277,14 @@ class CampaignManager:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign = pending.campaign
         coming = pending.request["coming"]
-        multiplier, togo, fallback = 0.0, None, None
+        multiplier = 0.0
+        togo = None
+        fallback = None
         guards: list[str] = []
         if pending.needs_decision:
             if isinstance(decision, tuple) and np.isfinite(decision[0]).all():
-                multiplier = float(decision[0][0])
-                togo = decision[1]
+                action, togo = decision
+                multiplier = float(action[0])
             else:
                 multiplier = min(linear_pacing(campaign), self.policy.model.spec.high[0])
                 fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
@@ -308,7 +310,7 @@ class CampaignManager:
         return pending.answer
 
     def entries(self, pending: PendingTick) -> list[journals.Entry]:
-        """What the journal must hold before the answer is sent.
+        """The entries that must be in the journal before the answer is sent.
 
         If its first entry is not new, another process was faster.
         """
@@ -345,6 +347,11 @@ class CampaignManager:
         while len(self.campaigns) > self.max_campaigns:
             self.campaigns.popitem(last=False)
 
+    def remember_open(self, campaign: Campaign) -> None:
+        """Keep a campaign in memory unless it has ended."""
+        if not campaign.ended:
+            self.remember(campaign)
+
     def load_open(self, begin: Begin | None = None) -> None:
         """Replay this model's open campaigns, the newest ones, at most max_campaigns: no tick then
         waits for a replay.
@@ -354,21 +361,18 @@ class CampaignManager:
         """
         for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
             with suppress(journals.DamagedRowError):  # the journal logged it; the others are served
-                self.replay(id, begin=begin)
+                campaign = None
+                known = self.journal.campaign(id)
+                if begin is not None and known is not None:
+                    campaign = begin(known, self.observation)
+                self.remember_open(self.replayed(id, campaign))
 
     def replay(
-        self,
-        id: str,
-        changed: Mapping[str, object] = {},
-        *,
-        until: int | None = None,
-        begin: Begin | None = None,
+        self, id: str, changed: Mapping[str, object] = {}, *, until: int | None = None
     ) -> Campaign:
-        """`replayed`, kept in memory while it is open."""
-        known = self.campaigns.get(id)
-        campaign = self.replayed(id, known, changed, until=until, begin=begin)
-        if not campaign.ended:
-            self.remember(campaign)
+        """`replayed` from its state in memory, and kept there while it is open."""
+        campaign = self.replayed(id, self.campaigns.get(id), changed, until=until)
+        self.remember_open(campaign)
         return campaign
 
     def replayed(
@@ -378,18 +382,15 @@ class CampaignManager:
         changed: Mapping[str, object] = {},
         *,
         until: int | None = None,
-        begin: Begin | None = None,
     ) -> Campaign:
         """A campaign from its ticks in the journal. It changes nothing here and may run in any
         thread.
 
         Args:
             id: of the campaign.
-            campaign: its state in memory, from which the replay goes on; None: it begins with the
-                first tick.
+            campaign: the state from which the replay goes on; None: before the first tick.
             changed: settings in place of the journal's.
             until: the step before which the replay ends; None: after the last tick.
-            begin: see `load_open`.
 
         Raises:
             RequestError: there is no such campaign.
@@ -397,8 +398,6 @@ class CampaignManager:
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        if campaign is None and begin is not None:
-            campaign = begin(known, self.observation)
         if campaign is None:
             settings = {name: known[name] for name in SETTINGS} | {**changed}
             campaign = Campaign.begin(settings, self.observation, id=id)
@@ -457,8 +456,9 @@ def linear_pacing(campaign: Campaign) -> float:
     if t == 0:
         return float(limit)
     even_share = campaign.remaining / (campaign.settings["horizon"] - t)
-    low, pace = PACE
+    slowest, fastest = PACE
+    change = fastest
     if campaign.last_spend > 0:
-        pace = min(max(even_share / campaign.last_spend, low), pace)
+        change = min(max(even_share / campaign.last_spend, slowest), fastest)
     last = float(campaign.actions[t - 1, 0]) or limit
-    return float(campaign.totals.guarded(np.array([last * pace]))[0])
+    return float(campaign.totals.guarded(np.array([last * change]))[0])

@@ -5,20 +5,27 @@ They take most of the time of a small request (benchmarks/load.py). A body is re
 pydantic's own JSON parser, which is faster than Python's and refuses lone surrogates.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from decisionllm.schema import Json
+Reader = Callable[[Request, bytes], object]  # (request, its body) -> an argument of the endpoint
+Handler = Callable[[Request, Exception], Awaitable[Response]]
 
-Validate = Callable[[str | bytes], object]
+
+@dataclass(frozen=True)
+class DirectRoute:
+    """A route, and how the arguments that are not in its path are read."""
+
+    route: APIRoute
+    readers: dict[str, Reader]
 
 
 class DirectRoutes:
@@ -33,76 +40,106 @@ class DirectRoutes:
     def __init__(
         self, app: ASGIApp, *, routes: Iterable[APIRoute], handlers: Mapping[Any, Any]
     ) -> None:
-        self.app, self.handlers = app, handlers
-        known = [(route, readers(route)) for route in routes if "POST" in (route.methods or ())]
-        self.exact = {
-            route.path: (route, found) for route, found in known if not route.param_convertors
-        }
-        self.others = [(route, found) for route, found in known if route.param_convertors]
+        self.app = app
+        self.handlers = handlers
+        self.by_path: dict[str, DirectRoute] = {}
+        self.by_pattern: list[DirectRoute] = []
+        for route in routes:
+            if "POST" not in (route.methods or ()):
+                continue
+            direct = DirectRoute(route, readers(route))
+            if route.param_convertors:
+                self.by_pattern.append(direct)
+            else:
+                self.by_path[route.path] = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route, reads, path = None, None, {}
+        direct = None
+        arguments: dict[str, object] = {}
         if scope["type"] == "http" and scope["method"] == "POST":
-            route, reads = self.exact.get(scope["path"], (None, None))
-            for other in () if route else self.others:
-                if match := other[0].path_regex.match(scope["path"]):
-                    route, reads = other
-                    path = match.groupdict()
-        if route is None or reads is None:
+            direct, arguments = self._find(scope["path"])
+        if direct is None:
             return await self.app(scope, receive, send)
-        scope["route"], request = route, Request(scope)
+        scope["route"] = direct.route
+        request = Request(scope)
         try:
             body = await read(receive)
-            response = await route.endpoint(
-                **path, **{name: value(request, body) for name, value in reads.items()}
-            )
+            for name, reader in direct.readers.items():
+                arguments[name] = reader(request, body)
+            response = await direct.route.endpoint(**arguments)
         except ClientDisconnect:
             return None
         except Exception as error:
-            kind = next(
-                kind for kind in type(error).__mro__ if kind in self.handlers or kind is Exception
-            )
-            if kind is Exception:
+            handler = self._handler(error)
+            if handler is None:
                 raise
-            response = await self.handlers[kind](request, error)
+            response = await handler(request, error)
         await response(scope, receive, send)
 
+    def _find(self, path: str) -> tuple[DirectRoute | None, dict[str, object]]:
+        """The route of a path, and the arguments in the path."""
+        if path in self.by_path:
+            return self.by_path[path], {}
+        for direct in self.by_pattern:
+            if match := direct.route.path_regex.match(path):
+                return direct, match.groupdict()
+        return None, {}
 
-def readers(route: APIRoute) -> Json:
-    """(request, body) -> value of each parameter of an endpoint that is not in its path."""
-    found: Json = {}
+    def _handler(self, error: Exception) -> Handler | None:
+        """The handler of the nearest class of an error below Exception."""
+        for kind in type(error).__mro__:
+            if kind is Exception:
+                break
+            if kind in self.handlers:
+                handler: Handler = self.handlers[kind]
+                return handler
+        return None
+
+
+def readers(route: APIRoute) -> dict[str, Reader]:
+    """A reader of each parameter of an endpoint that is not in its path."""
+    found: dict[str, Reader] = {}
     for name, annotation in get_type_hints(route.endpoint, include_extras=True).items():
+        if name == "return" or name in route.param_convertors:
+            continue
         if annotation is Request:
             found[name] = lambda request, body: request
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found[name] = partial(parsed, ["body"], TypeAdapter(annotation).validate_json)
-        elif name not in ("return", *route.param_convertors):
-            found[name] = partial(
-                header, name.replace("_", "-"), TypeAdapter(annotation).validate_python
-            )
+            found[name] = body_reader(TypeAdapter(annotation))
+        else:
+            found[name] = header_reader(name.replace("_", "-"), TypeAdapter(annotation))
     return found
 
 
-def header(name: str, validate: Validate, request: Request, body: bytes) -> object:
-    found = next(
-        (
-            value.decode("latin-1")
-            for key, value in request.scope["headers"]
-            if key == name.encode()
-        ),
-        None,
-    )
-    return None if found is None else parsed(["header", name], validate, request, found)
+def body_reader(model: TypeAdapter[Any]) -> Reader:
+    def read_body(request: Request, body: bytes) -> object:
+        try:
+            return model.validate_json(body)
+        except ValidationError as error:
+            raise invalid(error, "body") from error
+
+    return read_body
 
 
-def parsed(where: list[str], validate: Validate, request: Request, value: str | bytes) -> object:
-    try:
-        return validate(value)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False, include_input=False)
-        raise RequestValidationError(
-            [{**fault, "loc": (*where, *fault["loc"])} for fault in faults]
-        ) from error
+def header_reader(name: str, kind: TypeAdapter[Any]) -> Reader:
+    """Reads a header; None: the request has none."""
+
+    def read_header(request: Request, body: bytes) -> object:
+        value = request.headers.get(name)
+        if value is None:
+            return None
+        try:
+            return kind.validate_python(value)
+        except ValidationError as error:
+            raise invalid(error, "header", name) from error
+
+    return read_header
+
+
+def invalid(error: ValidationError, *where: str) -> RequestValidationError:
+    """The error of a request whose body or header is wrong."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    return RequestValidationError([{**fault, "loc": (*where, *fault["loc"])} for fault in faults])
 
 
 async def read(receive: Receive) -> bytes:

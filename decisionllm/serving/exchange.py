@@ -6,10 +6,11 @@ A bid reserves its price, see `reservations`; what was paid is reported by the c
 import math
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -30,82 +31,34 @@ from decisionllm.serving.openrtb import (
 from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.shading import BidShading
 
+BID_EXPIRY_S = 60.0
 RETURN = 0.01  # seconds of `tmax` reserved for sending the answer
 
 
-class Shading(Protocol):
-    """What lowers first-price bids, see `shading.BidShading`."""
-
-    learns: bool  # whether notices shall say which price would have won
-
-    def bid(self, campaign: str, worth: float, *, most: float, floor: float) -> float: ...
-
-    def sent(self, campaign: str, ids: Sequence[str], prices: Sequence[float]) -> None: ...
-
-    def settle(self, id: str, *, won: bool, least: float | None) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Unshaded:
-    """No shading: every bid stays as it is."""
-
-    learns = False
-
-    def bid(self, campaign: str, worth: float, *, most: float, floor: float) -> float:
-        return most
-
-    def sent(self, campaign: str, ids: Sequence[str], prices: Sequence[float]) -> None:
-        """Nothing is kept."""
-
-    def settle(self, id: str, *, won: bool, least: float | None) -> None:
-        """Nothing is learned."""
-
-    def close(self) -> None:
-        """There is no file."""
-
-
-def shading(journal: Journal, expiry: float, *, wanted: bool) -> Shading:
-    """The shading beside a journal, or none. expiry: see `reservations`."""
-    if not wanted:
-        return Unshaded()
-    return BidShading(journal.shading_path, expiry=expiry)
-
-
-def reservations(journal: Journal, expiry: float) -> Reservations:
-    """What bids may still cost, beside a journal. expiry: seconds until a bid without a notice
-    counts as won.
-    """
-    return Reservations(
-        journal.bids_path, expiry=expiry, last_step=lambda id: journal.steps(id) - 1
-    )
-
-
 class Counts:
-    """What happened to bids, in a Prometheus registry."""
+    """Counts of bids, notices and money in a Prometheus registry."""
 
     def __init__(self, registry: CollectorRegistry, open_bids: Reservations) -> None:
-        what = (
-            "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"decisionllm_openrtb{name}", what, labels, registry=registry)
+
+        outcomes = counter(
+            "",
+            "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones.",
+            "outcome",
+            "test",
         )
-        outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
         self.outcome = cache(outcomes.labels)
-        self.notices = Counter(
-            "decisionllm_openrtb_notices",
-            "Notices of bids that were open.",
-            ["kind"],
-            registry=registry,
+        self.notices = counter("_notices", "Notices of bids that were open.", "kind")
+        self.first_price = counter(
+            "_first_price",
+            "Currency of first-price bids, as sent and as they were without shading.",
+            "kind",
         )
-        still = Gauge(
+        still_open = Gauge(
             "decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry
         )
-        still.set_function(open_bids.count)
-        self.first_price = Counter(
-            "decisionllm_openrtb_first_price",
-            "Currency of first-price bids, as sent and as they were without shading.",
-            ["kind"],
-            registry=registry,
-        )
+        still_open.set_function(open_bids.count)
 
 
 @dataclass
@@ -115,7 +68,7 @@ class Exchange:
     Attributes:
         journal: of the campaigns.
         open_bids: what bids may still cost.
-        shading: of first-price bids.
+        shading: lowers first-price bids; None: they are not lowered.
         counts: of what happened.
         currency: of the bids.
         seat: of the bidder.
@@ -127,13 +80,23 @@ class Exchange:
 
     journal: Journal
     open_bids: Reservations
-    shading: Shading
+    shading: BidShading | None
     counts: Counts
-    currency: str
-    seat: str
-    notice_url: str | None
-    bid_wait: float
-    max_tick_age: float
+    currency: str = "USD"
+    seat: str = "decisionllm"
+    notice_url: str | None = None
+    bid_wait: float = math.inf
+    max_tick_age: float = math.inf
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Close the files beside the journal at the end of the block."""
+        try:
+            yield
+        finally:
+            self.open_bids.close()
+            if self.shading is not None:
+                self.shading.close()
 
     def bid(self, request: BidRequest, arrived: float) -> Json | None:
         """Bid for the impressions of a request.
@@ -183,7 +146,7 @@ class Exchange:
         step, left = last["index"], last["remaining"]
         state = known | last | {"remaining": left - self.open_bids.committed(id, step)}
         response, reason = respond(
-            request.model_dump(),
+            request,
             state,
             currency=self.currency,
             seat=self.seat,
@@ -200,12 +163,13 @@ class Exchange:
         return response, None
 
     def _shade_of(self, campaign: str) -> Shade | None:
-        """How the first-price bids of a campaign are lowered, and counted; None: they are not."""
-        if not self.shading.learns:
+        """A function that lowers and counts first-price bids of a campaign; None: they stay as they are."""
+        shading = self.shading
+        if shading is None:
             return None
 
         def shade(worth: float, most: float, floor: float) -> float:
-            bid = self.shading.bid(campaign, worth, most=most, floor=floor)
+            bid = shading.bid(campaign, worth, most=most, floor=floor)
             self.counts.first_price.labels("unshaded").inc(most)
             self.counts.first_price.labels("sent").inc(bid)
             return bid
@@ -214,8 +178,8 @@ class Exchange:
 
     def _prepare_notices(self, request: BidRequest, bids: list[Json]) -> None:
         """Give bids their expiry and where the exchange tells their results."""
-        with_least = self.shading.learns and request.at == FIRST_PRICE
-        if with_least and not request.test:
+        with_least = self.shading is not None and request.at == FIRST_PRICE
+        if self.shading is not None and with_least and not request.test:
             prices = [each["price"] / 1000 for each in bids]
             self.shading.sent(request.ext.campaign, [each["id"] for each in bids], prices)
         for each in bids:
@@ -236,34 +200,43 @@ class Exchange:
         paid = paid_for(price) if won else 0.0
         if self.open_bids.settle(id, paid):
             self.counts.notices.labels(kind).inc()
-        found = least_price(least) if won else least_price(least, price)
-        self.shading.settle(id, won=won, least=found)
+        if self.shading is not None:
+            told = [least] if won else [least, price]
+            self.shading.settle(id, won=won, least=least_price(*told))
 
 
-def router(
+def open_exchange(
     journal: Journal,
-    open_bids: Reservations,
-    shading: Shading,
     registry: CollectorRegistry,
     *,
-    currency: str = "USD",
-    seat: str = "decisionllm",
-    notice_url: str | None = None,
-    bid_wait: float = math.inf,
-    max_tick_age: float = math.inf,
-) -> APIRouter:
-    """The OpenRTB routes over a journal, counted in a Prometheus registry. See `Exchange`."""
-    exchange = Exchange(
+    shading: bool = False,
+    bid_expiry_s: float = BID_EXPIRY_S,
+    **options: Any,
+) -> Exchange:
+    """The exchange over a journal, with its files beside it, counted in a Prometheus registry.
+
+    Args:
+        shading: first-price bids are lowered.
+        bid_expiry_s: after it, a bid without a notice counts as won.
+        options: of `Exchange`.
+    """
+    open_bids = Reservations(
+        journal.beside("bids"), expiry=bid_expiry_s, last_step=lambda id: journal.steps(id) - 1
+    )
+    lowers = None
+    if shading:
+        lowers = BidShading(journal.beside("shading"), expiry=bid_expiry_s)
+    return Exchange(
         journal=journal,
         open_bids=open_bids,
-        shading=shading,
+        shading=lowers,
         counts=Counts(registry, open_bids),
-        currency=currency,
-        seat=seat,
-        notice_url=notice_url,
-        bid_wait=bid_wait,
-        max_tick_age=max_tick_age,
+        **options,
     )
+
+
+def router(exchange: Exchange) -> APIRouter:
+    """The OpenRTB routes of an exchange."""
     headers = {"x-openrtb-version": VERSION}
     no_bid = Response(status_code=204, headers=headers)
     routes = APIRouter(tags=["openrtb"])
@@ -295,7 +268,11 @@ def router(
 
 
 def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> dict[str, str]:
-    """Where the exchange tells that a bid won or lost. with_least: and which price would have won."""
+    """The addresses of the notices of a bid.
+
+    Args:
+        with_least: the exchange also tells the least price that would have won.
+    """
     at = f"{notice_url.rstrip('/')}/notices/{id}"
     price = "price=${AUCTION_PRICE}"
     if not with_least:

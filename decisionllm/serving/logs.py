@@ -40,20 +40,24 @@ def begin(given: bytes | None) -> str:
 
     Returns the id.
     """
-    id = given.decode() if given and VALID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+    id = f"{random.getrandbits(64):016x}"
+    if given and VALID.fullmatch(given):
+        id = given.decode()
     current.set({"request_id": id})
     return id
 
 
 def note_campaign(id: str) -> None:
     """The request at work is about this campaign; of several, their number is logged."""
-    if (request := current.get(None)) is not None:
+    request = current.get(None)
+    if request is not None:
         request.setdefault("campaigns", []).append(id[:64])
 
 
 def note_model(name: str | None) -> None:
     """This model answers the request at work, or a part of it."""
-    if name and (request := current.get(None)) is not None:
+    request = current.get(None)
+    if name and request is not None:
         names = request.setdefault("models", [])
         if name not in names:
             names.append(name)
@@ -67,8 +71,7 @@ def current_request_id() -> str | None:
 
 def model_of_request(usual: str) -> str:
     """The models that answer the request at work. usual: the name where none was noted."""
-    request = current.get(None)
-    names = request.get("models") if request is not None else None
+    names = current.get({}).get("models")
     return ", ".join(names) if names else usual
 
 
@@ -135,9 +138,8 @@ class Writer(logging.Handler):
     def write(self) -> None:
         lines = [self.line(*self.waiting.popleft()) for _ in range(len(self.waiting))]
         if self.dropped:
-            lines.append(
-                self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None)
-            )
+            dropped = f"{self.dropped} lines were dropped"
+            lines.append(self.line(time.time(), "warning", dropped, {}, None))
             self.dropped = 0
         if self.stream is not None:
             self.stream.write("".join(lines))
@@ -157,13 +159,12 @@ class Writer(logging.Handler):
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
         line = {"time": stamp, "level": level, "message": message, **known}
         if request:
+            line["request_id"] = request["request_id"]
             campaigns = request.get("campaigns", [])
-            named = (
-                dict(zip(["campaign"], campaigns, strict=False))
-                if len(campaigns) < 2
-                else {"campaigns": len(campaigns)}
-            )
-            line |= {"request_id": request["request_id"], **named}
+            if len(campaigns) == 1:
+                line["campaign"] = campaigns[0]
+            elif campaigns:
+                line["campaigns"] = len(campaigns)
         if self.as_json:
             return json.dumps(line) + "\n"
         return " ".join(f"{name}={json.dumps(value)}" for name, value in line.items()) + "\n"

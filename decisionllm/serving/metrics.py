@@ -114,7 +114,7 @@ class Metrics(Collector):
             yield from of_shadow(service.shadow)
 
     def of_ticks(self, manager: CampaignManager) -> Iterator[Metric]:
-        """What was answered, and what it cost."""
+        """Counts of the answers, and the spend."""
         counts: dict[str, dict[str, float]] = defaultdict(dict)
         for (kind, name), value in list(manager.counts.items()):
             counts[kind][name] = value
@@ -192,7 +192,7 @@ def gauge(name: str, help: str, value: float) -> Metric:
 
 
 def of_shadow(shadow: Shadow) -> Iterator[Metric]:
-    """What the shadow policy did."""
+    """Counts of the ticks of the shadow policy."""
     outcomes = {name: shadow.counts[name] for name in ("decided", "dropped", "failed")}
     ticks = (
         "Ticks that the shadow policy decided, dropped since others waited for an answer, or "
@@ -204,7 +204,7 @@ def of_shadow(shadow: Shadow) -> Iterator[Metric]:
 
 
 def served_models(models: Models) -> Metric:
-    """What is known of each loaded model."""
+    """The run, the dataset and the fingerprint of each loaded model."""
     family = InfoMetricFamily("decisionllm_model", "The served models.")
     for model in list(models.loaded.values()):
         names = ("run", "model", "dataset", "fingerprint")

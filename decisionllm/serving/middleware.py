@@ -25,6 +25,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
+CLOSE = {"connection": "close"}
 # paths that need the token; the page that prompts for it is readable without
 PROTECTED = ("/v1/", "/openrtb/", "/metrics")
 
@@ -32,11 +33,10 @@ PROTECTED = ("/v1/", "/openrtb/", "/metrics")
 @lru_cache(256)
 def loopback(host: str) -> bool:
     """Whether a server at this address is reachable from this machine only."""
+    if host.lower().removesuffix(".") == "localhost":
+        return True
     try:
-        return (
-            host.lower().removesuffix(".") == "localhost"
-            or ipaddress.ip_address(host.strip("[]")).is_loopback
-        )
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 
@@ -53,10 +53,10 @@ def error_response(
     tick index in order.
     """
     body: Json = {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
+    if expected is not None:
+        body["expected"] = expected
     usual = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status, {})
-    return JSONResponse(
-        body if expected is None else body | {"expected": expected}, status, usual | (headers or {})
-    )
+    return JSONResponse(body, status, usual | (headers or {}))
 
 
 Headers = Mapping[bytes, bytes]
@@ -66,7 +66,7 @@ class Access(Protocol):
     """Decides who may send a request, from its head alone."""
 
     def run(self) -> AbstractAsyncContextManager[None]:
-        """What the decision depends on is kept up to date until the end of the block."""
+        """Keep the tokens up to date until the end of the block."""
         ...
 
     def refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
@@ -153,7 +153,6 @@ class RequestGuard:
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is not accepted."""
         headers = dict(scope["headers"])
-        close = {"connection": "close"}
         refused = self.access.refusal(scope, headers)
         if refused is not None:
             return refused
@@ -161,7 +160,7 @@ class RequestGuard:
         # a page elsewhere can send other types unasked
         if scope["method"] == "POST" and kind != b"application/json":
             return error_response(
-                415, ["header", "content-type"], "expected application/json", headers=close
+                415, ["header", "content-type"], "expected application/json", headers=CLOSE
             )
         # the limit of a body would not hold for what it becomes
         encoding = headers.get(b"content-encoding", b"identity").strip().lower()
@@ -170,11 +169,11 @@ class RequestGuard:
                 415,
                 ["header", "content-encoding"],
                 "expected none: compressed bodies are not read",
-                headers=close | {"accept-encoding": "identity"},
+                headers=CLOSE | {"accept-encoding": "identity"},
             )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body_bytes:
             return error_response(
-                413, ["body"], f"expected at most {self.max_body_bytes} bytes", headers=close
+                413, ["body"], f"expected at most {self.max_body_bytes} bytes", headers=CLOSE
             )
         return None

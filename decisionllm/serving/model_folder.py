@@ -22,7 +22,7 @@ UNNAMED = "expected the name of a run in the folder of models"
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the file keeps.
+    """The content of the file of the choice.
 
     Attributes:
         command: model and shares that the command line gave: with others it counts instead.
@@ -154,7 +154,7 @@ class ModelFolder:
         return model
 
     def read(self) -> Chosen | None:
-        """What the file holds; None without one. Raises a ValueError if it is damaged."""
+        """The content of the file; None without one. Raises a ValueError if it is damaged."""
         if self.kept is None or not self.kept.is_file():
             return None
         return parse(self.kept.read_bytes())

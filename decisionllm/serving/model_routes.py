@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import APIRouter, Response
 
 from decisionllm.serving import schemas
-from decisionllm.serving.answers import errors
+from decisionllm.serving.answers import errors, json_text
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.model_folder import Chosen, ModelFolder, parse
 from decisionllm.serving.models import Choice, Model, check_new, with_share
@@ -16,6 +18,24 @@ from decisionllm.serving.service import Service
 from decisionllm.serving.watched_file import WatchedFile
 
 logger = logging.getLogger("decisionllm.serving")
+loading = threading.Lock()
+SHORT_TURN = 0.0005  # seconds
+
+
+@contextmanager
+def beside_ticks() -> Iterator[None]:
+    """Load one model at a time, and take the interpreter from the loading thread after SHORT_TURN.
+
+    A tick changes threads several times. Each time it waits for the interpreter until the loading
+    thread has had its turn, which is 5 ms by default.
+    """
+    with loading:
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(SHORT_TURN)
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(usual)
 
 
 class ModelChanges:
@@ -62,11 +82,12 @@ class ModelChanges:
     def _checked(self, run: str) -> tuple[Model, int]:
         """A run of the folder as a model, and the number of ticks that it was checked on."""
         try:
-            model = self.folder.load(run)
-            known = self.models.loaded.get(model.name)
-            if known is not None:
-                return known, 0
-            return model, check_new(model, self.models.current)
+            with beside_ticks():
+                model = self.folder.load(run)
+                known = self.models.loaded.get(model.name)
+                if known is not None:
+                    return known, 0
+                return model, check_new(model, self.models.current)
         except ValueError as error:
             raise RequestError(422, "run", str(error)) from error
 
@@ -80,7 +101,7 @@ class ModelChanges:
 
     async def served(self, **more: int | None) -> schemas.ServedModels:
         """The loaded models, the one with the largest share first."""
-        found = await asyncio.to_thread(self.service.campaigns.journal.open_models)
+        found = await asyncio.to_thread(self.service.journal.open_models)
         open_campaigns = {name: count for name, count, _ in found}
         rows = [
             schemas.ServedModel(
@@ -116,9 +137,12 @@ class ModelChanges:
     def _load(self, chosen: Chosen) -> list[Model]:
         """The models of a choice that are not loaded yet, in a thread."""
         wanted = {*chosen.choice, *(chosen.before or {})} - {*self.models.loaded}
-        models = [self.folder.known(name, chosen.runs[name]) for name in wanted]
-        for model in models:
-            check_new(model, self.models.current)
+        models = []
+        for name in wanted:
+            with beside_ticks():
+                model = self.folder.known(name, chosen.runs[name])
+                check_new(model, self.models.current)
+            models.append(model)
         return models
 
     def _adopt(self, loaded: list[Model], chosen: Chosen) -> None:
@@ -145,15 +169,13 @@ def router(changes: ModelChanges) -> APIRouter:
     async def take_over(request: schemas.TakeOver) -> Response:
         """Load a run of the folder of models, and let it open a share of the new campaigns."""
         move = request.campaigns == "move"
-        return answer(await changes.take_over(request.run, request.share, move=move))
+        served = await changes.take_over(request.run, request.share, move=move)
+        return json_text(served.model_dump_json())
 
     @routes.post("/v1/models/rollback", response_model=schemas.ServedModels, responses=errors(409))
     async def roll_back(request: schemas.Rollback) -> Response:
         """Go back to the choice before the last change."""
-        return answer(await changes.roll_back(move=request.campaigns == "move"))
+        served = await changes.roll_back(move=request.campaigns == "move")
+        return json_text(served.model_dump_json())
 
     return routes
-
-
-def answer(served: schemas.ServedModels) -> Response:
-    return Response(served.model_dump_json(), media_type="application/json")

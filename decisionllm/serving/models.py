@@ -101,7 +101,7 @@ class Models:
     def prune(self, needed: Iterable[str | None]) -> None:
         """Forget models that neither open campaigns nor may again, and are not needed."""
         kept = {*self.choice, *(self.before or {}), *needed}
-        for name in [name for name in self.loaded if name not in kept]:
+        for name in self.loaded.keys() - kept:
             logger.warning("model %s has no campaign left and is unloaded", name)
             del self.loaded[name]
 
@@ -121,12 +121,12 @@ class Models:
 
     def all_in_memory(self) -> list[Campaign]:
         """The campaigns in memory, each as the model has it that answers it."""
-        return [
-            campaign
-            for model in self.loaded.values()
-            for campaign in model.campaigns.campaigns.values()
-            if campaign.model in (model.name, None)
-        ]
+        found = []
+        for model in self.loaded.values():
+            for campaign in model.campaigns.campaigns.values():
+                if campaign.model in (model.name, None):
+                    found.append(campaign)
+        return found
 
     def answering(self, id: str) -> Model:
         """The model that the journal names for a campaign; the current one if that is not loaded,
@@ -155,11 +155,12 @@ class Models:
             The number of campaigns that were moved.
         """
         count = 0
-        for model in [model for name, model in self.loaded.items() if name not in self.choice]:
-            count += await self._move_from(model, write)
+        for name in self.loaded.keys() - self.choice.keys():
+            count += await self._move_from(self.loaded[name], write)
         return count
 
     async def _move_from(self, model: Model, write: Write) -> int:
+        """Move the open campaigns of one model. Returns their number."""
         journal = model.campaigns.journal
         count = 0
         # another process may open campaigns with the old model meanwhile: until there are none
@@ -198,7 +199,8 @@ def with_share(choice: Choice, name: str, share: float) -> Choice:
     rest = sum(others.values())
     if share >= 1 or not rest:
         return {name: 1.0}
-    return {other: part / rest * (1 - share) for other, part in others.items()} | {name: share}
+    scaled = {other: part / rest * (1 - share) for other, part in others.items()}
+    return scaled | {name: share}
 
 
 def described(choice: Choice) -> str:
@@ -235,7 +237,7 @@ def check_new(model: Model, serving: Model) -> int:
 
 
 def last_requests(manager: CampaignManager) -> list[DecisionRequest]:
-    """What a manager has to decide at the last answered ticks of the newest campaigns."""
+    """The decisions of the last answered ticks of the newest campaigns, asked again."""
     requests: list[DecisionRequest] = []
     rows, _ = manager.journal.latest(CHECKED)
     for known, answer in rows:

@@ -112,7 +112,7 @@ def per_mille(currency: float) -> float:
 
 
 def respond(
-    request: Json,
+    request: BidRequest,
     campaign: Json,
     *,
     currency: str = "USD",
@@ -125,7 +125,7 @@ def respond(
     answer together are within the remaining budget.
 
     Args:
-        request: a BidRequest as a dict.
+        request: of the exchange.
         campaign: `multiplier` and `target_cpa`, currency per conversion; `remaining` (not yet spent
             or reserved) and `max_bid`, currency; `ended`.
         currency: of the bids.
@@ -139,49 +139,49 @@ def respond(
     if refused is not None:
         return None, refused
     multiplier = campaign["multiplier"]
-    first_price = request["at"] == FIRST_PRICE
+    first_price = request.at == FIRST_PRICE
     most = min(multiplier, campaign["target_cpa"]) if first_price else multiplier
     left = campaign["remaining"]
     reason = "floor"
     bids: list[Json] = []
-    for imp in request["imp"]:
-        value = imp["ext"]["value"]
+    for imp in request.imp:
+        value = imp.ext.value
         bid = min(most * value, campaign["max_bid"])
         if first_price and shade is not None:
             bid = min(bid, shade(multiplier * value, bid, lowest_bid(imp)))
         why_not = no_bid_for(imp, bid, left, currency)
         if why_not is not None:
             reason = why_not
-        elif bid > 0 and per_mille(bid) >= (imp["bidfloor"] or 0.0):
+        elif bid > 0 and per_mille(bid) >= (imp.bidfloor or 0.0):
             left -= bid
-            bids.append({"id": f"{len(bids) + 1}", "impid": imp["id"], "price": per_mille(bid)})
+            bids.append({"id": f"{len(bids) + 1}", "impid": imp.id, "price": per_mille(bid)})
     if not bids:
         return None, reason
-    return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
+    return {"id": request.id, "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
-def refusal(request: Json, campaign: Json, currency: str, seat: str) -> str | None:
-    """Why a campaign has no bid for a whole request; None: it may have some. See `respond`."""
+def refusal(request: BidRequest, campaign: Json, currency: str, seat: str) -> str | None:
+    """The reason for no bid for a whole request; None: there may be bids. See `respond`."""
     if campaign["ended"]:
         return "ended"
     if campaign["multiplier"] is None:
         return "no tick yet"
-    if request["at"] not in (None, FIRST_PRICE, SECOND_PRICE):
+    if request.at not in (None, FIRST_PRICE, SECOND_PRICE):
         return "auction type"
-    if request["cur"] and currency not in request["cur"]:
+    if request.cur and currency not in request.cur:
         return "currency"
-    if request["wseat"] and seat not in request["wseat"]:
+    if request.wseat and seat not in request.wseat:
         return "seat"
-    if request["bseat"] and seat in request["bseat"]:
+    if request.bseat and seat in request.bseat:
         return "seat"
-    blocked = set(request["bcat"] or [])
-    if not blocked.isdisjoint(request["ext"]["cat"] or []):
+    blocked = set(request.bcat or [])
+    if not blocked.isdisjoint(request.ext.cat or []):
         return "category"
     return None
 
 
-def no_bid_for(imp: Json, bid: float, left: float, currency: str) -> str | None:
-    """Why there is no bid for an impression, beside its floor; None: there may be one.
+def no_bid_for(imp: Imp, bid: float, left: float, currency: str) -> str | None:
+    """The reason for no bid for an impression, beside its floor; None: there may be one.
 
     Args:
         imp: of the request.
@@ -189,18 +189,18 @@ def no_bid_for(imp: Json, bid: float, left: float, currency: str) -> str | None:
         left: of the budget, currency.
         currency: of the bid.
     """
-    if imp["pmp"] and imp["pmp"]["private_auction"]:
+    if imp.pmp and imp.pmp.private_auction:
         return "private auction"
-    if imp["bidfloor"] and (imp["bidfloorcur"] or "USD") != currency:
+    if imp.bidfloor and (imp.bidfloorcur or "USD") != currency:
         return "currency"
     if bid > left:
         return "budget"
     return None
 
 
-def lowest_bid(imp: Json) -> float:
+def lowest_bid(imp: Imp) -> float:
     """The lowest bid, currency, that is not below the floor of an impression once it is per mille."""
-    floor = imp["bidfloor"] or 0.0
+    floor = imp.bidfloor or 0.0
     bid = floor / 1000
     while per_mille(bid) < floor:
         bid = math.nextafter(bid, math.inf)

@@ -65,7 +65,7 @@ class OtelTick:
         self.traces = traces
         self.context = set_span_in_context(span)
         self.campaign = campaign
-        # from time.monotonic() to nanoseconds since 1970
+        # added to time.monotonic() in ns: nanoseconds since 1970
         self.offset = time.time_ns() - time.monotonic_ns()
 
     def decided(self, timing: Timing) -> None:

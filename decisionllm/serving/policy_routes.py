@@ -1,6 +1,7 @@
 """Routes that every policy has: health, metrics, description and stateless actions."""
 
 import asyncio
+from contextlib import suppress
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Response
@@ -80,36 +81,34 @@ def parse_history(policy: Policy, request: Json) -> History:
     """observations, actions, rewards, target_return, text and action_masks of a request ->
     History.
     """
-    spec, masks = policy.model.spec, request["action_masks"]
+    spec = policy.model.spec
+    masks = request["action_masks"]
     t = len(request["observations"]) - 1
-    fields: dict[str, tuple[type, tuple[int, ...]]] = {
-        "observations": (np.float32, (t + 1, spec.observation_dim)),
-        "actions": (np.float32, (t, spec.action_dim)),
-        "rewards": (np.float64, (t,)),
-        "action_masks": (bool, (t + 1, spec.num_actions)),
-    }
     if t >= spec.horizon and policy.model.tokenizer.timesteps is not None:
-        raise RequestError(
-            422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}"
-        )
+        message = f"expected at most {spec.horizon} steps, got {t + 1}"
+        raise RequestError(422, "observations", message)
     if masks is not None and not spec.num_actions:
-        raise RequestError(
-            422, "action_masks", "expected none: this policy's actions are continuous"
-        )
-    arrays: Json = {}
-    for name, (dtype, shape) in (
-        (name, field) for name, field in fields.items() if request[name] is not None
-    ):
-        try:
-            arrays[name] = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
-        except ValueError:  # rows of different lengths
-            arrays[name] = np.zeros(())
-        if arrays[name].shape != shape:
-            raise RequestError(
-                422,
-                name,
-                f"expected {' x '.join(map(str, shape))} numbers for {t + 1} observations",
-            )
-    if masks is not None and not arrays["action_masks"].any(1).all():
-        raise RequestError(422, "action_masks", "expected an allowed action in every step")
+        message = "expected none: this policy's actions are continuous"
+        raise RequestError(422, "action_masks", message)
+    arrays: dict[str, np.ndarray] = {
+        "observations": array(request, "observations", np.float32, t + 1, spec.observation_dim),
+        "actions": array(request, "actions", np.float32, t, spec.action_dim),
+        "rewards": array(request, "rewards", np.float64, t),
+    }
+    if masks is not None:
+        arrays["action_masks"] = array(request, "action_masks", bool, t + 1, spec.num_actions)
+        if not arrays["action_masks"].any(1).all():
+            raise RequestError(422, "action_masks", "expected an allowed action in every step")
     return History(**arrays, target_return=request["target_return"], task=request["text"])
+
+
+def array(request: Json, name: str, dtype: type, *shape: int) -> np.ndarray:
+    """The numbers of a field; a RequestError if they have another shape."""
+    found = np.zeros(())
+    with suppress(ValueError):  # rows of different lengths
+        found = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
+    if found.shape != shape:
+        wanted = " x ".join(map(str, shape))
+        count = len(request["observations"])
+        raise RequestError(422, name, f"expected {wanted} numbers for {count} observations")
+    return found

@@ -57,8 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.in_head = False
         self.requests = 0
         self.active = now  # the last time that a request was complete
-        self.expecting: float | None = now  # since when a request is awaited; None: none is
-        self.unread: float | None = None  # since when the client has left an answer unread
+        self.expecting: float | None = now  # time since which a request is awaited; None: none is
+        self.unread: float | None = None  # time since which an answer is unread
         # one, not one a request
         self.socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())
         if len(self.connections) > self.max_connections:
@@ -68,15 +68,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """Abort a sixteenth of all connections, the worst ones: a scan of all of them for each new
         one would cost too much.
         """
-        others: list[Any] = [
-            one for one in self.connections if one is not self and not one.transport.is_closing()
-        ]
+        others: list[Any] = []
+        for one in self.connections:
+            if one is not self and not one.transport.is_closing():
+                others.append(one)
         if len(others) < self.max_connections:
             return
         free = [one for one in others if not one.answering]
-        for worst in heapq.nsmallest(
-            self.max_connections // 16 + 1, free, key=lambda one: one.rank
-        ):
+        count = self.max_connections // 16 + 1
+        for worst in heapq.nsmallest(count, free, key=lambda one: one.rank):
             worst.transport.abort()
 
     @property
@@ -91,9 +91,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a request is complete and its answer is not."""
         if self.pipeline:
             return True
-        return (
-            self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        )
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def check(self, now: float) -> None:
         """Abort the connection if its client does not read an answer, or does not send the rest of
@@ -106,15 +105,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.unread = None
         elif self.unread is None:
             self.unread = now
-        if self.answering:
-            self.expecting = None if self.expecting is None else now
-        late = [
-            since
-            for since in (self.unread, self.expecting)
-            if since is not None and now - since > self.patience
-        ]
-        if late:
-            self.transport.abort()  # close() would wait until the client has read everything
+        if self.answering and self.expecting is not None:
+            self.expecting = now
+        for since in (self.unread, self.expecting):
+            if since is not None and now - since > self.patience:
+                self.transport.abort()  # close() would wait until the client has read everything
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pipeline.clear()
@@ -198,6 +193,22 @@ class BoundedServer(uvicorn.Server):
                     connection.check(now)
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop once all answers are read, or at the end of the time for it.
+
+        Just before that end, uvicorn would cancel each request whose answer nobody reads and log
+        its traceback, and uvloop would wait for the client when it closes. Such connections are
+        aborted before.
+        """
+        seconds = 0.9 * (self.config.timeout_graceful_shutdown or 0)
+        asyncio.get_running_loop().call_later(seconds, self._abort_unread)
+        await super().shutdown(sockets)
+
+    def _abort_unread(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport.get_write_buffer_size():
+                connection.transport.abort()
+
 
 def server(
     app: "ASGIApp",
@@ -222,8 +233,9 @@ def server(
         "access_log": False,
         "server_header": False,
         "ws": "none",
+        "timeout_graceful_shutdown": 10,  # seconds
     }
-    config = uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options)
+    config = uvicorn.Config(app, http=bounded, **defaults | options)
     return BoundedServer(config, beat)
 
 
@@ -232,10 +244,13 @@ def _descriptors() -> int:
     return that number.
     """
     wanted = 4 * MAX_CONNECTIONS
-    known = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in known)
-    most = min(hard, wanted)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    most = wanted
+    if hard != resource.RLIM_INFINITY:
+        most = min(hard, wanted)
     if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, known[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
     return soft

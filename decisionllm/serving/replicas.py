@@ -135,7 +135,8 @@ def until_orphaned(serve: Callable[..., None], *arguments: Any) -> None:
     *given, last = arguments
 
     def watch() -> None:
-        if parent := multiprocessing.parent_process():
+        parent = multiprocessing.parent_process()
+        if parent is not None:
             parent.join()
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""What bids may still cost a campaign, in a SQLite file that all processes of a server share and a
+"""Budget reserved by open bids, in a SQLite file that all processes of a server share and a
 restart finds again.
 
 A bid reserves its price. A win frees it and counts what was paid as spent, a loss frees it. A bid

@@ -295,7 +295,7 @@ class Fault(BaseModel):
 
 
 class Error(BaseModel):
-    """Why a request was refused, and which field is wrong."""
+    """The reason why a request was refused, and the field that is wrong."""
 
     detail: list[Fault]
     expected: int | None = Field(

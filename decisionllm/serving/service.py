@@ -6,20 +6,16 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Self
 
-import numpy as np
-
-from decisionllm.domains.auction.journal import DamagedRowError, Entry, JournalBusyError
-from decisionllm.policy.policy import Policy
+from decisionllm.domains.auction.journal import DamagedRowError, Entry, Journal, JournalBusyError
 from decisionllm.schema import History, Json
 from decisionllm.serving import logs
 from decisionllm.serving.batcher import Batcher, QueueFullError
@@ -37,6 +33,7 @@ from decisionllm.serving.tracing import NoTraces, TickTrace, Timing, Traces
 
 logger = logging.getLogger("decisionllm.serving")
 LEAST_WAIT = 0.25  # seconds that a write has at least: linear pacing answers after the deadline
+NO_TRACE = NoTraces()
 COMMIT = 0.1  # seconds for the write itself, once the journal is free
 
 
@@ -53,14 +50,14 @@ class InFlightTick:
 
 
 class Service:
-    """Transport of requests: an event loop, which alone changes the manager, a thread for the
-    model, one for the journal.
+    """Answers requests at the same time: the event loop owns the campaign managers, one thread runs
+    the models, one writes the journal.
 
     Use it within `async with service.run()`, which reads the whole journal at its start and closes
     it at its end.
 
     Args:
-        manager: of the campaigns; None: the policy only acts on histories.
+        models: that decide.
         max_batch_size: most decisions of one forward.
         max_queue: most requests that wait for one.
         batch_wait: seconds that a request may wait for others.
@@ -71,15 +68,13 @@ class Service:
         log_sample: see `logs.written`, as the next one.
         log_slow: seconds.
         shadow: decides on answered ticks without answering.
-        models: of the campaigns, in place of `policy` and `manager`.
         begin: see `CampaignManager.load_open`.
         traces: of ticks; None: there are none.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        manager: CampaignManager | None = None,
+        models: Models,
         *,
         max_batch_size: int = 64,
         max_queue: int = 256,
@@ -90,26 +85,24 @@ class Service:
         log_sample: float = 1.0,
         log_slow: float = logs.SLOW,
         shadow: Shadow | None = None,
-        models: Models | None = None,
         begin: Begin | None = None,
         traces: Traces | None = None,
     ) -> None:
-        self.deadline, self.shadow = deadline, shadow
+        self.models = models
+        self.deadline = deadline
+        self.shadow = shadow
         self.written_logs = partial(logs.written, log, sample=log_sample, slow=log_slow)
         self.begin = begin
-        self.traces = traces or NoTraces()
-        if models is None:
-            models = Models(Model(manager.name if manager else "", "", policy, manager))
-        self.models = models
+        self.traces = traces or NO_TRACE
         self.counts: Counter[str] = Counter()
         self.model = Batcher(
             decide_all, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch
         )
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
-        # of ticks that come many in a request: the others find room
+        # Ticks that come many in a request take half of the queue: the others find room.
         self.many = asyncio.Semaphore(max(max_queue // 2, 1))
         self.in_flight: dict[str, InFlightTick] = {}
-        self.fault: Exception | None = None  # of the journal; none after a write
+        self.fault: Exception | None = None  # the last error of the journal; None after a write
 
     @property
     def manager(self) -> CampaignManager | None:
@@ -117,36 +110,37 @@ class Service:
         return self.models.current.manager
 
     @property
-    def campaigns(self) -> CampaignManager:
-        assert self.manager is not None, "this service has no campaigns"
-        return self.manager
+    def journal(self) -> Journal:
+        """The journal, which all models share."""
+        return self.models.current.campaigns.journal
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
         with self.written_logs():
             if self.manager:
                 try:
-                    await asyncio.to_thread(self.manager.journal.verify)
+                    await asyncio.to_thread(self.journal.verify)
                     for manager in self.models.managers:
                         await asyncio.to_thread(manager.load_open, self.begin)
                 except sqlite3.Error as error:
                     self.failed(error)
             self.loop = asyncio.get_running_loop()
-            tasks = [
-                asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)
-            ]
+            batchers = (self.model, self.journal_writer)
+            tasks = [asyncio.create_task(batcher.run()) for batcher in batchers]
             try:
-                with self.shadow.run(self.busy) if self.shadow else contextlib.nullcontext():
+                with contextlib.ExitStack() as stack:
+                    if self.shadow is not None:
+                        stack.enter_context(self.shadow.run(self.busy))
                     yield self
             finally:
                 while self.in_flight:  # accepted ticks are answered
                     await asyncio.wait([tick.task for tick in self.in_flight.values()])
                 for task in tasks:
                     task.cancel()
-                for batcher in (self.model, self.journal_writer):
+                for batcher in batchers:
                     batcher.thread.shutdown(wait=False)
                 if self.manager:
-                    await asyncio.to_thread(self.manager.journal.close)
+                    await asyncio.to_thread(self.journal.close)
 
     async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to
@@ -162,10 +156,9 @@ class Service:
 
     async def open(self, settings: Json, key: str | None = None) -> Json:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
-        written = partial(self._written, self.due())
         id = new_id()
         model = self.models.assigned(id)
-        known = await model.campaigns.open_async(settings, key, written, id=id)
+        known = await model.campaigns.open_async(settings, key, self._written_now, id=id)
         logs.note_campaign(known["id"])
         logs.note_model(known["model"])
         return known
@@ -174,7 +167,8 @@ class Service:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and
         written even if the caller disconnects."""
         logs.note_campaign(id)
-        if (tick := self.in_flight.get(id)) is None:
+        tick = self.in_flight.get(id)
+        if tick is None:
             task = asyncio.create_task(self._ticked(id, request, due or self.due()))
             tick = self.in_flight[id] = InFlightTick(request, task)
             task.add_done_callback(lambda task: self._answered(id, request, task))
@@ -187,22 +181,19 @@ class Service:
 
     async def _ticked(self, id: str, request: Json, due: float) -> str:
         with self.traces.tick(id, request["index"]) as trace:
-            return await self._traced_tick(id, request, due, trace)
-
-    async def _traced_tick(self, id: str, request: Json, due: float, trace: TickTrace) -> str:
-        write = partial(self._written, due, trace=trace)
-        while True:
-            model = await self._model_of(id)
-            manager = model.campaigns
-            await self._catch_up(manager, id, request["index"])
-            decide = partial(self._decided, due, model.decide, trace=trace)
-            try:
-                return await manager.tick_async(id, request, decide, write)
-            except OtherModelError as error:
-                # moved to another model of this server while the tick was decided
-                manager.campaigns.pop(id, None)
-                if error.model not in self.models.loaded:
-                    raise await self._not_here(error) from error
+            write = partial(self._written, due, trace=trace)
+            while True:
+                model = await self._model_of(id)
+                manager = model.campaigns
+                await self._catch_up(manager, id, request["index"])
+                decide = partial(self._decided, due, model.decide, trace=trace)
+                try:
+                    return await manager.tick_async(id, request, decide, write)
+                except OtherModelError as error:
+                    # moved to another model of this server while the tick was decided
+                    manager.campaigns.pop(id, None)
+                    if error.model not in self.models.loaded:
+                        raise await self._not_here(error) from error
 
     async def _not_here(self, error: OtherModelError) -> RequestError:
         """The answer to a tick of a model that is not loaded."""
@@ -224,9 +215,8 @@ class Service:
         would delay all requests.
         """
         if manager.is_behind(id, index):
-            replayed = await asyncio.to_thread(manager.replayed, id, manager.campaigns.get(id))
-            if not replayed.ended:
-                manager.remember(replayed)
+            known = manager.campaigns.get(id)
+            manager.remember_open(await asyncio.to_thread(manager.replayed, id, known))
 
     def _answered(self, id: str, request: Json, task: asyncio.Task[str]) -> None:
         del self.in_flight[id]
@@ -238,9 +228,11 @@ class Service:
         return bool(self.in_flight) or self.model.age > 0
 
     async def close(self, id: str) -> None:
-        if tick := self.in_flight.get(id):
+        tick = self.in_flight.get(id)
+        if tick is not None:
             await asyncio.wait([tick.task])
-        await self.campaigns.close_async(id, partial(self._written, self.due()))
+        manager = self.models.current.campaigns
+        await manager.close_async(id, self._written_now)
         self.models.forget(id)
 
     async def change(self, choice: Choice, before: Choice | None, *, move: bool) -> int:
@@ -254,12 +246,10 @@ class Service:
             The number of campaigns that were moved.
         """
         self.models.choose(choice, before)
-
-        async def write(entries: list[Entry]) -> bool:
-            return await self._written(self.due(), entries)
-
-        count = await self.models.move_to_choice(write) if move else 0
-        found = await asyncio.to_thread(self.campaigns.journal.open_models)
+        count = 0
+        if move:
+            count = await self.models.move_to_choice(self._written_now)
+        found = await asyncio.to_thread(self.journal.open_models)
         self.models.prune([name for name, _, _ in found])
         return count
 
@@ -267,16 +257,17 @@ class Service:
         """The loop's time at which a request that comes now is late. deadline_ms: if shorter than
         the service's own.
         """
-        return asyncio.get_running_loop().time() + min(
-            deadline_ms / 1000 if deadline_ms else math.inf, self.deadline
-        )
+        seconds = self.deadline
+        if deadline_ms:
+            seconds = min(deadline_ms / 1000, seconds)
+        return asyncio.get_running_loop().time() + seconds
 
     async def _decided(
         self,
         due: float,
         decide: DecideAll,
         request: DecisionRequest,
-        trace: TickTrace | None = None,
+        trace: TickTrace = NO_TRACE,
     ) -> Decision | Exception:
         timing = Timing()
         try:
@@ -284,16 +275,17 @@ class Service:
                 decision: Decision = await self.model((decide, request), timing)
                 return decision
         except QueueFullError:
-            raise self._busy() from None
+            raise self._queue_full() from None
         except Exception as error:  # whatever a model can raise, and TimeoutError
             return error
         finally:
-            if trace is not None:
-                trace.decided(timing)
+            trace.decided(timing)
 
-    async def _written(
-        self, due: float, entries: list[Entry], trace: TickTrace | None = None
-    ) -> bool:
+    async def _written_now(self, entries: list[Entry]) -> bool:
+        """`_written` within the deadline of a request that comes now."""
+        return await self._written(self.due(), entries)
+
+    async def _written(self, due: float, entries: list[Entry], trace: TickTrace = NO_TRACE) -> bool:
         """Write entries to the disk before the loop's time `due`. Returns whether the first of them
         was new.
         """
@@ -307,16 +299,14 @@ class Service:
                 self.fault = None
             return new
         except QueueFullError:
-            raise self._busy() from None
-        except (
-            TimeoutError
-        ) as error:  # it may be written yet; a repeated request then has its answer
+            raise self._queue_full() from None
+        except TimeoutError as error:
+            # it may be written yet; a repeated request then has its answer
             raise self.failed(JournalBusyError("a write takes longer than the deadline")) from error
         except Exception as error:  # a full disk, a file that was removed
             raise self.failed(error) from error
         finally:
-            if trace is not None:
-                trace.written(began)
+            trace.written(began)
 
     def failed(self, error: Exception) -> RequestError:
         """Log and count that the journal could not be read or written.
@@ -327,7 +317,7 @@ class Service:
             return RequestError(503, "journal", str(error))
         self.counts["journal failed"] += 1
         if str(error) != str(self.fault):
-            logger.error("journal %s: %s", self.campaigns.journal.path, error)
+            logger.error("journal %s: %s", self.journal.path, error)
         self.fault = error
         why = f" ({error})" if isinstance(error, JournalBusyError) else ""
         message = f"the answer could not be saved or read{why}, so it is not given; try again"
@@ -338,20 +328,20 @@ class Service:
         if self.journal_writer.age > self.deadline:
             raise RequestError(503, "journal", "a write takes longer than the deadline")
         try:
-            await asyncio.to_thread(self.campaigns.journal.check_file)
+            await asyncio.to_thread(self.journal.check_file)
         except sqlite3.Error as error:
             raise self.failed(error) from error
         # which may pass; a damaged file needs a person
         if isinstance(self.fault, sqlite3.OperationalError):
             try:
-                await asyncio.to_thread(self.campaigns.journal.check_room)
+                await asyncio.to_thread(self.journal.check_room)
                 self.fault = None
             except sqlite3.Error as error:
                 raise self.failed(error) from error
         if self.fault:
             raise RequestError(503, "journal", "it cannot be read or written; see the server log")
 
-    def _busy(self) -> RequestError:
+    def _queue_full(self) -> RequestError:
         self.counts["busy"] += 1
         return RequestError(503, "queue", "too many requests are waiting; try again")
 
@@ -362,20 +352,18 @@ class Service:
         """
         results: dict[int, bool | Exception] = {}
         while len(results) < len(requests):
-            now = time.monotonic()
             waiting = [i for i in range(len(requests)) if i not in results]
             # the first to give up bounds the wait; the others try again without it
             first = min(waiting, key=lambda i: requests[i].until)
+            wait = max(requests[first].until - time.monotonic(), 0.0)
             entries = list(chain.from_iterable(requests[i].entries for i in waiting))
             try:
-                new = self.campaigns.journal.write(
-                    entries, wait=max(requests[first].until - now, 0.0)
-                )
+                new = iter(self.journal.write(entries, wait=wait))
             except JournalBusyError as error:
                 results[first] = error
                 continue
-            starts = np.cumsum([0] + [len(requests[i].entries) for i in waiting])
-            results |= {i: new[start] for i, start in zip(waiting, starts, strict=False)}
+            for i in waiting:
+                results[i], *_ = islice(new, len(requests[i].entries))
         return [results[i] for i in range(len(requests))]
 
 

@@ -66,8 +66,6 @@ class BidShading:
         ValueError: the file cannot be written or is none of ours.
     """
 
-    learns = True  # from notices, which must name the price that would have won
-
     def __init__(self, path: str | Path = ":memory:", *, expiry: float) -> None:
         self.path = path
         self.expiry = expiry

@@ -68,7 +68,7 @@ class Shadow:
         # settings that are not those of the journal, but the default
         self.changed = dict.fromkeys(["text"] * other_text + ["target_return"] * other_target)
         self.counts: Counter[str] = Counter()  # decided, dropped, failed, higher
-        # of a multiplier, as a share of the larger one
+        # called with the difference of two multipliers as a share of the larger one
         self.on_difference: Callable[[float], object] = lambda share: None
         # id, request, multiplier of the answer
         self.waiting: deque[tuple[str, Json, float]] = deque()
@@ -76,7 +76,7 @@ class Shadow:
         self.arrived = threading.Event()
         self.stopped = threading.Event()
         self.lock = threading.Lock()
-        path = journal.shadow_path
+        path = journal.beside("shadow")
         with explained(
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
             sqlite3.Error,
@@ -110,7 +110,7 @@ class Shadow:
                 self.file.close()
 
     def decisions(self, id: str) -> dict[int, Json]:
-        """What this model would have answered to the ticks of a campaign, by step."""
+        """The answers that this model would have given to the ticks of a campaign, by step."""
         query = "SELECT step, answer FROM decisions WHERE campaign = ? AND model = ?"
         try:
             with self.lock:

@@ -51,7 +51,7 @@ class Snapshot:
         self.every = every
         self.written: dict[str, int] = {}  # step of each campaign as it lies in the file
         self.lock = threading.Lock()
-        self.file = _opened(journal.snapshot_path)
+        self.file = _opened(journal.beside("snapshot"))
 
     def begin(self, known: Json, spec: ObservationSpec) -> Campaign | None:
         """The campaign as the file has it; None without one, or if the journal lacks its last tick.
@@ -142,7 +142,7 @@ class Snapshot:
         try:
             yield
         except sqlite3.Error as error:
-            logger.error("snapshot %s: %s", self.journal.snapshot_path, error)
+            logger.error("snapshot %s: %s", self.journal.beside("snapshot"), error)
 
 
 def _opened(path: str) -> sqlite3.Connection:

@@ -29,7 +29,11 @@ BURST_S = 2.0  # seconds of the rate that a burst holds, unless the file says mo
 
 @dataclass
 class Caller:
-    """Who sends a request. name: of the token in its file; empty: of no file."""
+    """The sender of a request.
+
+    Attributes:
+        name: of the token in the file; empty: the token is not from a file.
+    """
 
     name: str = ""
     rights: frozenset[str] = frozenset(RIGHTS)
@@ -100,8 +104,9 @@ def _entry(name: str, table: object) -> tuple[bytes, Caller]:
         raise ValueError(f"tokens: expected names of letters, digits, _ . and -, got {name!r}")
     if not isinstance(table, Mapping):
         raise ValueError(f"tokens: expected a table [{name}], got a value")
-    if wrong := next((key for key in table if key not in FIELDS), None):
-        raise ValueError(f"tokens: {name}: expected {', '.join(FIELDS)}, got {wrong!r}")
+    for key in table:
+        if key not in FIELDS:
+            raise ValueError(f"tokens: {name}: expected {', '.join(FIELDS)}, got {key!r}")
     rights = table.get("rights")
     named = isinstance(rights, list) and all(right in RIGHTS for right in rights)
     if not rights or not named:

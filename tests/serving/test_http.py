@@ -45,6 +45,7 @@ from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.middleware import loopback
+from decisionllm.serving.models import Model, Models
 from decisionllm.serving.protocol import BoundedProtocol
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
@@ -175,9 +176,9 @@ def serviced(policy, play, manager=None, **limits):
     """Run `play(service)` beside a service of this policy."""
 
     async def main():
-        async with Service(
-            policy, manager or CampaignManager(policy, SPEC, cache_bytes=10**7), **limits
-        ).run() as service:
+        made = manager or CampaignManager(policy, SPEC, cache_bytes=10**7)
+        models = Models(Model(made.name, "", policy, made))
+        async with Service(models, **limits).run() as service:
             return await play(service)
 
     return asyncio.run(main())
@@ -220,8 +221,8 @@ def test_a_tick_repeated_while_in_flight_has_one_answer():
         await asyncio.wait([call])
         while service.in_flight:
             await asyncio.sleep(0.01)
-        assert service.campaigns.journal.steps(id) == 2
-        return answers, await service.tick(id, drawn(0, 1)), service.campaigns.counts["bid", ""]
+        assert service.manager.journal.steps(id) == 2
+        return answers, await service.tick(id, drawn(0, 1)), service.manager.counts["bid", ""]
 
     answers, after, count = serviced(policy_of(), play)
     assert len({*answers}) == 1 and json.loads(after)["index"] == 1 and count == 2
@@ -409,7 +410,7 @@ def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
         for id in ids[1:]:
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).raise_for_status()
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
-        manager = client.app.state.service.campaigns
+        manager = client.app.state.service.manager
         assert [*manager.campaigns] == ids[1:] and [c.step for c in manager.campaigns.values()] == [
             1,
             1,
@@ -420,7 +421,7 @@ def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
 
 def test_a_replay_does_not_delay_other_requests():
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
-        id, manager = begun(client), client.app.state.service.campaigns
+        id, manager = begun(client), client.app.state.service.manager
         replayed = manager.replayed
         begins = threading.Event()
         gate = threading.Event()
@@ -804,11 +805,11 @@ def test_one_bad_tick_fails_alone(client):
         )
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
-    client.app.state.service.campaigns.journal._writer.execute(
+    client.app.state.service.manager.journal._writer.execute(
         "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (other,)
     )
     answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
-    client.app.state.service.campaigns.journal._writer.execute(
+    client.app.state.service.manager.journal._writer.execute(
         "DELETE FROM campaigns WHERE id = ?", (other,)
     )
     assert answers.status_code == 200 and answers.json()[id]["index"] == 0
@@ -817,14 +818,14 @@ def test_one_bad_tick_fails_alone(client):
 
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
-    client.app.state.service.campaigns.journal._writer.execute(
+    client.app.state.service.manager.journal._writer.execute(
         "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (id,)
     )
     # as the server does
     answer = client.post(
         f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"connection": "close"}
     )
-    client.app.state.service.campaigns.journal._writer.execute(
+    client.app.state.service.manager.journal._writer.execute(
         "DELETE FROM campaigns WHERE id = ?", (id,)
     )
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (500, ["server"])

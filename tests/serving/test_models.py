@@ -5,6 +5,7 @@ to it.
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections import Counter
 from functools import lru_cache
@@ -74,7 +75,7 @@ class Server:
             self.runs,
             lambda path: self.model(path, journal),
             run=self.runs / run,
-            kept=journal.models_path,
+            kept=journal.beside("models"),
             shares=shares,
         )
         info = self.model(self.runs / run, journal).info
@@ -154,10 +155,10 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
         for i, id in enumerate(ids):
             ticked(client, id, i, 0)
         assert taken(client, "b", campaigns="move")["moved"] == 3
-        before = client.app.state.service.campaigns.counts["rebuilt", ""]
+        before = client.app.state.service.manager.counts["rebuilt", ""]
         moved = [ticked(client, id, i, 1) for i, id in enumerate(ids)]
         assert {answer["model"] for answer in moved} == {"b@1"}
-        after = client.app.state.service.campaigns.counts["rebuilt", ""]
+        after = client.app.state.service.manager.counts["rebuilt", ""]
         assert after == before, "they are handed over in memory"
         replayed = server.model(server.runs / "b", Journal(server.path / "j")).manager
         for i, id in enumerate(ids):
@@ -294,6 +295,7 @@ def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
     gate = threading.Event()
     begins = threading.Event()
     made = server.model
+    usual = sys.getswitchinterval()
 
     def slow(path, journal):
         begins.set()
@@ -306,12 +308,13 @@ def test_ticks_are_answered_while_a_model_is_loaded(server, monkeypatch):
         change = threading.Thread(target=lambda: answers.append(taken(client, "b")))
         change.start()
         assert begins.wait(PATIENCE)
+        assert sys.getswitchinterval() < usual, "a tick waits less for the interpreter"
         for t in range(3):
             assert ticked(client, id, 0, t)["fallback"] is None
         assert client.post("/v1/models", json={"run": "c"}).status_code == 409
         gate.set()
         change.join()
-        assert answers[0]["checked"] == 1
+        assert answers[0]["checked"] == 1 and sys.getswitchinterval() == usual
 
 
 def test_ticks_that_come_all_the_time_survive_moves(server):

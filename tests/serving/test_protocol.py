@@ -163,6 +163,26 @@ def test_a_client_that_does_not_read_its_answers_is_cut_off(app):
                 connection.sendall(HEAD.replace(b"healthz", b"openapi.json") + b"\r\n")
 
 
+async def large(scope, receive, send):
+    """An app whose answer never fits into the buffers of a connection."""
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200})
+    for _ in range(2):
+        piece = {"type": "http.response.body", "body": b"x" * 50_000_000, "more_body": True}
+        await send(piece)
+
+
+def test_a_stop_with_unread_answers_logs_nothing(capfd):
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(serving(large, timeout_graceful_shutdown=1))
+        address = client.base_url.host, client.base_url.port
+        connection = socket.create_connection(address, timeout=PATIENCE)
+        connection.sendall(HEAD + b"\r\n")
+        connection.recv(1)
+    connection.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_connections_with_unread_answers_give_way_first(app):
     class Few(BoundedProtocol):
         max_connections = 3

@@ -140,7 +140,7 @@ def test_a_server_writes_snapshots_and_starts_from_them(tmp_path, monkeypatch):
         client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 1)).raise_for_status()
     monkeypatch.setattr(Journal, "ticks", lambda *_: [])  # no tick is needed
     with serving(app()) as client:
-        assert client.app.state.service.campaigns.campaigns[id].step == 2
+        assert client.app.state.service.manager.campaigns[id].step == 2
         tick = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 2))
         assert tick.status_code == 200 and tick.json()["index"] == 2
     assert not (tmp_path / "j.snapshot-wal").exists()

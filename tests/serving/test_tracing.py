@@ -13,6 +13,7 @@ from opentelemetry.trace import StatusCode
 from decisionllm.command_line import with_defaults
 from decisionllm.serve import check, traces_of
 from decisionllm.serving.app import create_app
+from decisionllm.serving.models import Model, Models
 from decisionllm.serving.otel import OtelTraces, otlp
 from decisionllm.serving.service import Service
 from decisionllm.serving.tracing import NoTraces
@@ -84,7 +85,7 @@ def test_a_late_decision_shows_where_its_time_went(traces, spans):
         return [([1.0], None)] * len(requests)
 
     async def main():
-        service = Service(policy_of(), traces=traces, batch_wait=0)
+        service = Service(Models(Model("", "", policy_of())), traces=traces, batch_wait=0)
         async with service.run():
             for seconds in (1.0, 0.01):
                 with traces.tick("c", 0) as trace:
@@ -107,7 +108,7 @@ def test_a_late_decision_shows_where_its_time_went(traces, spans):
 def test_without_the_option_nothing_is_traced():
     config = with_defaults("serve", {"run": "r"})
     assert traces_of(config) is None
-    assert isinstance(Service(policy_of()).traces, NoTraces)
+    assert isinstance(Service(Models(Model("", "", policy_of()))).traces, NoTraces)
     assert isinstance(traces_of(config | {"tracing": "http://127.0.0.1:1/v1/traces"}), OtelTraces)
     for name, value in (("log_sample", 1.5), ("log_slow_ms", 0)):
         with pytest.raises(ValueError, match=name):

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from decisionllm.schema import Json
 Columns = tuple[Any, ...]  # a row as SQLite reads it
 Entry = tuple[str, tuple[object, ...]]  # an SQL statement and its values
 
-VERSION = 2  # of the tables
+VERSION = 2  # version of the tables
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
 VERSION_1 = (
     # facts: the settings in JSON
@@ -53,12 +53,17 @@ VERSION_2 = (
     "CREATE INDEX open_campaigns ON campaigns (number) WHERE ended IS NULL",
 )
 WAIT = 10.0  # most seconds for a lock that another process holds
-# of reads, which wait for no write in WAL mode, so that they may run in an event loop
-READ_WAIT = 0.25
+READ_WAIT = 0.25  # seconds: a read waits for no write in WAL mode, so that the event loop may read
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
-ROWS_AT_ONCE = 5000  # of a check of all rows
 PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
+# tables of the files beside a journal that have rows of a campaign
+BESIDE = {
+    "shadow": ("decisions",),
+    "bids": ("bids", "totals"),
+    "shading": ("sent", "counts"),
+}
+COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
 CAMPAIGN = "id, key, opened, facts, sum, ended, model"
 TICK = "campaign, step, request, answer, at, sum"
 # the last tick of each campaign beside it
@@ -81,9 +86,9 @@ class DamagedRowError(sqlite3.DatabaseError):
     """A row is not as it was written."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowCheck:
-    """What a check of all rows found.
+    """The result of a check of all rows.
 
     Attributes:
         campaigns, ticks: numbers of rows.
@@ -91,10 +96,18 @@ class RowCheck:
         faults: damaged or missing rows.
     """
 
-    campaigns: int
-    ticks: int
-    unchecked: int
-    faults: list[str]
+    campaigns: int = 0
+    ticks: int = 0
+    unchecked: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def damage(self) -> Iterator[None]:
+        """Keep the fault of a row that is found to be damaged in the block."""
+        try:
+            yield
+        except DamagedRowError as error:
+            self.faults.append(str(error))
 
 
 class Journal:
@@ -113,42 +126,32 @@ class Journal:
         self.path = str(path)
         if self.path.startswith("file:"):
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
-        self.shadow_path = self._beside("shadow")
-        self.bids_path = self._beside("bids")
-        self.shading_path = self._beside("shading")
-        self.models_path = self._beside("models")
-        self.snapshot_path = self._beside("snapshot")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
-        in_memory = self.path == ":memory:"
+        self._writing = threading.Lock()
         kind = "a file to write, or one written by a server"
         if read_only:
             kind = "a journal of a server"
         with explained(f"journal: expected {kind}, got {path}", sqlite3.Error, OSError):
-            self._writing = threading.Lock()
             if read_only:
                 self._writer = _connect_to_read(self.path)
             else:
                 self._open_to_write()
             application, version = self._format()
-            self._reader = self._lister = self._writer
-            self._reading = self._listing = self._writing
-            if not in_memory and not read_only:
-                # Reads of one campaign, which bids need, wait neither for a write nor for a list.
-                self._reader = _connect(self.path, READ_WAIT)
-                self._reading = threading.Lock()
-                self._lister = _connect(self.path)
-                self._listing = threading.Lock()
-        self._file = None if in_memory else _identity(self.path)
-        got = "another database"
-        if application == APPLICATION:
-            got = f"version {version}"
-            if version == 1:
-                got += ", which a server that starts with it brings up to date"
+            self._open_to_read(shared=read_only or self.path == ":memory:")
+        self._file = None if self.path == ":memory:" else _identity(self.path)
         if (application, version) != (APPLICATION, VERSION):
+            got = "another database"
+            if application == APPLICATION:
+                got = f"version {version}"
+            if (application, version) == (APPLICATION, 1):
+                got += ", which a server that starts with it brings up to date"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
-    def _beside(self, name: str) -> str:
-        """The path of a file beside the journal; nothing is beside one in memory."""
+    def beside(self, name: str) -> str:
+        """The path of a file beside the journal: shadow, bids, shading, models or snapshot.
+
+        Nothing lies beside a journal in memory.
+        """
         return ":memory:" if self.path == ":memory:" else f"{self.path}.{name}"
 
     def _open_to_write(self) -> None:
@@ -157,7 +160,7 @@ class Journal:
         self._writer = _connect(self.path)
         self._writer.execute("PRAGMA journal_mode=WAL")
         self._writer.execute("PRAGMA synchronous=FULL")
-        # of two processes that start together, one makes the tables
+        # If two processes start together, one of them makes the tables.
         with transaction(self._writer):
             empty = not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone()
             statements = VERSION_1 if empty else ()
@@ -166,6 +169,17 @@ class Journal:
                     self._writer.execute(statement)
                 self._writer.execute(f"PRAGMA application_id={APPLICATION}")
                 self._writer.execute(f"PRAGMA user_version={VERSION}")
+
+    def _open_to_read(self, *, shared: bool) -> None:
+        """Open the connections that read. shared: they are the one that writes."""
+        self._reader = self._lister = self._writer
+        self._reading = self._listing = self._writing
+        if not shared:
+            # Reads of one campaign, which bids need, wait neither for a write nor for a list.
+            self._reader = _connect(self.path, READ_WAIT)
+            self._reading = threading.Lock()
+            self._lister = _connect(self.path)
+            self._listing = threading.Lock()
 
     def _format(self) -> tuple[int, int]:
         """Application and version that the file says it is of."""
@@ -242,10 +256,11 @@ class Journal:
         Returns:
             (campaigns, `before` of the call that goes on with older ones; None: there are none).
         """
-        last = "(SELECT MAX(number) FROM campaigns)"
-        if before is not None:
-            last = "(SELECT number - 1 FROM campaigns WHERE id = ?)"
-        ((newest,),) = self._list(f"SELECT {last}", *[before] * (before is not None))
+        if before is None:
+            ((newest,),) = self._list("SELECT MAX(number) FROM campaigns")
+        else:
+            query = "SELECT MAX(number) - 1 FROM campaigns WHERE id = ?"
+            ((newest,),) = self._list(query, before)
         if newest is None:
             return [], None
         oldest = 1
@@ -404,49 +419,36 @@ class Journal:
             sqlite3.DatabaseError: the file itself is damaged.
         """
         self.verify()
-        counts = dict.fromkeys(("campaigns", "ticks", "unchecked"), 0)
-        faults: list[str] = []
-        for row in self._in_turn(f"SELECT {CAMPAIGN}, number FROM campaigns", "number"):
-            counts["campaigns"] += 1
-            counts["unchecked"] += row[4] is None
-            try:
-                self._campaign_of(row[:7])
-            except DamagedRowError as error:
-                faults.append(str(error))
-        expected = ("", 0)
-        for row in self._in_turn(f"SELECT {TICK} FROM ticks", "campaign", "step"):
-            campaign, step, *_, sum = row
-            counts["ticks"] += 1
-            counts["unchecked"] += sum is None
-            if campaign != expected[0]:
-                expected = (campaign, 0)
-            if step != expected[1]:
-                faults.append(
-                    f"ticks {expected[1]} to {step - 1} of campaign {campaign} are missing"
-                )
-            expected = (campaign, step + 1)
-            try:
+        found = RowCheck()
+        for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
+            found.campaigns += 1
+            found.unchecked += row[4] is None
+            with found.damage():
+                self._campaign_of(row)
+        campaign, next_step = "", 0
+        for row in self._each(f"SELECT {TICK} FROM ticks ORDER BY campaign, step"):
+            found.ticks += 1
+            found.unchecked += row[5] is None
+            if row[0] != campaign:
+                campaign, next_step = row[0], 0
+            step = row[1]
+            if step != next_step:
+                missing = f"ticks {next_step} to {step - 1} of campaign {campaign} are missing"
+                found.faults.append(missing)
+            next_step = step + 1
+            with found.damage():
                 self._tick_of(row)
-            except DamagedRowError as error:
-                faults.append(str(error))
-        orphans = (
-            "SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN (SELECT id FROM campaigns)"
-        )
-        for (id,) in self._list(orphans):
-            faults.append(f"campaign {id}, which has ticks, is missing")
-        return RowCheck(**counts, faults=faults)
+        known = "SELECT id FROM campaigns"
+        for (id,) in self._each(
+            f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
+        ):
+            found.faults.append(f"campaign {id}, which has ticks, is missing")
+        return found
 
-    def _in_turn(self, query: str, *columns: str) -> Iterator[Columns]:
-        """Rows in the order of these columns, some thousand at a time, so that others can read."""
-        at = ", ".join(columns)
-        asked = f"SELECT *, {at} FROM ({query})"
-        order = f"ORDER BY {at} LIMIT {ROWS_AT_ONCE}"
-        rows = self._list(f"{asked} {order}")
-        while rows:
-            yield from (row[: -len(columns)] for row in rows)
-            last = rows[-1][-len(columns) :]
-            marks = ", ".join("?" * len(columns))
-            rows = self._list(f"{asked} WHERE ({at}) > ({marks}) {order}", *last)
+    def _each(self, query: str) -> Iterator[Columns]:
+        """The rows of a query, one after the other: all of them may not fit into memory."""
+        with self._listing:
+            yield from self._lister.execute(query)
 
     def prune(self, before: float) -> int:
         """Remove campaigns that have ended and whose last tick is older, with their ticks and what
@@ -467,9 +469,8 @@ class Journal:
             with self._locked(WAIT) as writer, transaction(writer):
                 writer.executemany("DELETE FROM ticks WHERE campaign = ?", found)
                 writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
-            _delete_beside(self.shadow_path, ("decisions",), found)
-            _delete_beside(self.bids_path, ("bids", "totals"), found)
-            _delete_beside(self.shading_path, ("sent", "counts"), found)
+            for name, tables in BESIDE.items():
+                _delete_beside(self.beside(name), tables, found)
             count += len(found)
         return count
 
@@ -486,20 +487,21 @@ class Journal:
             writer.execute("DROP TABLE room")
 
     def backup(self, to: str | Path) -> None:
-        """Copy the journal, and the decisions of a shadow policy beside it, also while a server
-        writes them.
+        """Copy the journal and the files of COPIED beside it, also while a server writes them.
 
         Raises:
             ValueError: there is a file already.
         """
-        for path in (to, f"{to}.shadow"):
+        for path in (to, *[f"{to}.{name}" for name in COPIED]):
             if Path(path).exists():
                 raise ValueError(f"to: expected a new file, got {path}, which exists")
         with ExitStack() as stack:
-            # first, so that it has no decision on a tick that the copied journal lacks
-            if Path(self.shadow_path).is_file():
-                shadow = stack.enter_context(closing(_connect_to_read(self.shadow_path)))
-                _copy(shadow, stack.enter_context(atomic(f"{to}.shadow")))
+            # The journal is copied last: no copy beside it is ahead of it.
+            for name in COPIED:
+                path = self.beside(name)
+                if Path(path).is_file():
+                    source = stack.enter_context(closing(_connect_to_read(path)))
+                    _copy(source, stack.enter_context(atomic(f"{to}.{name}")))
             with self._reading:
                 _copy(self._reader, stack.enter_context(atomic(to)))
 
@@ -550,7 +552,9 @@ def open_beside(path: str | Path, schema: str, *, wait: float) -> sqlite3.Connec
 
 
 def checksum(*values: str | float | None) -> int:
-    """Of the values of a row that never change. Bytes that are no text count as they are."""
+    """The checksum of the values of a row that never change. Bytes that are no text count as they
+    are.
+    """
     return zlib.crc32(repr(values).encode(errors="surrogateescape"))
 
 

@@ -56,7 +56,7 @@ def test_a_live_journal_is_backed_up_whole(tmp_path, capsys):
 def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_path, capsys):
     journal = written(tmp_path / "j")
     # as a server has it open: its row lies in the log
-    with closing(sqlite3.connect(journal.shadow_path)) as shadow:
+    with closing(sqlite3.connect(journal.beside("shadow"))) as shadow:
         shadow.execute("PRAGMA journal_mode=WAL")
         shadow.execute("CREATE TABLE decisions (campaign TEXT, step INTEGER)")
         shadow.execute("INSERT INTO decisions VALUES ('c', 29)")
