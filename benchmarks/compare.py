@@ -167,7 +167,7 @@ UMAZE = World(
     },
     targets={"return-conditioned, target 0": ("return-conditioned", 0.0)},
     rules={"rests": [0.0, 0.0], "pushes to the goal's corner": [-1.0, -1.0]},
-    log=("maze2d-umaze", {"source": "regenerate", "cut": "run", "steps": 200_000, "seed": 1}),
+    log=("maze2d-umaze", {"source": "regenerate", "cut": "run", "steps": 100_000, "seed": 1}),
     envs={"maze": ("maze2d-umaze", {})},
     episodes=100,
     discount=0.99,
