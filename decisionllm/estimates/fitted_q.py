@@ -6,7 +6,8 @@ it would have acted there. d3rlpy's FQE asks the policy again at each update and
 observation, which a sequence policy cannot act on.
 Source: Le, Voloshin and Yue, Batch Policy Learning under Constraints (arXiv 1903.08738),
 algorithm 3. Beside it, the first Q is the return-to-go of the log: few steps then move it to the
-policy, where from zero it would take as many as an episode is long.
+policy, where from zero it would take as many as an episode is long. Q(s', t + 1, a') is held within
+the least and the largest return-to-go of the log.
 """
 
 from collections.abc import Callable
@@ -84,6 +85,8 @@ class FittedQ(Estimator):
         togo = discounted_returns(log.rewards, log.offsets, discount)
         self.shift = float(togo[self.rows].mean())
         self.scale = float(positive(togo[self.rows].std()))
+        self.least = float(togo[self.rows].min()) / self.scale
+        self.most = float(togo[self.rows].max()) / self.scale
         self.rewards = torch.from_numpy(log.rewards[self.rows]).float() / self.scale
         self.units = Units.of(log)
         tasks = task_texts(log, np.arange(len(log.rewards)))
@@ -131,8 +134,10 @@ class FittedQ(Estimator):
             if step % self.sync_every == 0:
                 target.load_state_dict(net.state_dict())
             then = target(following[drawn])[..., 0]
-            later = self.discount * self.goes_on[drawn] * (then + shift)
-            aim: Tensor = self.rewards[drawn] + later - shift
+            # Where the log has no such action a network may say anything, and the next target
+            # would build on it: no return beyond those of the log is believed.
+            known = (then + shift).clamp(self.least, self.most)
+            aim: Tensor = self.rewards[drawn] + self.discount * self.goes_on[drawn] * known - shift
             return aim
 
         self._fit(net, wanted, f"fqe: {candidate.name}")

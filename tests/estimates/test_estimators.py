@@ -6,6 +6,7 @@ in the second, action 1 brings 3 and action 0 nothing, and the episode ends.
 
 import numpy as np
 import pytest
+import torch
 
 from decisionllm.estimates.fitted_q import FittedQ, discounted_returns
 from decisionllm.estimates.importance import Importance, effective_episodes
@@ -72,6 +73,26 @@ def test_fitted_q_finds_the_values_on_paper(discount, values):
         found = estimator.estimate(rule(log, int(first), int(second)))
         assert found.value == pytest.approx(value, abs=0.1)
         assert found.low == pytest.approx(found.high, abs=1e-5)  # all begin in one state
+
+
+@pytest.mark.parametrize(("says", "believed"), [(100.0, 3.0), (-100.0, 0.0), (2.0, 2.0)])
+def test_fitted_q_believes_no_return_beyond_those_of_the_log(says, believed):
+    """The first Q says one number everywhere, and what it is fitted to next is read off."""
+
+    class Untrained(FittedQ):
+        def _fit(self, net, wanted, title):
+            self.wanted = wanted
+
+    log = chain([*WALKS], held_out=0)  # returns-to-go 1; 0, 0; 3, 3
+    estimator = Untrained(log, 1.0, 0, members=1)
+    for weight in estimator.start.weights:
+        torch.nn.init.zeros_(weight)
+    with torch.no_grad():
+        estimator.start.biases[-1][:] = (says - estimator.shift) / estimator.scale
+    estimator.fit(rule(log, 1, 1))
+    aims = estimator.wanted(0, torch.arange(5)[None]) * estimator.scale + estimator.shift
+    # a last step brings its reward, and no more
+    assert aims[0].tolist() == pytest.approx([1, believed, 0, believed, 3], abs=1e-4)
 
 
 def test_fitted_q_leaves_out_steps_whose_action_is_missing():
