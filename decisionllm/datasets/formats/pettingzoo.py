@@ -95,25 +95,25 @@ def collect(
     """
     limits = action_limits(env)
     discrete = all("num_actions" in limit for limit in limits.values())
-    known = {}  # {agent: columns that are the same throughout the log}
-    for number, (agent, kind) in enumerate(agent_types(env).items()):
-        type_number = list(limits).index(kind)
-        known[agent] = {"agent": number, "agent_type": type_number, "team": teams.get(kind, 0)}
+    fixed = _fixed_columns(env, list(limits), teams)
     acts = list(act.values()) if isinstance(act, Mapping) else [act]
+
     steps: Rows = []
     agents: Rows = []
     for group in range(episodes):
         sizes: Counter[int] = Counter()  # agents that each team begins with
         for moment in _play(env, acts[group % len(acts)], seed + group):
-            key = {"group": group, "step": moment.step}
+            team_of = {agent: fixed[agent]["team"] for agent in moment.views}
             if not sizes:
-                sizes.update(known[agent]["team"] for agent in moment.views)
+                sizes.update(team_of.values())
+            key = {"group": group, "step": moment.step}
             for team, size in sizes.items():
-                members = [agent for agent in moment.views if known[agent]["team"] == team]
-                reward = sum(moment.rewards[agent] for agent in members) / size
+                reward = moment.team_reward(team, team_of) / size
                 steps.append({**key, "team": team, "reward": reward, **moment.end()})
             for agent in moment.views:
-                agents.append(key | known[agent] | moment.row(agent, env, discrete=discrete))
+                agents.append(key | fixed[agent] | moment.row(agent, env, discrete=discrete))
+
+    columns = _agent_columns(agents)
     found = {
         "name": str(env),
         "types": limits,
@@ -122,18 +122,24 @@ def collect(
         "seed": seed,
         "generator": "collect",
     }
-    observations = [row.pop("observation") for row in agents]
-    masks = [row.pop("available") for row in agents]
-    columns = _columns(agents)
-    columns["observation"] = np.concatenate(observations)
-    columns["observation_offsets"] = np.cumsum([0, *map(len, observations)])
-    if "action" in columns and not all(mask.all() for mask in masks):
-        width = max(map(len, masks))
-        columns["available"] = np.array([np.pad(mask, (0, width - len(mask))) for mask in masks])
     if isinstance(act, Mapping):
         columns["behaviour"] = columns["group"] % len(acts)
         found["behaviours"] = list(act)
     return Log(found | meta, _columns(steps), columns)
+
+
+def _fixed_columns(
+    env: "ParallelEnv", types: list[str], teams: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """The columns of each agent that are the same in all of its rows, by agent."""
+    fixed = {}
+    for number, (agent, kind) in enumerate(agent_types(env).items()):
+        fixed[agent] = {
+            "agent": number,
+            "agent_type": types.index(kind),
+            "team": teams.get(kind, 0),
+        }
+    return fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +165,14 @@ class Moment:
         """The end of the episode, for the table `steps`."""
         by_clock = any(self.truncated.values())
         return {"terminated": self.over and not by_clock, "truncated": self.over and by_clock}
+
+    def team_reward(self, team: int, team_of: Mapping[str, int]) -> float:
+        """The sum of the rewards of the agents of a team that are present."""
+        total = 0.0
+        for agent, its_team in team_of.items():
+            if its_team == team:
+                total += self.rewards[agent]
+        return total
 
     def row(self, agent: str, env: "ParallelEnv", *, discrete: bool) -> Json:
         """The observation, action and results of an agent, for the table `agents`."""
@@ -194,6 +208,20 @@ def _play(env: "ParallelEnv", act: Act, seed: int) -> Iterator[Moment]:
             over=not env.agents,
         )
         step += 1
+
+
+def _agent_columns(agents: Rows) -> dict[str, np.ndarray]:
+    """The table of agents: observations end to end, and masks only if an action is forbidden."""
+    observations = [row.pop("observation") for row in agents]
+    masks = [row.pop("available") for row in agents]
+    columns = _columns(agents)
+    columns["observation"] = np.concatenate(observations)
+    columns["observation_offsets"] = np.cumsum([0, *map(len, observations)])
+    if "action" in columns and not all(mask.all() for mask in masks):
+        width = max(map(len, masks))
+        padded = [np.pad(mask, (0, width - len(mask))) for mask in masks]
+        columns["available"] = np.array(padded)
+    return columns
 
 
 def _columns(rows: Rows) -> dict[str, np.ndarray]:
