@@ -88,7 +88,7 @@ def transitions(
         known &= store.action_weight > 0
         if next_actions:
             known &= store.action_weight[after] > 0
-    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
+    rows = store.rows_of(episodes)
     rows = rows[known[rows]]
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"

@@ -95,6 +95,10 @@ class Store(StepColumns[np.ndarray]):
         """The episode that each row is a step of, of the shape of `rows`."""
         return np.searchsorted(self.offsets, rows, side="right") - 1
 
+    def rows_of(self, episodes: np.ndarray) -> np.ndarray:
+        """The rows of these episodes (E,), one episode after the other: (n,)."""
+        return np.concatenate([np.arange(*self.offsets[e : e + 2]) for e in episodes])
+
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])

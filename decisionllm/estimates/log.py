@@ -22,7 +22,7 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
     if store.agent is not None:
         raise ValueError(f"{name}: expected episodes of single agents, got those of teams")
     episodes = np.concatenate([fitting, held_out])
-    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
+    rows = store.rows_of(episodes)
     rewards = np.asarray(store.rewards[rows], np.float64)
     if np.ptp(rewards) == 0:
         got = f"{rewards[0]:g} at each of {len(rewards):,} steps"

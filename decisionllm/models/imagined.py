@@ -361,7 +361,7 @@ class ImaginedValue(nn.Module):
                 net.set_frequencies(self.change_scale)
             for net in (*self.rewards, *self.values):
                 net.set_frequencies(horizon * self.change_scale)
-            if self.code:
+            if self.reads_text:
                 self.known[: len(data.codes)] = data.codes
             self._count(data.observations)
             for member in self.members:

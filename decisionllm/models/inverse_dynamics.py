@@ -146,7 +146,7 @@ def fill(
         return steps
     last = np.zeros(len(store.rewards), bool)
     last[store.offsets[1:] - 1] = store.final_observation is None
-    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
+    rows = store.rows_of(episodes)
     rows = rows[steps.loss_mask[rows] & ~last[rows]]
     if not len(rows):
         wanted = "recorded actions with a next observation to learn from"

@@ -121,7 +121,7 @@ def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transi
     codes = planner.text_codes([store.tasks[i] for i in task])
 
     lengths = store.lengths[data.episodes]
-    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
+    rows = store.rows_of(data.episodes)
     terminated = np.repeat(store.terminated[data.episodes], lengths)
     text = np.repeat(text_of_episode, lengths)
     if data.steps.action_weight is not None:

@@ -26,6 +26,7 @@ from decisionllm.domains.auction.market import (
 )
 from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.domains.auction.rules import OnlineLP
+from decisionllm.randomness import seeded
 
 LOW = float(np.log(GRID[0]))
 STRIDE = float(np.log(GRID[1] / GRID[0]))
@@ -238,8 +239,7 @@ def fit(
         gradient_campaigns: number in such an update.
     """
     generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = Network(11)
     features = []  # from all rounds, as are labels
     labels = []
