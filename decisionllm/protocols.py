@@ -302,6 +302,48 @@ class Objective(Protocol):
         return None
 
 
+class Planner(Protocol):
+    """Values plans in a model of the world that is fitted to the log before training; each plan
+    holds one candidate action for some steps. A subclass of torch.nn.Module too.
+
+    It is built with the spec of the data. Register it under `@register("planner", name)`. A state
+    is an observation with K numbers of its text, (..., S + K), in the model's units.
+
+    Attributes:
+        candidates: (C, A) actions, in the model's units.
+        horizon: steps of a plan, unless `act.planning_horizon` says others.
+        least_value: where the best plan has less value, the policy acts without a plan.
+    """
+
+    candidates: torch.Tensor
+    horizon: int
+    least_value: float
+
+    @abstractmethod
+    def text_codes(self, texts: Sequence[str]) -> torch.Tensor:
+        """The numbers of each text of the data that a state holds, (U, K); a ValueError if it
+        cannot read them.
+        """
+        ...
+
+    @abstractmethod
+    def states(self, observations: torch.Tensor, texts: Sequence[str]) -> torch.Tensor:
+        """Observations (N, S) with the numbers of their texts, (N, S + K)."""
+        ...
+
+    @abstractmethod
+    def plan(self, states: torch.Tensor, steps: int) -> torch.Tensor:
+        """Values (N, C) of holding each candidate for so many steps; -1: not to be used."""
+        ...
+
+    @abstractmethod
+    def fit(self, data: Any, units: Any, *, seed: int) -> None:
+        """Fit it to `models.dynamics.Transitions`; units: the model's `Normalizer`, fitted with the
+        changes.
+        """
+        ...
+
+
 class Decider(Protocol):
     """Turns hidden states into actions."""
 

@@ -1,15 +1,15 @@
 """Small networks that several estimators fit, and what they read of a log."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from decisionllm.models.fitting import minimise
 from decisionllm.models.imagined import TEXTS, codes
 from decisionllm.protocols import Logged
 
@@ -154,12 +154,8 @@ def optimise(
     """
     generator = torch.Generator().manual_seed(seed)
     size = len(net.weights[0]), batch_size
-    optimizer = torch.optim.Adam(net.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    hidden = not sys.stdout.isatty()
-    for step in track(range(steps), title, transient=True, disable=hidden):
-        drawn = torch.randint(rows, size, generator=generator)
-        optimizer.zero_grad()
-        loss(step, drawn).backward()
-        optimizer.step()
-        schedule.step()
+
+    def drawn_loss(step: int) -> Tensor:
+        return loss(step, torch.randint(rows, size, generator=generator))
+
+    minimise(net, drawn_loss, steps, title, lr=lr, schedule=CosineAnnealingLR)

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps
+from decisionllm.models.fitting import minimise
 from decisionllm.models.heads import BinsHead, DiscreteHead
-from decisionllm.models.imagined import fitted
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution
 from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
+from decisionllm.tokenizers.mlp import mlp
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -49,8 +50,8 @@ class InverseDynamics(nn.Module):
         size = 2 * spec.observation_dim + 1
         self.units = Normalizer(spec)
         self.norm = nn.BatchNorm1d(size, affine=False, momentum=None, eps=1e-12)
-        layers = [nn.Linear(size, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU()]
-        self.body = nn.Sequential(*layers)
+        layers = mlp(size, inner, inner, activation=nn.SiLU)
+        self.body = nn.Sequential(*layers, nn.SiLU())
         if spec.num_actions:
             self.head: DiscreteHead | BinsHead = DiscreteHead(inner, spec)
             self.uniform = -math.log(spec.num_actions)  # log-density of any action alike
@@ -104,7 +105,7 @@ class InverseDynamics(nn.Module):
                     lowest = now
             return self.loss(inputs(rng.choice(train, BATCH)))
 
-        fitted(self, loss, updates, "inverse dynamics")
+        minimise(self, loss, updates, "inverse dynamics")
         if lowest < math.inf:
             self.load_state_dict(best)
             steps, _, masks = inputs(held_out)

@@ -18,10 +18,12 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from decisionllm.checks import one_of
-from decisionllm.models.imagined import ImaginedValue, Transitions
+from decisionllm.models.dynamics import Dynamics, Transitions, candidate_actions, check_plan
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.protocols import Planner
 from decisionllm.randomness import seeded
 from decisionllm.registry import register
 from decisionllm.schema import Spec
@@ -54,7 +56,7 @@ def numbers_in(text: str, count: int) -> tuple[float, ...]:
 
 
 @register("planner", "landmarks")
-class LandmarkPaths(ImaginedValue):
+class LandmarkPaths(nn.Module, Planner):
     """Plans that end nearest to the goal, along shortest paths between landmarks of the log.
 
     A goal is a wanted value of the first numbers of an observation, the position. The observation
@@ -87,25 +89,18 @@ class LandmarkPaths(ImaginedValue):
         least_value: float = 0.0,
         steps: int = 600,
     ) -> None:
-        super().__init__(spec, horizon=horizon, least_value=least_value, steps=steps)
+        super().__init__()
         one_of("planner.goal_in", goal_in, ("observation", "text"))
+        check_plan(horizon, steps)
         if landmarks < 2 or link < 1:
             wanted = "2 landmarks and 1 step or more"
             raise ValueError(
                 f"planner.landmarks, link: expected {wanted}, got {landmarks} and {link}"
             )
         S = spec.observation_dim
-        self.goal_in = goal_in
-        if goal_in == "text":
-            most = S
-            size = goal_size or most
-            self.code = size
-            own = S
-        else:
-            most = S // 2
-            size = goal_size or most
-            # an imagined end must be like the data in its state alone: any goal may be far away
-            own = S - size
+        in_text = goal_in == "text"
+        most = S if in_text else S // 2
+        size = goal_size or most
         if not 0 < size <= most:
             wanted = f"a goal of 1 to {most} numbers, which the {goal_in} ends with"
             remedy = "planner.goal_in=text takes a goal that the task text names"
@@ -113,9 +108,15 @@ class LandmarkPaths(ImaginedValue):
                 f"planner.goal_size: expected {wanted}, of {S} numbers of an observation, "
                 f"got {size}; {remedy}"
             )
+        self.horizon = horizon
+        self.least_value = least_value
+        self.steps = steps
+        self.text_numbers = size if in_text else 0  # of a state, behind the observation
+        # an imagined end must be like the data in its state alone: any goal may be far away
+        self.dynamics = Dynamics(spec, compared=S + self.text_numbers - size)
+        self.candidates = nn.Buffer(candidate_actions(spec))
         self.size = size
         self.link = link
-        self._pair(own)
         self.landmarks = nn.Buffer(torch.zeros(landmarks, size))
         # within which each position of the log has a landmark
         self.radius = nn.Buffer(torch.zeros(()))
@@ -123,10 +124,11 @@ class LandmarkPaths(ImaginedValue):
         # goals and positions have units of their own: position = shift + scale * goal
         self.goal_scale = nn.Buffer(torch.ones(size))
         self.goal_shift = nn.Buffer(torch.zeros(size))
+        self.requires_grad_(False)
 
     def text_codes(self, texts: Sequence[str]) -> Tensor:
-        """The goal in each text of the data, (K, G) in raw units; (K, 0) if no text has one."""
-        if self.goal_in == "observation":
+        """The goal in each text of the data, (U, G) in raw units; (U, 0) if no text has one."""
+        if not self.text_numbers:
             return torch.zeros(len(texts), 0)
         return torch.tensor([numbers_in(text, self.size) for text in texts])
 
@@ -185,25 +187,18 @@ class LandmarkPaths(ImaginedValue):
         N, C = len(states), len(self.candidates)
         actions = self.candidates.repeat(N, 1)
         ends = []
-        for member in self.members:
+        for member in self.dynamics.members:
             x = states.repeat_interleave(C, 0)
             for _ in range(steps):
-                x = self.step(member, x, actions)
+                x = self.dynamics.step(member, x, actions)
             ends.append(x)
         every = torch.stack(ends)  # (M, N C, S)
         mean = every.mean(0)
         values = self.value(mean).view(N, C)
         least = torch.exp(LEAST_GAIN * self.radius)  # of a plan in values of staying
         nearer = values > least * self.value(states)[:, None]
-        known = self.agreed(every, steps) & self.covered(self.places(mean)[0])
+        known = self.dynamics.agreed(every, steps) & self.covered(self.places(mean)[0])
         return torch.where(known.view(N, C) & nearer, values, -1.0)
-
-    def supported(self, observations: Tensor) -> Tensor:
-        """Whether states are like the data, see `ImaginedValue`; any goal is. (..., S) -> (...)"""
-        if self.goal_in == "text":
-            return super().supported(observations)
-        goals = self.low[-self.size :].expand_as(observations[..., -self.size :])
-        return super().supported(torch.cat([observations[..., : -self.size], goals], -1))
 
     def covered(self, positions: Tensor) -> Tensor:
         """Whether positions (..., G) are as near to a landmark as those of the log: (...) bool."""
@@ -212,28 +207,20 @@ class LandmarkPaths(ImaginedValue):
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
         """Fit the dynamics, spread the landmarks and find the ways between them."""
         with seeded(seed):
-            self._set_units(units)
+            self.dynamics.set_units(units)
             self._fit_goal_units(units)
-            for member in self.members:
-                member.set_frequencies(self.change_scale)
-            self._count(data.observations)
-            for member in self.members:
-                self._fit_member(member, data, self.steps)
+            self.dynamics.fit(data, self.steps)
             self._spread(data.observations[:, : self.size])
             self._connect(data)
 
     def _fit_goal_units(self, units: Normalizer) -> None:
         """Find how a goal, as the states hold it, becomes a place among the positions."""
-        mean = units.observation_mean
-        scale = units.observation_scale
-        if self.goal_in == "text":
-            goal_mean = torch.zeros_like(mean[: self.size])
-            goal_scale = torch.ones_like(scale[: self.size])
-        else:
-            goal_mean = mean[-self.size :]
-            goal_scale = scale[-self.size :]
-        self.goal_scale.copy_(goal_scale / scale[: self.size])
-        self.goal_shift.copy_((goal_mean - mean[: self.size]) / scale[: self.size])
+        # of a state: the numbers of a text are in raw units
+        mean = F.pad(units.observation_mean, (0, self.text_numbers))
+        scale = F.pad(units.observation_scale, (0, self.text_numbers), value=1.0)
+        G = self.size
+        self.goal_scale.copy_(scale[-G:] / scale[:G])
+        self.goal_shift.copy_((mean[-G:] - mean[:G]) / scale[:G])
 
     def _spread(self, positions: Tensor) -> None:
         """Choose landmarks among positions (n, G), each the farthest from those before it."""

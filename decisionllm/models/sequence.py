@@ -9,9 +9,8 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.checks import one_of
 from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
-from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer
-from decisionllm.protocols import Distribution, Head, Objective
+from decisionllm.protocols import Distribution, Head, Objective, Planner
 from decisionllm.registry import Node, build, choice
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.team import TeamTokenizer
@@ -30,7 +29,7 @@ class SequenceModel(nn.Module):
         options: `config.ModelOptions`.
         objective: config node of what is minimised, see `protocols.Objective`. Default: the
             likelihood of the actions.
-        planner: config node of a value to plan with, see `ImaginedValue`. Default: none.
+        planner: config node of what values plans, see `protocols.Planner`. Default: none.
 
     Raises:
         ValueError: an option is unknown, or two do not fit together.
@@ -76,7 +75,7 @@ class SequenceModel(nn.Module):
                 f"{head['_target_']}: expected a head with loss_floor and entities, see "
                 "protocols.Head"
             )
-        self.planner: ImaginedValue | None = None
+        self.planner: Planner | None = None
         if planner and planner["_target_"] != "none":
             self.planner = build(planner, spec)
         self.objective = made

@@ -10,14 +10,20 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.models.team_world import TeamWorld, mlp, own_first
+from decisionllm.models.team_world import TeamWorld, own_first
 from decisionllm.randomness import seeded
+from decisionllm.tokenizers.mlp import mlp
 
 DELAY, RATE, BATCH = 0.01, 1e-3, 512
 INNER = 128  # width of the networks
 NOISE = 0.1  # of exploration, in half ranges of an action
 PLAYED_AT_ONCE = 32  # worlds
 RANDOM_ROUNDS = 20  # of uniform play before the first update
+
+
+def relu_mlp(inputs: int, outputs: int) -> nn.Sequential:
+    """A network with two hidden layers."""
+    return mlp(inputs, INNER, INNER, outputs, activation=nn.ReLU)
 
 
 class TeamTD3:
@@ -34,7 +40,7 @@ class TeamTD3:
         self.discount = discount
         joint = agents * (size + actions)
         # The slow copies are drawn too: the weights of published policies depend on it.
-        self.actor, self.slow_actor = (mlp(size, actions, INNER, nn.ReLU) for _ in range(2))
+        self.actor, self.slow_actor = (relu_mlp(size, actions) for _ in range(2))
         self.critics, self.slow_critics = (self._critics(joint) for _ in range(2))
         self.slow_actor.load_state_dict(self.actor.state_dict())
         self.slow_critics.load_state_dict(self.critics.state_dict())
@@ -42,7 +48,7 @@ class TeamTD3:
         self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), RATE)
 
     def _critics(self, inputs: int) -> nn.ModuleList:
-        return nn.ModuleList(mlp(inputs, 1, INNER, nn.ReLU) for _ in range(2))
+        return nn.ModuleList(relu_mlp(inputs, 1) for _ in range(2))
 
     def act(self, observations: Tensor) -> Tensor:
         """(..., O) -> (..., A) within -1 .. 1."""

@@ -4,6 +4,8 @@ all agents, and what an agent is rewarded for.
 Letters: E worlds, N agents, O numbers of an observation, A of an action, R rows.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -11,29 +13,22 @@ from torch.nn import functional as F
 
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
-from decisionllm.models.imagined import fitted
+from decisionllm.models.fitting import minimise
 from decisionllm.randomness import seeded
 from decisionllm.tokenizers.entities import Blocks
 from decisionllm.tokenizers.entities import blocks as placed
+from decisionllm.tokenizers.mlp import mlp
 from decisionllm.tokenizers.waves import beside_waves
 
 MEMBERS = 2  # of the ensemble
 WORLDS = 512  # joint steps of a training step
 REWARDED = 256  # of these, joint steps whose rewards are learned, which takes more time
 WAVES = 32  # frequencies of the distance between two entities
+INNER = 256  # width of the members
 FREQUENCY = 3.0  # standard deviation of the frequencies, in units of the entities
 
 
-def mlp(
-    inputs: int, outputs: int, inner: int, activation: type[nn.Module] = nn.SiLU
-) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, inner),
-        activation(),
-        nn.Linear(inner, inner),
-        activation(),
-        nn.Linear(inner, outputs),
-    )
+silu_mlp = partial(mlp, activation=nn.SiLU)
 
 
 class Pairs(nn.Module):
@@ -43,9 +38,7 @@ class Pairs(nn.Module):
         super().__init__()
         self.frequencies = nn.Buffer(torch.randn(width, WAVES) * FREQUENCY / scale)
         self.scale = scale
-        self.encode = nn.Sequential(
-            nn.Linear(width + 2 * WAVES, inner), nn.SiLU(), nn.Linear(inner, inner)
-        )
+        self.encode = silu_mlp(width + 2 * WAVES, inner, inner)
 
     def forward(self, offsets: Tensor) -> Tensor:
         phases = offsets @ self.frequencies
@@ -84,8 +77,8 @@ class Relations(nn.Module):
             for _, other_width, _ in self.entities:
                 comparable = width == other_width
                 self.between.append(Pairs(width, scale, inner) if comparable else nn.Identity())
-            self.value.append(nn.Sequential(nn.SiLU(), mlp(inner, 1, inner)))
-        self.of_own = mlp(len(self.own), 1, inner)
+            self.value.append(nn.Sequential(nn.SiLU(), silu_mlp(inner, inner, inner, 1)))
+        self.of_own = silu_mlp(len(self.own), inner, inner, 1)
 
     def forward(self, observations: Tensor) -> Tensor:
         """(..., O) raw -> (...)."""
@@ -143,7 +136,9 @@ class TeamWorld(nn.Module):
         self.low = tensor(steps.low)
         self.high = tensor(steps.high)
         with seeded(seed):
-            self.members = nn.ModuleList(mlp(N * (size + A), size, 256) for _ in range(MEMBERS))
+            inputs = N * (size + A)
+            nets = (silu_mlp(inputs, INNER, INNER, size) for _ in range(MEMBERS))
+            self.members = nn.ModuleList(nets)
             scales = self.observation_scale
             self.rewards = nn.ModuleList(Relations(steps.blocks, scales) for _ in range(MEMBERS))
 
@@ -182,7 +177,7 @@ class TeamWorld(nn.Module):
                 total = total + F.mse_loss(expected, paid)
             return total
 
-        fitted(self, loss, updates, "model of the world")
+        minimise(self, loss, updates, "model of the world")
 
     def turned(self, *vectors: Tensor) -> tuple[Tensor, ...]:
         """Pairs of numbers (..., 2 V), all turned and mirrored alike at random; as they are unless

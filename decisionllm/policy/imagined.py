@@ -51,9 +51,9 @@ def load(
     """
     policy, config, info = loading.load(run)
     own = check_text(run, text, config)
-    if not isinstance(policy, Policy) or policy.model.planner is None:
+    imagined = policy.model.planner if isinstance(policy, Policy) else None
+    if not isinstance(imagined, ImaginedValue):
         raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
-    imagined = policy.model.planner
     store = prepare(config["dataset"], config["cache_dir"], config["transform"])
     rng = np.random.default_rng(seed)
     first = rng.integers(len(store.rewards), size=episodes)

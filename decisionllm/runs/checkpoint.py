@@ -35,6 +35,8 @@ from decisionllm.schema import Json
 # tensors that are saved although no gradient trains them
 FITTED = re.compile(r"normalizer\.|planner\.|objective\.|^backbone\.features\.")
 
+UNUSED = re.compile(r"planner\.(rewards\.|values\.|reward_low$|reward_span$)")
+
 
 def save(
     path: Path,
@@ -115,7 +117,7 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     """
     folder = checkpoint_folder(path)
     expected = _own_state(model)
-    own = content(folder / "model.safetensors")
+    own = todays_names(content(folder / "model.safetensors"), expected)
     adapter = {}
     if model.backbone.tune == "lora":
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
@@ -136,6 +138,25 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     if adapter:
         set_peft_model_state_dict(model.backbone.model, adapter)
     model.load_state_dict(own, strict=False)
+
+
+def todays_names(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by the names that a model expects now.
+
+    In 0.2 a planner held the tensors of its dynamics itself, and planner=landmarks also networks
+    of rewards and values that it did not use.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        if name not in expected:
+            if UNUSED.search(name):
+                continue
+            moved = name.replace("planner.", "planner.dynamics.", 1)
+            name = moved if moved in expected else name
+        found[name] = tensor
+    return found
 
 
 def load_model(path: str | Path, config: Node, info: Json) -> Model:

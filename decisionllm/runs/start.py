@@ -14,10 +14,11 @@ from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store
+from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
-from decisionllm.models.imagined import ImaginedValue, Transitions
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.models.sequence import SequenceModel
+from decisionllm.protocols import Planner
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
@@ -99,7 +100,7 @@ def fit_normalizer(
         normalizer.fit_changes(differences())
 
 
-def fit_value(planner: ImaginedValue, units: Normalizer, data: Data, config: TrainConfig) -> None:
+def fit_value(planner: Planner, units: Normalizer, data: Data, config: TrainConfig) -> None:
     """Fit the value of a model to its training steps, in the model's units."""
     bf16 = hardware.precision(config.device, config.optim.precision) == "bf16"
     shown = transitions(planner, units, data)
@@ -107,7 +108,7 @@ def fit_value(planner: ImaginedValue, units: Normalizer, data: Data, config: Tra
         planner.fit(shown, units, seed=config.seed)
 
 
-def transitions(planner: ImaginedValue, units: Normalizer, data: Data) -> Transitions:
+def transitions(planner: Planner, units: Normalizer, data: Data) -> Transitions:
     """The training steps whose action is known, as a value is fitted to them.
 
     Raises:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decisionllm.tokenizers.mlp import mlp
+
 # (kind, width, count) of a raw observation; a list of lists where it was JSON
 Blocks = Sequence[Sequence[Any]]
 HEADS = 4
@@ -87,6 +89,7 @@ class EntityEncoder(nn.Module):
         self.maps = nn.ModuleList()
         D = inner(width)
         for _, size, _ in entity_schema:
+            # drawn before the first layer: the weights of published models depend on it
             deeper: list[nn.Module] = []
             if embedding != "linear":
                 deeper = [nn.GELU(), nn.Linear(D, D)]
@@ -135,8 +138,7 @@ class _Layer(nn.Module):
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
-        wide = 2 * width
-        self.mix = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
+        self.mix = mlp(width, 2 * width, width)
 
     def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Tensor:
         """Queries (n, Q, D), present (n, K) bool, entities (n, K, D) -> (n, Q, D)."""

@@ -12,6 +12,7 @@ from decisionllm.checks import one_of, ranges
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
+from decisionllm.tokenizers.mlp import mlp
 from decisionllm.tokenizers.waves import Waves
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
@@ -72,7 +73,7 @@ class TrajectoryTokenizer(nn.Module):
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
                 return nn.Linear(size, width)
-            return nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, width))
+            return mlp(size, width, width)
 
         self.num_actions = spec.num_actions
         self.horizon = spec.horizon

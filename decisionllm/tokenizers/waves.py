@@ -6,6 +6,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from decisionllm.tokenizers.mlp import mlp
+
 COUNT = 16  # waves of each number
 # radians a unit, the slowest and the fastest; a unit is a deviation of the number in the data.
 # Faster ones fit a log better, but a policy of them comes to rest in more places.
@@ -33,9 +35,7 @@ class Waves(nn.Module):
         self.frequencies = nn.Buffer(
             torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), COUNT)
         )
-        self.layers = nn.Sequential(
-            nn.Linear(size * (1 + 2 * COUNT), width), nn.GELU(), nn.Linear(width, width)
-        )
+        self.layers = mlp(size * (1 + 2 * COUNT), width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., S) in the model's units -> (..., D)."""

@@ -9,15 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from decisionllm.models import imagined
-from decisionllm.models.imagined import (
-    FourierMLP,
-    ImaginedValue,
-    Transitions,
-    candidate_actions,
-    codes,
-    fitted,
-)
+from decisionllm.models import dynamics, imagined
+from decisionllm.models.dynamics import FourierMLP, Transitions, candidate_actions
+from decisionllm.models.fitting import minimise
+from decisionllm.models.imagined import ImaginedValue, codes
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
 
@@ -57,13 +52,13 @@ class Pay(nn.Module):
 
 def known(errors=(0.0, 0.0), discount=0.5):
     made = ImaginedValue(LINE, discount=discount)
-    made.members = nn.ModuleList(Shift(error) for error in errors)
+    made.dynamics.members = nn.ModuleList(Shift(error) for error in errors)
     made.rewards = nn.ModuleList([Pay(), Pay(), Pay()])
     for value in made.values:
         nn.init.zeros_(value.last.weight)
         nn.init.zeros_(value.last.bias)  # a value of 0.5 everywhere
-    made.low.fill_(-10.0)
-    made.bin_width.fill_(1.0)
+    made.dynamics.low.fill_(-10.0)
+    made.dynamics.bin_width.fill_(1.0)
     return made
 
 
@@ -112,10 +107,10 @@ def test_a_sequence_on_whose_end_the_members_disagree_does_not_count():
 def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
     """Two numbers that were only seen equal, from 0 to 9.99 in 100 bins of 0.1: (3, 3.05) and the
     bins beside it are like the data, (3, 3.35) and 12 are not."""
-    monkeypatch.setattr(imagined, "BINS", 100)
-    made = ImaginedValue(replace(LINE, observation_dim=2), discount=0.5)
+    monkeypatch.setattr(dynamics, "BINS", 100)
+    made = dynamics.Dynamics(replace(LINE, observation_dim=2))
     line = torch.linspace(0, 9.99, 2000)
-    made._count(torch.stack([line, line], 1))
+    made.count(torch.stack([line, line], 1))
     assert made.together[0].sum() == 100 + 2 * 99 + 2 * 98 and made.together[0].diagonal().all()
     ends = torch.tensor([[3.05, 3.05], [3.05, 3.15], [3.05, 3.35], [12.0, 12.0], [-0.15, 0.0]])
     assert made.supported(ends).tolist() == [True, True, False, False, False]
@@ -153,8 +148,9 @@ def line(monkeypatch, sides=(1,)):
     """Transitions along places -2 .. 2, both numbers of an observation: each of these texts pays 7
     at its side from 1 on.
     """
-    monkeypatch.setattr(imagined, "BATCH", 128)
-    monkeypatch.setattr(imagined, "BINS", 20)
+    for module in (dynamics, imagined):
+        monkeypatch.setattr(module, "BATCH", 128)
+    monkeypatch.setattr(dynamics, "BINS", 20)
     rng = np.random.default_rng(0)
     spec = replace(LINE, observation_dim=2)
     places = rng.uniform(-2, 2, (4000, 1))
@@ -236,5 +232,5 @@ def test_a_regression_is_fitted():
     torch.manual_seed(0)
     net = FourierMLP(1, 1, 1, inner=32)
     x = torch.linspace(-1, 1, 64)[:, None]
-    fitted(net, lambda step: (net(x) - x.abs()).square().mean(), 200, "test")
+    minimise(net, lambda step: (net(x) - x.abs()).square().mean(), 200, "test")
     assert (net(x) - x.abs()).abs().mean() < 0.05 and not net.last.weight.requires_grad

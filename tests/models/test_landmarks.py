@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from decisionllm.models.imagined import Transitions
+from decisionllm.models.dynamics import Transitions
 from decisionllm.models.landmarks import FAR, LandmarkPaths
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
@@ -45,8 +45,8 @@ def found(*walks, landmarks=11, **options):
     data = transitions(*walks)
     made._spread(data.observations[:, :2])
     made._connect(data)
-    made._count(data.observations)
-    made.members = nn.ModuleList([Shift(), Shift()])
+    made.dynamics.count(data.observations)
+    made.dynamics.members = nn.ModuleList([Shift(), Shift()])
     return made
 
 
@@ -135,7 +135,8 @@ def test_a_goal_in_the_text_is_the_place_that_the_observation_would_end_with():
     assert made.plan(states, 2).shape == (2, 9)
     # a goal anywhere does not make a state unlike the data
     far = made.states(seen[:1], ["Go to x = 900, y = 900."])
-    assert made.supported(far[:, :2]).all() and made.agreed(far.expand(2, 1, 4), 1).all()
+    assert made.dynamics.supported(far[:, :2]).all()
+    assert made.dynamics.agreed(far.expand(2, 1, 4), 1).all()
     with pytest.raises(ValueError, match=r"a task text with 2 numbers, the goal, got 'Maze 3'"):
         made.states(seen[:1], ["Maze 3"])
 

@@ -1,8 +1,11 @@
 """A run with a value plans to it, keeps it in its checkpoint, and imagines a dataset."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import decisionllm
 from decisionllm.data import card
@@ -10,6 +13,7 @@ from decisionllm.datasets.store import open_store, prepare, write
 from decisionllm.domains.maze2d.dataset import goal_facts
 from decisionllm.policy.imagined import support_faults, tasks_of
 from decisionllm.protocols import Source
+from decisionllm.runs.checkpoint import todays_names
 from decisionllm.schema import History, Spec
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 
@@ -27,11 +31,16 @@ SHORT = (
 )
 
 
+def small_batches(patch):
+    for module in ("dynamics", "imagined"):
+        patch.setattr(f"decisionllm.models.{module}.BATCH", 64)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("imagined")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decisionllm.models.imagined.BATCH", 64)
+        small_batches(patch)
         assert command("train", *SHORT, f"run={path}/run", f"cache_dir={path}/data") == 0
     return path / "run"
 
@@ -40,9 +49,8 @@ def test_a_value_is_restored_and_planned_to(run):
     policy, other = (decisionllm.load(run) for _ in range(2))
     imagined = policy.model.planner
     places = np.array([[0.5, 0.5], [-1, 2]], np.float32)
-    assert imagined.change_scale.abs().max() < 1 and imagined.values[1].frequencies.max() > 1, (
-        "as fitted"
-    )
+    assert imagined.dynamics.change_scale.abs().max() < 1, "as fitted"
+    assert imagined.values[1].frequencies.max() > 1, "as fitted"
     values = torch.full((2, 9), 0.1)
     # the last candidate is best in the first episode; none is known in the second
     values[0, 8], values[1] = 0.2, -1.0
@@ -109,7 +117,7 @@ def test_a_plan_needs_a_value_and_few_dimensions():
 
 
 def test_one_value_for_many_texts(monkeypatch, tmp_path):
-    monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
+    small_batches(monkeypatch)
     words = (
         "text=goal",
         "planner.reads_text=true",
@@ -151,7 +159,7 @@ def test_the_task_of_a_row_is_that_of_its_episode(tmp_path):
 
 
 def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, tmp_path):
-    monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
+    small_batches(monkeypatch)
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=goal", "planner.reads_text=true")
     loop = [word for word in SHORT if not word.startswith("dataset") and word not in CORRUPT]
     assert command("train", *loop, *maze, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 0
@@ -190,6 +198,24 @@ def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
     assert command("train", *SHORT, f"run={run}", f"cache_dir={run.parent}/data") == 0
     after = decisionllm.load(run).model.planner.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_checkpoint_whose_planner_held_its_dynamics_itself_is_read(run, tmp_path):
+    """As version 0.2 wrote them; there planner=landmarks had networks that it did not use."""
+    old = shutil.copytree(run, tmp_path / "old")
+    file = old / "checkpoint" / "model.safetensors"
+    tensors = load_file(file)
+    flat = {name.replace("planner.dynamics.", "planner."): x for name, x in tensors.items()}
+    assert flat.keys() != tensors.keys()
+    save_file(flat, file)
+    (file.parent / "checksums.json").unlink()
+    before, after = (decisionllm.load(path).model.state_dict() for path in (run, old))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    expected = {"planner.ways": 0, "planner.dynamics.low": 0}
+    unused = {"planner.values.0.last.bias": 0, "planner.reward_low": 0, "planner.rewards.1.x": 0}
+    given = {"planner.ways": 1, "planner.low": 2, "head.out": 3}
+    wanted = {"planner.ways": 1, "planner.dynamics.low": 2, "head.out": 3}
+    assert todays_names(given | unused, expected) == wanted
 
 
 def test_a_run_imagines_a_dataset(run, tmp_path):
