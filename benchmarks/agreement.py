@@ -32,8 +32,8 @@ def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndar
     a step's decisions, ms.
     """
     generator = torch.Generator().manual_seed(seed)
-    policy, config, _ = loading.load(run, execution=execution, generator=generator)
-    env = build(config["env"], episodes)
+    policy = loading.load(run, execution=execution, generator=generator)
+    env = build(policy.config["env"], episodes)
     calls = [0]
     seconds = 0.0
     decide = TeamSession.decide

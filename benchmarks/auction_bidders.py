@@ -44,8 +44,8 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
         For each condition the runs' mean score, and its mean difference to POOLED with the 95 %
         interval over campaigns.
     """
-    loaded = [(run, *loading.load(run)) for run in runs]
-    _, _, config, info = loaded[0]
+    loaded = [(run, loading.load(run)) for run in runs]
+    config, info = loaded[0][1].config, loaded[0][1].info
     env = build(config["env"] | options, 1)
     versions = directory.versions()
     scores: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -81,10 +81,10 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
     for name, begin in env.baselines(0).items():
         if name in IN_MARKET or (name != SLOW and not in_market):
             play(name, begin, 0, {})
-    for run, policy, own, trained in loaded:
+    for run, policy in loaded:
         begin = partial(policy.begin, horizon=env.horizon)
-        source = {"run": str(run), "fingerprint": trained["fingerprint"]}
-        play(own["name"], begin, own["seed"], source)
+        source = {"run": str(run), "fingerprint": policy.info["fingerprint"]}
+        play(policy.config["name"], begin, policy.config["seed"], source)
     mean = np.mean(scores[config["name"]], 0)
     (pooled,) = scores[POOLED]
     compared = {}

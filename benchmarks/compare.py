@@ -196,7 +196,7 @@ def policies(world: World, folder: Path, log: Logged) -> list[Candidate]:
     found = []
     options = {name: (name, None) for name in world.runs} | world.targets
     for name, (run, target) in options.items():
-        policy = loading.load(run_path(folder, run), target_return=target)[0]
+        policy = loading.load(run_path(folder, run), target_return=target)
         acted = policy_actions(policy, log)
         found.append(Candidate(name, acted.actions, partial(policy.begin, horizon=horizon)))
     for name, action in world.rules.items():

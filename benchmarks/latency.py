@@ -47,7 +47,8 @@ def main():
     measure.pin()
     machine = {"load": os.getloadavg()[0], "versions": directory.versions()}
     for execution in ("per_agent", "joint"):
-        policy, config, _ = loading.load(given.run, execution=execution)
+        policy = loading.load(given.run, execution=execution)
+        config = policy.config
         for worlds in given.worlds:
             for agents in range(2, 7):
                 env = SpreadTeams(

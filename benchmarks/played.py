@@ -31,7 +31,8 @@ def open_run(
 
     node: of another environment than the run's; count: of episodes.
     """
-    policy, config, _ = loading.load(run)
+    policy = loading.load(run)
+    config = policy.config
     return policy, config, build((node or config["env"]) | options, count)
 
 
@@ -49,8 +50,7 @@ def scores_of_runs(runs: list[Path], options: dict[str, Any]) -> tuple[np.ndarra
     policy, config, env = open_run(runs[0], options)
     scores = [env.score(roll_out(policy, env))]
     for run in runs[1:]:
-        policy, _, _ = loading.load(run)
-        scores.append(env.score(roll_out(policy, env)))
+        scores.append(env.score(roll_out(loading.load(run), env)))
     return np.array(scores), env, config["name"]
 
 

@@ -151,8 +151,8 @@ class Loop:
 
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
-    policy, _, run_info = loading.load(run)
-    manager = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]))
+    policy = loading.load(run)
+    manager = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
     began = time.monotonic()
     os.environ["DECISIONLLM_TOKEN"] = "secret"
     with tempfile.TemporaryDirectory() as folder:

@@ -499,8 +499,8 @@ class Soak:
         Returns:
             The largest relative difference, and the number of fallbacks.
         """
-        policy, _, run_info = loading.load(self.options.run)
-        observation = ObservationSpec.of(run_info["dataset"])
+        policy = loading.load(self.options.run)
+        observation = ObservationSpec.of(policy.info["dataset"])
         alone = CampaignManager(policy, observation, horizon=self.steps)
         largest = 0.0
         fallbacks = 0

@@ -109,7 +109,7 @@ def play(
 
     def begin(tasks: Sequence[str]) -> Player:
         if isinstance(player, Path):
-            policy = loading.load(player, part=role)[0]
+            policy = loading.load(player, part=role)
             made: Player = policy.begin(
                 [text or task for task in tasks], env.horizon, groups=env.groups
             )
@@ -159,7 +159,9 @@ def main() -> None:
     if not (FOLDER / "log").exists():
         record(FOLDER / "log", groups=2400)
     runs = train(given.seed)
-    nodes = {role: loading.load(runs["checkpoint"][role], part=role)[1]["env"] for role in OTHER}
+    nodes = {
+        role: loading.load(runs["checkpoint"][role], part=role).config["env"] for role in OTHER
+    }
     texts = {role: build(node, 1).tasks[0] for role, node in nodes.items()}
     won: dict[tuple[str, str], np.ndarray] = {}
     for chasers, prey in PAIRINGS:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decisionllm.config import TrainConfig
     from decisionllm.eval.rollout import rollout
-    from decisionllm.policy.loading import load_policy as load
+    from decisionllm.policy.loading import load
     from decisionllm.policy.policy import Policy
     from decisionllm.registry import choice, register
     from decisionllm.schema import Episode, History, Spec
@@ -39,7 +39,7 @@ PUBLIC = {  # name -> where it is defined
     "Spec": "schema:Spec",
     "TrainConfig": "config:TrainConfig",
     "choice": "registry:choice",
-    "load": "policy.loading:load_policy",
+    "load": "policy.loading:load",
     "register": "registry:register",
     "rollout": "eval.rollout:rollout",
 }

@@ -133,7 +133,8 @@ def load_runs(paths: Sequence[Path], config: Node) -> list[Loaded]:
     acting = config["act"] | {"generator": generator.manual_seed(config["seed"])}
     found = []
     for path in paths:
-        loaded = Loaded(path, *loading.load(path, device=device, **acting))
+        policy = loading.load(path, device=device, **acting)
+        loaded = Loaded(path, policy, policy.config, policy.info)
         if isinstance(loaded.policy, Policy) and loaded.policy.model.team is not None:
             raise ValueError(f"{path}: expected a run of single agents, got one of teams")
         found.append(loaded)

@@ -162,8 +162,8 @@ def load_policies(runs: Sequence[Path], config: Node) -> list[Loaded]:
         if not parts:
             _, info = directory.read(run)
             parts = list(info.get("parts", {}))
-        for each in loading.load_parts(run, parts, device=device, **acting):
-            found.append(Loaded(run, *each))
+        for policy in loading.load_parts(run, parts, device=device, **acting):
+            found.append(Loaded(run, policy, policy.config, policy.info))
     return found
 
 

@@ -44,8 +44,8 @@ def export(config: Node) -> None:
             wanted = "no part and no act, which are of a policy"
             raise ValueError(f"format=transformers: expected {wanted}, got {', '.join(given)}")
         return language_model(run, path)
-    policy, _, run_info = loading.load(run, part=config["part"], **config["act"])
-    write(policy, path, run_info, name=run.name)
+    policy = loading.load(run, part=config["part"], **config["act"])
+    write(policy, path, policy.info, name=run.name)
     apart = difference(policy, path)
     print(
         f"exported {run} to {path}, {megabytes(path):.1f} MB; over 20 random histories its actions "

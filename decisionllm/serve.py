@@ -279,8 +279,9 @@ def shadow_of(
 
 def loaded(config: Json, run: str | Path, **acting: Any) -> tuple[Policy, Json, Json]:
     """A policy, its description, see `model_info`, and what is known of its dataset."""
-    policy, run_config, run_info = loading.load(run, device=config["device"], **acting)
-    return policy, model_info(run, policy, run_config, run_info), run_info["dataset"]
+    policy = loading.load(run, device=config["device"], **acting)
+    about = model_info(run, policy, policy.config, policy.info)
+    return policy, about, policy.info["dataset"]
 
 
 def journal_path(config: Json) -> Path:

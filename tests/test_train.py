@@ -103,10 +103,10 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
         == lowest
     )
     loaded = loading.load(tmp_path / "straight")
-    acting = loaded[0].model.state_dict()
+    acting = loaded.model.state_dict()
     weights = (tmp_path / "straight/best/checkpoint/model.safetensors").read_bytes()
     assert (
-        model_info(tmp_path / "straight", *loaded)["weights"]
+        model_info(tmp_path / "straight", loaded, loaded.config, loaded.info)["weights"]
         == blake2b(weights, digest_size=6).hexdigest()
     )
     best = load_file(tmp_path / "straight/best/checkpoint/model.safetensors")
@@ -580,7 +580,8 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(
     assert not same_bits(saved(tmp_path / "one"), saved(tmp_path / "straight"))
 
     def measured(name):
-        policy, config, _ = loading.load(tmp_path / name)
+        policy = loading.load(tmp_path / name)
+        config = policy.config
         return measure(policy, config, store.prepare(config["dataset"], config["cache_dir"]), 1)
 
     assert measured("one") == measured("goal") != measured("straight")

@@ -15,7 +15,8 @@ import torch
 
 from decisionllm.files import explained
 from decisionllm.protocols import Player
-from decisionllm.schema import Spec, Targets
+from decisionllm.registry import Node
+from decisionllm.schema import Json, Spec, Targets
 
 ALGORITHMS = {  # {our name: d3rlpy's}
     "awac": "AWAC",
@@ -180,6 +181,8 @@ class Baseline(Player):
     planning_horizon = 0
     decode = "mode"
     execution = "per_agent"
+    config: Node  # of the run, as in `Policy`
+    info: Json
 
     def __init__(self, weights: dict[str, torch.Tensor], device: str) -> None:
         self.weights = {name: x.to(device) for name, x in weights.items()}

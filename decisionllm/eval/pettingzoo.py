@@ -399,7 +399,8 @@ class Rival:
     def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, object]) -> None:
         parts = [*directory.read(run)[1].get("parts", {})]
         played = []
-        for self.policy, config, _ in loading.load_parts(run, parts):
+        for self.policy in loading.load_parts(run, parts):
+            config = self.policy.config
             if config["env"]["_target_"] != f"{__name__}.{PettingZooTeams.__name__}":
                 continue
             self.env: PettingZooTeams = build(config["env"] | options | {"partners": {}}, 1)

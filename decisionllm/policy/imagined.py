@@ -13,7 +13,7 @@ from decisionllm.models.imagined import ImaginedValue
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
-from decisionllm.registry import register
+from decisionllm.registry import Node, register
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode, Json
 
@@ -49,7 +49,8 @@ def load(
     Raises:
         ValueError: the run has no value, or reads other texts.
     """
-    policy, config, info = loading.load(run)
+    policy = loading.load(run)
+    config: Node = policy.config
     own = check_text(run, text, config)
     imagined = policy.model.planner if isinstance(policy, Policy) else None
     if not isinstance(imagined, ImaginedValue):
@@ -75,7 +76,7 @@ def load(
     outside = round(1 - kept / int(played.lengths.sum()), 4)
     facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
     given: Json = {
-        "name": f"imagined({info['dataset']['name']})",
+        "name": f"imagined({policy.info['dataset']['name']})",
         "env": "imagined",
         "run": run,
         "text": text or own,

@@ -13,12 +13,8 @@ from decisionllm.runs.directory import content, of_part, read, target
 from decisionllm.runs.hardware import usable
 from decisionllm.schema import Json
 
-Loaded = tuple[Any, Json, Json]  # a policy, the config of its run, what is known of it
 
-
-def load_policy(
-    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any
-) -> Any:
+def load(run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any) -> Any:
     """Load the policy of a run, public as `decisionllm.load`.
 
     Args:
@@ -31,23 +27,18 @@ def load_policy(
     Returns:
         A `Policy`: `policy.act(histories)`, `policy.begin(tasks, horizon)`; the run's config is
         `policy.config`, and run.json is `policy.info`. A run of `decisionllm baseline` gives a
-        baseline with the same `begin`.
+        baseline with the same `begin`, `config` and `info`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
         ValueError: a file is damaged or does not fit the others, or an option cannot be.
     """
-    return load(run, part=part, device=device, **acting)[0]
-
-
-def load(path: str | Path, *, part: str | None = None, **acting: Any) -> Loaded:
-    """Load a run, or one part of a run on a mixture, see `load_parts`."""
-    return load_parts(path, [] if part is None else [part], **acting)[-1]
+    return load_parts(run, [] if part is None else [part], device=device, **acting)[-1]
 
 
 def load_parts(
     path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: object
-) -> list[Loaded]:
+) -> list[Any]:
     """Load a run once, to act in each of several datasets that it was trained on.
 
     Args:
@@ -59,8 +50,8 @@ def load_parts(
             config says.
 
     Returns:
-        (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The
-        policy is a `Policy`, or what the config names under `policy` makes of (the checkpoint's
+        The policy of each part: its `config` and `info` have the env, dataset and targets of the
+        part. It is a `Policy`, or what the config names under `policy` makes of (the checkpoint's
         tensors by name, device), which has its `begin`.
 
     Raises:
@@ -71,7 +62,10 @@ def load_parts(
     device = usable(device)
     if "policy" in config:
         tensors = content(checkpoint_folder(path) / "model.safetensors")
-        return [(build(config["policy"], tensors, device), config, info)]
+        baseline = build(config["policy"], tensors, device)
+        baseline.config = config
+        baseline.info = info
+        return [baseline]
     known = info.get("parts", {})
     for part in parts:
         if part not in known:
@@ -82,8 +76,7 @@ def load_parts(
             f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
         )
     model = load_model(path, config, info).to(device)
-    policies = policies_of(model, config, info, parts, acting | {"device": device})
-    return [(policy, policy.config, policy.info) for policy in policies]
+    return policies_of(model, config, info, parts, acting | {"device": device})
 
 
 def policies_of(

@@ -151,11 +151,11 @@ def train_to_budget(
         steps = config["steps"] * 2**doubling
         changes = {"steps": steps, "run": str(folder / f"run-{doubling}")}
         run = launch(config | changes, processes, threads)
-        policy, run_config, _ = loading.load(run, device=config["device"])
-        losses = measure(policy, run_config, reference, job["windows"])
+        policy = loading.load(run, device=config["device"])
+        losses = measure(policy, policy.config, reference, job["windows"])
         gained = math.inf if best is None else best.losses["held_out"] - losses["held_out"]
         if best is None or gained > 0:
-            best = Trained(run, run_config, losses)
+            best = Trained(run, policy.config, losses)
         if budget["rule"] == "converged":
             converged = gained < budget["tolerance"]
         if converged:

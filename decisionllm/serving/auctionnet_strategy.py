@@ -17,7 +17,6 @@ from decisionllm.policy.exported import ExportedPolicy
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
-    from decisionllm.policy.loading import Loaded
     from decisionllm.policy.policy import Policy
 
 Arrays = list[np.ndarray]
@@ -92,7 +91,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
 
     Args:
         run: a run directory of an auction, the folder that `decisionllm export` wrote of one (then
-            torch is not needed), or the result of loading.load; by default the directory in
+            torch is not needed), or a policy that was loaded; by default the directory in
             DECISIONLLM_RUN.
         target_return: instead of the run's own, in raw reward units.
         text: the task text; by default from the run's text template, which a run trained with
@@ -109,7 +108,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         cpa: float = 2,
         category: int = 1,
         *,
-        run: "str | Path | Loaded | None" = None,
+        run: "str | Path | Policy | None" = None,
         target_return: float | None = None,
         text: str | None = None,
     ) -> None:
@@ -119,8 +118,8 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
             raise ValueError(
                 "run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"
             )
-        self.policy, dataset = load(run)
-        self.spec = ObservationSpec.of(dataset)
+        self.policy = load(run) if isinstance(run, str | Path) else run
+        self.spec = ObservationSpec.of(self.policy.info["dataset"])
         self.target_return = target_return
         self.text = text
         if text is None:
@@ -180,16 +179,14 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         self.campaign = self.campaign.record_action(np.ravel(multiplier)[0])
 
 
-def load(run: "str | Path | Loaded") -> "tuple[Policy | ExportedPolicy, Json]":
-    """The policy of a run or of an exported folder, and what is known of its dataset."""
-    if not isinstance(run, tuple):
-        if (Path(run) / "policy.onnx").is_file():
-            exported = ExportedPolicy(run)
-            return exported, exported.info["dataset"]
-        from decisionllm.policy import loading  # with torch
+def load(run: str | Path) -> "Policy | ExportedPolicy":
+    """The policy of a run or of an exported folder."""
+    if (Path(run) / "policy.onnx").is_file():
+        return ExportedPolicy(run)
+    from decisionllm.policy import loading  # with torch
 
-        run = loading.load(run)
-    return run[0], run[2]["dataset"]
+    policy: Policy = loading.load(run)
+    return policy
 
 
 def values_of(history: dict[str, Arrays], step: int) -> np.ndarray:

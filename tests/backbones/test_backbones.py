@@ -441,7 +441,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, messag
 @pytest.mark.slow
 def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
-    policy, *_ = loading.load(tmp_path / "a")
+    policy = loading.load(tmp_path / "a")
     loaded = pretrained(0, folder=str(tmp_path / "a"), tune="frozen", **WHOLE)
     drawn = build(node("backbone", "nano", **SMALL["qwen2"]), 7)
     ours, theirs, random = (
@@ -459,7 +459,7 @@ def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
         f"run={tmp_path}/b",
     )
     assert command("train", *LOOP, *words) == 0
-    adapted, *_ = loading.load(tmp_path / "b")
+    adapted = loading.load(tmp_path / "b")
     assert adapted.model.backbone.tune == "lora" and fingerprint(
         adapted.model.backbone
     ) == fingerprint(pretrained(0, folder=str(tmp_path / "a"), lora_rank=2))

@@ -241,10 +241,10 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     run = tmp_path / "run"
     words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
     assert command("train", *LOOP, *words, f"run={run}") == 0
-    policy, _, info = loading.load(run)
+    policy = loading.load(run)
     backbone = policy.model.backbone
     assert (backbone.text_layers, backbone.depth) == (2, 2)
-    assert info["frozen"] == fingerprint(backbone)
+    assert policy.info["frozen"] == fingerprint(backbone)
     adapter = json.loads((run / "checkpoint/adapter/adapter_config.json").read_text())
     assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")
     assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
@@ -256,7 +256,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
 def test_the_adapter_of_upper_blocks_is_loaded_on_the_whole_model(folder, tmp_path):
     words = ["backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0"]
     assert command("train", *LOOP, *words, f"run={tmp_path / 'run'}") == 0
-    core = loading.load(tmp_path / "run")[0].model.backbone.core
+    core = loading.load(tmp_path / "run").model.backbone.core
     adapted = PeftModel.from_pretrained(
         AutoModel.from_pretrained(folder), tmp_path / "run/checkpoint/adapter"
     ).eval()

@@ -50,7 +50,7 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     assert not any(read_back.values()) and {weight.dtype for weight in found.parameters()} == {
         torch.float32
     }
-    backbone = loading.load(run)[0].model.float().backbone
+    backbone = loading.load(run).model.float().backbone
     near(hidden(found), hidden(backbone.model))
     task = "Reach the goal."
     tokenizer = AutoTokenizer.from_pretrained(run / "transformers")

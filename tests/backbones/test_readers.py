@@ -127,9 +127,8 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
     run = tmp_path / "run"
     reading = ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
     command("train", *NANO, *LOOP, *reading, f"run={run}")
-    one, config, info = loading.load(run)
-    other, _, _ = loading.load(run)
-    spec, rng = Spec.of(info["spec"]), np.random.default_rng(0)
+    one, other = (loading.load(run) for _ in range(2))
+    spec, rng = Spec.of(one.info["spec"]), np.random.default_rng(0)
     shape = rng.normal(size=(3, spec.observation_dim)).astype(np.float32)
     past = np.zeros((2, spec.action_dim), np.float32)
     history = History(shape, past, np.zeros(2, np.float32), task="Walk to row 7.")

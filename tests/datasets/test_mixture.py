@@ -363,11 +363,11 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
         }
         assert shapes == {"short": (8, 2), "long": (8, 5)}
     loaded = {label: loading.load(run, part=label) for label in parts}
-    assert {label: policy.window for label, (policy, _, _) in loaded.items()} == {
+    assert {label: policy.window for label, policy in loaded.items()} == {
         "short": 2,
         "long": 5,
     }
-    assert loaded["short"][1]["window"] == 2, "the config of the part says so"
+    assert loaded["short"].config["window"] == 2, "the config of the part says so"
 
 
 def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):

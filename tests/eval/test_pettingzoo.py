@@ -373,12 +373,12 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     """The same pairing from either side: the run beside scripted fishers, and as the thief that
     they meet.
     """
-    policy, config, _ = loading.load(island_run, part="steal")
-    thief = build(config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
+    policy = loading.load(island_run, part="steal")
+    thief = build(policy.config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
     episodes = rollout(
         lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3
     )
-    node = loading.load(island_run, part="fish")[1]["env"]
+    node = loading.load(island_run, part="fish").config["env"]
     fishers = build(node | {"partners": {"thief": str(island_run)}}, 5)
     rollout(lambda tasks: Always(2), fishers, seed=3)
     (rival,) = fishers.rivals
@@ -391,7 +391,7 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     assert [*fishers.conditions("joint", False)] == [f"joint, thief {island_run}"]
     assert rival.env.tasks[0].endswith("Role: thief.")
     both = build(node | {"partners": {1: str(island_run)}}, 2)
-    mine = loading.load(island_run, part="fish")[0]
+    mine = loading.load(island_run, part="fish")
     episodes = rollout(
         lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0
     )

@@ -70,7 +70,7 @@ def test_a_part_has_its_own_options_of_the_tokenizer(tmp_path, capsys):
     words = ("dataset=embodiments", f"dataset.parts={{{parts}}}", *LOOP, *NANO, "steps=1")
     assert command("train", *words, f"run={tmp_path}/run") == 0
     deep, flat = (
-        loading.load(tmp_path / "run", part=part)[0].model.tokenizer for part in ("deep", "flat")
+        loading.load(tmp_path / "run", part=part).model.tokenizer for part in ("deep", "flat")
     )
     assert isinstance(deep.observations, torch.nn.Sequential) and deep.timesteps is None
     assert isinstance(flat.observations, torch.nn.Linear) and flat.timesteps is not None
@@ -125,7 +125,8 @@ def test_a_part_acts_as_it_does_in_the_generalist(run):
     model = make_model(train_config(config), directory.specs(info))
     checkpoint.restore(run, model, info)
     whole = Policy(model.models["moves"], 5, 2, info["parts"]["moves"]["targets"]["0.9"])
-    alone, _, of_part = loading.load(run, part="moves")
+    alone = loading.load(run, part="moves")
+    of_part = alone.info
     assert (
         of_part["spec"]["num_actions"] == 5
         and of_part["dataset"]["name"] == "synthetic"
@@ -236,8 +237,8 @@ def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_
         f"run={tmp_path}/new",
     )
     assert command("train", *SINGLE[: -len(NANO)], *FROZEN, *lora) == 0
-    old = loading.load(run, part="few", target_return=1.0)[0]
-    new = loading.load(tmp_path / "new", target_return=1.0)[0]
+    old = loading.load(run, part="few", target_return=1.0)
+    new = loading.load(tmp_path / "new", target_return=1.0)
     seen = History(
         np.ones((2, 2)), np.zeros((1, 2)), np.zeros(1), task="Walk to the goal in the east."
     )

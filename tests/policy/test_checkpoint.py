@@ -103,7 +103,7 @@ def edit(file, change):
 @pytest.mark.parametrize("head", ["gaussian", "bins"])
 def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
-    loaded, _, _ = loading.load(tmp_path / "run")
+    loaded = loading.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
     expected = Policy(model, 6, 3, 30.0).act(histories())
     with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
@@ -160,7 +160,7 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
         "optim.clip=0",
     )
     assert command("train", *LOOP, *lora, f"run={tmp_path}/run") == 0
-    policy, _, _ = loading.load(tmp_path / "run")
+    policy = loading.load(tmp_path / "run")
     backbone = policy.model.backbone
     language_model = getattr(transformers, library).from_pretrained(folder)
     ids = torch.arange(12).view(2, 6)
@@ -361,7 +361,7 @@ def test_a_checkpoint_without_digests_is_loaded(tmp_path):
         not (tmp_path / "run" / "checkpoint" / DIGESTS).exists()
         and len(load_file(tmp_path / "run" / ADAPTER)) == 28
     )
-    loaded, _, _ = loading.load(tmp_path / "run")
+    loaded = loading.load(tmp_path / "run")
     assert np.array_equal(loaded.act(histories()), Policy(model, 6, 3, 30.0).act(histories()))
 
 

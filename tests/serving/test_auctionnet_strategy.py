@@ -53,14 +53,14 @@ class Constant:
 
 
 def run(options=OPTIONS, text="informative"):
-    """A policy with random weights, in the units of a day of this advertiser, and the info of its
-    data, as loading.load returns it."""
+    """A policy with random weights, in the units of a day of this advertiser."""
     (day,) = rollout(Constant, world("replay", options=options), seed=0)
     policy = make_policy(
         Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0
     )
     policy.model.normalizer.fit([(day.observations, np.cumsum(day.rewards[::-1])[::-1])])
-    return policy, {}, {"dataset": options | {"text": text}}
+    policy.info = {"dataset": options | {"text": text}}
+    return policy
 
 
 def who(env):
@@ -137,7 +137,7 @@ def observed(session):
 )
 def test_in_the_market_it_equals_an_evaluation_to_the_last_bit(options):
     loaded, env = run(options), world("market", options=options)
-    (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
+    (day,) = rollout(lambda tasks: loaded.begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
     seat = Seat(env.simulation.markets[0][0], strategy)
@@ -151,7 +151,7 @@ def test_in_the_market_it_equals_an_evaluation_to_the_last_bit(options):
 
 def test_an_exhausted_budget_is_observed_as_in_an_evaluation():
     loaded, env = run(), world("market", budget=0.02)
-    (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
+    (day,) = rollout(lambda tasks: loaded.begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
     seat = Seat(env.simulation.markets[0][0], strategy)
@@ -172,7 +172,7 @@ def test_an_exhausted_budget_is_observed_as_in_an_evaluation():
 
 def test_in_a_replay_it_bids_like_an_evaluation():
     loaded, env = run(), world("replay", budget=20.0)
-    (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
+    (day,) = rollout(lambda tasks: loaded.begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
     history = [[], [], [], [], []]
@@ -286,8 +286,10 @@ def test_wrong_arguments_are_refused_by_name(monkeypatch):
         match="run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN",
     ):
         DecisionLLMBiddingStrategy()
+    of_maze = run()
+    of_maze.info = {"dataset": {"name": "maze"}}
     with pytest.raises(ValueError, match="expected a run of an auction dataset, got one of 'maze'"):
-        DecisionLLMBiddingStrategy(run=(None, {}, {"dataset": {"name": "maze"}}))
+        DecisionLLMBiddingStrategy(run=of_maze)
     strategy = DecisionLLMBiddingStrategy(run=run())
     value = np.array([0.5])
     with pytest.raises(ValueError, match="historyBid: expected 1 steps before step 1, got 0"):
@@ -316,11 +318,12 @@ def test_a_policy_of_served_texts_needs_a_text():
 @pytest.mark.parametrize("token", [None, "secret"])
 def test_behind_a_server_it_bids_the_same(token, monkeypatch):
     loaded, env = run(), world("market")
-    policy, _, info = loaded
     made = []
     monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
     with serving(
-        create_app(policy, MODEL_INFO, ObservationSpec.of(info["dataset"]), Journal(), token=token)
+        create_app(
+            loaded, MODEL_INFO, ObservationSpec.of(loaded.info["dataset"]), Journal(), token=token
+        )
     ) as client:
         remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)
         for strategy in (remote, strategy_for(env, loaded)):

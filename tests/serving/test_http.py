@@ -1210,8 +1210,8 @@ def program(run, *words, **environment):
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
 def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
     """Each tick is sent on a connection of its own, which goes to either replica."""
-    policy, _, known = loading.load(run)
-    alone = CampaignManager(policy, ObservationSpec.of(known["dataset"]))
+    policy = loading.load(run)
+    alone = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
     mine = alone.open(**settings_of(0))
     with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
         id = begun(client)
@@ -1272,8 +1272,8 @@ def test_the_pause_before_a_new_start_grows():
 @pytest.mark.numeric
 def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
-    policy, _, known = loading.load(run)
-    alone = CampaignManager(policy, ObservationSpec.of(known["dataset"]))
+    policy = loading.load(run)
+    alone = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
     journal = f"journal={tmp_path}/j"
     mine = alone.open(**settings_of(0))
     wanted = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
@@ -1367,7 +1367,7 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, shown, tmp_path, ca
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", PAGE, re.M)
     bids = shown.known["bids"]
     assert bids.shape == (2,) and (bids > 0).all()
-    near(shown.again, bids, scale=0.0007 * loading.load(run)[0].model.spec.high[0])
+    near(shown.again, bids, scale=0.0007 * loading.load(run).model.spec.high[0])
     assert [verb for verb, _ in lines] == ["data", "train"]
     for verb, words in lines:
         short = (

@@ -36,19 +36,19 @@ def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
         **options,
     )
     env.reset(0)
-    manager = CampaignManager(loaded[0], ObservationSpec.of(loaded[2]["dataset"]), Journal(path))
+    manager = CampaignManager(loaded, ObservationSpec.of(loaded.info["dataset"]), Journal(path))
     N = len(env.budgets)
     observations = [[] for _ in range(N)]
     done = [[] for _ in range(N)]
     result = [None] * N
 
-    act = loaded[0].act_with_returns
+    act = loaded.act_with_returns
 
     def watched(histories):
         observations[now].append(histories[0].observations[-1].tolist())
         return act(histories)
 
-    loaded[0].act_with_returns = watched
+    loaded.act_with_returns = watched
     who = zip(env.budgets.tolist(), env.target_cpa.tolist(), env.category.tolist(), strict=True)
     ids = [
         manager.open(budget=b, target_cpa=c, category=int(k), name=f"campaign {i}")
