@@ -13,7 +13,7 @@ import numpy as np
 
 from decisionllm.checks import one_of, ranges
 from decisionllm.datasets.team_layout import canonical, entity_schema
-from decisionllm.domains.spread.dataset import blocks, describe
+from decisionllm.domains.spread.dataset import describe, observed
 from decisionllm.domains.spread.world import (
     HORIZON,
     RULES,
@@ -95,6 +95,11 @@ class SpreadTeams(TeamEnv):
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         one_of("env.actions", actions, ("discrete", "continuous"))
         one_of("env.rules", rules, RULES)
+        most = max(REFERENCE[actions])
+        if max(numbers) > most:
+            wanted = f"at most {most}, whose returns of random and expert play are known"
+            remedy = "give fewer, or train with env=none"
+            raise ValueError(f"env.agents: expected {wanted}, got {agents}; {remedy}")
         if rules == "omar" and (numbers != [3] or actions != "continuous"):
             wanted = "agents=3 and actions=continuous, as in its paper"
             raise ValueError(f"env.rules=omar: expected {wanted}, got {agents} and {actions}")
@@ -145,7 +150,7 @@ class SpreadTeams(TeamEnv):
             n = int(self.agents[worlds[0]])
             raw = self.world.observe(worlds)
             rows = np.isin(self.groups, worlds)
-            made[rows] = canonical(raw, blocks(n), self.entity_schema)
+            made[rows] = canonical(raw, observed(n), self.entity_schema)
         return made
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

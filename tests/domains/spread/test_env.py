@@ -126,6 +126,7 @@ def test_a_picture_of_a_world_and_of_the_conditions():
     ("options", "message"),
     [
         ({"agents": "1"}, "env.agents: expected 2 .. 6, got 1"),
+        ({"agents": "3,7", "capacity": 8}, "at most 6, whose returns .* got 3,7; give fewer"),
         ({"agents": "three"}, "env.agents: expected such as 0-6 or 7,8, got 'three'"),
         ({"agents": ""}, "env.agents: expected such as 0-6 or 7,8, got ''"),
         ({"crash": "25"}, "env.crash: expected 0 .. 24, got 25"),
