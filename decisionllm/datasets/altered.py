@@ -23,7 +23,7 @@ from decisionllm.datasets.windows import BLOCK, of_store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
-from decisionllm.tokenizers.entities import blocks
+from decisionllm.tokenizers.entities import entity_columns
 
 VERSION = 4  # raise it when a transform writes something else
 # The draw of labelled episodes has its own random numbers: not those of held-out groups, nor those
@@ -123,7 +123,7 @@ class Corruption:
         self.scale = scale
         self.deviation, self.slope = self._fit(clean)
         # The number that says whether an entity is present is never moved.
-        for _, first, width, count in blocks(self.spec.entity_schema)[1:]:
+        for _, first, width, count in entity_columns(self.spec.entity_schema)[1:]:
             self.deviation[first : first + width * count : width] = 0
         self.reward_deviation = float(np.std(clean.rewards, dtype=np.float64))
 

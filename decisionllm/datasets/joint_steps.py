@@ -6,7 +6,7 @@ import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log, TableRows
 from decisionllm.schema import Json
-from decisionllm.tokenizers.entities import Blocks
+from decisionllm.tokenizers.entities import EntitySchema
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class JointSteps:
     observations: np.ndarray
     actions: np.ndarray
     rewards: np.ndarray
-    blocks: Blocks
+    blocks: EntitySchema
     low: np.ndarray
     high: np.ndarray
     plane: bool

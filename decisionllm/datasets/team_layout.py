@@ -5,15 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from decisionllm.schema import Json
-from decisionllm.tokenizers.entities import Blocks
-from decisionllm.tokenizers.entities import blocks as placed
+from decisionllm.tokenizers.entities import EntitySchema, entity_columns
 
 Schema = tuple[tuple[str, int, int], ...]  # Spec.entity_schema
 
 
 def canonical(
     observations: np.ndarray,
-    blocks: Blocks,
+    blocks: EntitySchema,
     entity_schema: Schema,
     *,
     agent_type: int | np.ndarray = 0,
@@ -36,10 +35,10 @@ def canonical(
     size = sum(width * count for _, width, count in entity_schema)
     made = np.zeros((*lead, size), np.float32)
     room = {}  # views of `made`, one for each kind: (..., count, width)
-    for kind, first, width, count in placed(entity_schema):
+    for kind, first, width, count in entity_columns(entity_schema):
         room[kind] = made[..., first : first + width * count].reshape(*lead, count, width)
     used = dict.fromkeys(room, 0)  # numbers of the own block, entities of the other kinds
-    for kind, first, width, count in placed(blocks):
+    for kind, first, width, count in entity_columns(blocks):
         part = observations[..., first : first + width * count]
         if kind == "own":
             room[kind][..., 0, used[kind] : used[kind] + width * count] = part
@@ -131,7 +130,7 @@ def entity_schema(meta: Json, capacity: int = 6) -> Schema:
     return (("own", own, 1), *entities)
 
 
-def _check_blocks(name: str, length: str, blocks: Blocks, widths: dict[str, int]) -> None:
+def _check_blocks(name: str, length: str, blocks: EntitySchema, widths: dict[str, int]) -> None:
     """Check the blocks of observations of a type, and note the width of each new kind of entity."""
     for kind, width, _ in blocks:
         if kind in ("", "own"):

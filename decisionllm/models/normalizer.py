@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from decisionllm.datasets.moments import Moments
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.entities import blocks
+from decisionllm.tokenizers.entities import entity_columns
 
 
 class Normalizer(nn.Module):
@@ -30,7 +30,7 @@ class Normalizer(nn.Module):
         S, A = spec.observation_dim, spec.action_dim
         self.hidden = list(hidden)
         self.discrete = bool(spec.num_actions)
-        self.blocks = blocks(spec.entity_schema)
+        self.columns = entity_columns(spec.entity_schema)
         self.observation_mean = nn.Buffer(torch.zeros(S))
         self.observation_scale = nn.Buffer(torch.ones(S))
         self.return_mean = nn.Buffer(torch.zeros(()))
@@ -51,7 +51,7 @@ class Normalizer(nn.Module):
         """
         whole = Moments()
         togo = Moments()
-        entities = [(block, Moments()) for block in self.blocks[1:]]
+        entities = [(columns, Moments()) for columns in self.columns[1:]]
         for observations, returns_to_go in blocks:
             whole.add(observations)
             togo.add(returns_to_go)
@@ -66,10 +66,10 @@ class Normalizer(nn.Module):
                 mean = np.array(moments.mean)
                 deviation = np.array(moments.deviation)
             mean[0], deviation[0] = 0, 1  # the flag of presence stays
-            columns = slice(first, first + width * count)
+            own = slice(first, first + width * count)
             scale = _positive(deviation)
-            self.observation_mean[columns] = torch.from_numpy(np.tile(mean, count)).float()
-            self.observation_scale[columns] = torch.from_numpy(np.tile(scale, count)).float()
+            self.observation_mean[own] = torch.from_numpy(np.tile(mean, count)).float()
+            self.observation_scale[own] = torch.from_numpy(np.tile(scale, count)).float()
         self.return_mean.fill_(float(togo.mean))
         self.return_scale.fill_(float(togo.deviation) or 1.0)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
@@ -96,10 +96,10 @@ class Normalizer(nn.Module):
         units = (x - self.observation_mean) / self.observation_scale
         if self.hidden:
             units[..., self.hidden] = 0
-        if not self.blocks:
+        if not self.columns:
             return units
-        parts = [units[..., : self.blocks[0][2]]]
-        for _, first, width, count in self.blocks[1:]:
+        parts = [units[..., : self.columns[0][2]]]
+        for _, first, width, count in self.columns[1:]:
             each = units[..., first : first + width * count].unflatten(-1, (count, width))
             parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
         return torch.cat(parts, -1)

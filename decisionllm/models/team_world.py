@@ -15,8 +15,7 @@ from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
 from decisionllm.models.fitting import minimise
 from decisionllm.randomness import seeded
-from decisionllm.tokenizers.entities import Blocks
-from decisionllm.tokenizers.entities import blocks as placed
+from decisionllm.tokenizers.entities import EntitySchema, entity_columns
 from decisionllm.tokenizers.mlp import mlp
 from decisionllm.tokenizers.waves import beside_waves
 
@@ -53,16 +52,16 @@ class Relations(nn.Module):
     another entity: such as a landmark by the agent nearest to it.
 
     Args:
-        blocks: of an observation, see `team_log`. Entities are offsets from the agent.
+        observed: the parts of an observation, see `team_log`. Entities are offsets from the agent.
         scales: (O,) deviations of the numbers of an observation.
         inner: width of the encodings.
     """
 
-    def __init__(self, blocks: Blocks, scales: Tensor, *, inner: int = 64) -> None:
+    def __init__(self, observed: EntitySchema, scales: Tensor, *, inner: int = 64) -> None:
         super().__init__()
         self.own: list[int] = []
         self.entities: list[tuple[int, int, int]] = []  # first column, width, count of each kind
-        for kind, first, width, count in placed(blocks):
+        for kind, first, width, count in entity_columns(observed):
             if kind == "own":
                 self.own += range(first, first + width * count)
             elif kind:

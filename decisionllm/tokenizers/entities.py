@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from decisionllm.tokenizers.mlp import mlp
 
-# (kind, width, count) of a raw observation; a list of lists where it was JSON
-Blocks = Sequence[Sequence[Any]]
+# (kind, width, count) of the parts of an observation; a list of lists where it was JSON
+EntitySchema = Sequence[Sequence[Any]]
 HEADS = 4
 
 
@@ -19,9 +19,10 @@ def inner(width: int) -> int:
     return min(width, 64) // HEADS * HEADS
 
 
-def blocks(entity_schema: Blocks) -> list[tuple[str, int, int, int]]:
-    """(kind, first, width, count) of each block of an observation: columns first .. first + width *
-    count."""
+def entity_columns(entity_schema: EntitySchema) -> list[tuple[str, int, int, int]]:
+    """(kind, first, width, count) of each part of an observation, which is the columns first ..
+    first + width * count.
+    """
     first = 0
     found = []
     for kind, width, count in entity_schema:
@@ -40,7 +41,7 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
         ValueError: the numbers of a block do not come in pairs.
     """
     found: list[int] = []
-    for kind, first, width, count in blocks(entity_schema):
+    for kind, first, width, count in entity_columns(entity_schema):
         begin, end = 1, width
         if kind == "own":
             begin = 0
@@ -85,7 +86,7 @@ class EntityEncoder(nn.Module):
         if kinds[0] != "own" or kinds.count("own") > 1 or entity_schema[0][2] != 1:
             wanted = "the one block own first, with count 1"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {entity_schema}")
-        self.blocks = blocks(entity_schema)
+        self.columns = entity_columns(entity_schema)
         self.maps = nn.ModuleList()
         D = inner(width)
         for _, size, _ in entity_schema:
@@ -105,9 +106,9 @@ class EntityEncoder(nn.Module):
         """
         encodings = []
         present = []
-        for encode, (kind, first, width, count) in zip(self.maps, self.blocks, strict=True):
-            columns = observations[..., first : first + width * count]
-            part = columns.unflatten(-1, (count, width))
+        for encode, (kind, first, width, count) in zip(self.maps, self.columns, strict=True):
+            flat = observations[..., first : first + width * count]
+            part = flat.unflatten(-1, (count, width))
             encodings.append(encode(part))
             if kind == "own":
                 present.append(torch.ones_like(part[..., 0], dtype=torch.bool))

@@ -14,7 +14,7 @@ from decisionllm.models.team_world import Relations, TeamWorld
 from tests.conftest import command
 
 pytestmark = pytest.mark.slow
-BLOCKS = spread.blocks(3)  # velocity, position, three landmarks, two other agents
+BLOCKS = spread.observed(3)  # velocity, position, three landmarks, two other agents
 
 
 @pytest.fixture(scope="module")

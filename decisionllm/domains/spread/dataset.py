@@ -125,8 +125,8 @@ def generate(
     return Log(describe([agents], actions, log=log, noise=noise, seed=seed), clock, columns)
 
 
-def blocks(agents: int) -> list[list[str | int]]:
-    """The blocks (see `team_log`) of an observation of mpe2, of as many agents and landmarks."""
+def observed(agents: int) -> list[list[str | int]]:
+    """The parts (see `team_log`) of an observation of mpe2, of as many agents and landmarks."""
     others = agents - 1
     return [["own", 4, 1], ["landmark", 2, agents], ["agent", 2, others], ["", 2, others]]
 
@@ -139,7 +139,7 @@ def describe(agents: Iterable[int], actions: str, **generator: object) -> Json:
     else:
         agent |= {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
     # by length: 4 + 2 n + 4 (n - 1) numbers
-    agent["observations"] = {str(6 * n): blocks(n) for n in agents}
+    agent["observations"] = {str(6 * n): observed(n) for n in agents}
     return {
         "name": "simple_spread",
         "task": TASK,
