@@ -22,9 +22,9 @@ from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
-    fitting_rows,
     optimise,
     positive,
+    recorded_rows,
     task_texts,
 )
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
@@ -68,40 +68,38 @@ class FittedQ(Estimator):
     ) -> None:
         if min(steps, members, width, batch_size, sync_every) < 1:
             raise ValueError("fqe: expected steps, members, width and the others from 1")
+        self.log = log
         self.discount = discount
         self.sync_every = sync_every
         self.training: Json = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+        self.units = Units.of(log)
+        self.first = log.offsets[:-1][log.held_out]  # rows of the first steps
 
         # the m transitions that Q is fitted to
-        rows = fitting_rows(log)
-        self.rows = rows[log.recorded[rows]]
-        last = log.offsets[1:] - 1
-        after = np.arange(len(log.rewards)) + 1
-        after[last] = last
-        self.after = after[self.rows]
-        goes_on = np.ones(len(log.rewards))
-        goes_on[last] = 0
-        self.goes_on = torch.from_numpy(goes_on[self.rows]).float()
-        togo = discounted_returns(log.rewards, log.offsets, discount)
-        self.shift = float(togo[self.rows].mean())
-        self.scale = float(positive(togo[self.rows].std()))
-        self.least = float(togo[self.rows].min()) / self.scale
-        self.most = float(togo[self.rows].max()) / self.scale
-        self.rewards = torch.from_numpy(log.rewards[self.rows]).float() / self.scale
-        self.units = Units.of(log)
-        tasks = task_texts(log, np.arange(len(log.rewards)))
-        self.states = self.units.states(log.observations, log.timesteps, tasks)
-        self.inputs = self.read(self.rows, log.actions)
+        rows = recorded_rows(log)
+        ends = np.isin(rows, log.offsets[1:] - 1)
+        self.after = np.where(ends, rows, rows + 1)
+        self.goes_on = torch.from_numpy(~ends).float()
+        self.inputs = self.read(rows, log.actions)
+
+        # units of Q: returns of the log around their mean
+        togo = discounted_returns(log.rewards, log.offsets, discount)[rows]
+        self.shift = float(togo.mean())
+        self.scale = float(positive(togo.std()))
+        self.least = float(togo.min()) / self.scale
+        self.most = float(togo.max()) / self.scale
+        self.rewards = torch.from_numpy(log.rewards[rows]).float() / self.scale
 
         # the Q of the log itself
-        self.first = log.offsets[:-1][log.held_out]  # rows of the first steps
         self.start = Members(members, self.inputs.shape[1], 1, width=width, seed=seed)
-        scaled = torch.from_numpy((togo[self.rows] - self.shift) / self.scale).float()
+        scaled = torch.from_numpy((togo - self.shift) / self.scale).float()
         self._fit(self.start, lambda step, drawn: scaled[drawn], "fqe: returns of the log")
 
     def read(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
         """What Q reads: the states and the actions, of (n, A), at these rows; (m, I)."""
-        return torch.cat([self.states[rows], self.units.actions(actions[rows])], 1)
+        log = self.log
+        tasks = task_texts(log, rows)
+        return self.units.inputs(log.observations[rows], log.timesteps[rows], tasks, actions[rows])
 
     def _fit(self, net: Members, wanted: Callable[[int, Tensor], Tensor], title: str) -> None:
         """Fit Q to what is wanted at the number of a step for transitions (M, B): (M, B)."""
@@ -110,7 +108,7 @@ class FittedQ(Estimator):
             found = net(self.inputs[drawn])[..., 0]
             return F.mse_loss(found, wanted(step, drawn))
 
-        optimise(net, loss, rows=len(self.rows), title=title, **self.training)
+        optimise(net, loss, rows=len(self.inputs), title=title, **self.training)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         return mean_of(self.values(candidate))

@@ -10,9 +10,9 @@ from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
-    fitting_rows,
     optimise,
     positive,
+    recorded_rows,
     task_texts,
 )
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
@@ -72,12 +72,9 @@ class LearnedModel(Estimator):
         self.discount = discount
         self.seed = seed
         self.units = Units.of(log)
-        rows = fitting_rows(log)
-        rows = rows[log.recorded[rows]]  # (m,)
+        rows = recorded_rows(log)  # (m,)
         self.neighbours = min(neighbours, len(rows))
-        last = np.zeros(len(log.rewards), bool)
-        last[log.offsets[1:] - 1] = True
-        follows = ~last[rows]
+        follows = ~np.isin(rows, log.offsets[1:] - 1)  # a step of the same episode
         if not follows.any():
             raise ValueError("estimators=model: expected episodes of two steps or more, got none")
 
@@ -85,7 +82,7 @@ class LearnedModel(Estimator):
         seen, rewards = log.observations[rows], log.rewards[rows]
         changes = log.observations[np.where(follows, rows + 1, rows)] - seen
         # ended by the task or a budget, not by the horizon
-        ends = last[rows] & (log.timesteps[rows] + 1 < self.units.horizon)
+        ends = ~follows & (log.timesteps[rows] + 1 < self.units.horizon)
         self.low, self.high = seen.min(0), seen.max(0)
         self.change_mean = changes[follows].mean(0).astype(np.float64)
         self.change_scale = positive(changes[follows].std(0).astype(np.float64))
@@ -96,7 +93,7 @@ class LearnedModel(Estimator):
         wanted = np.column_stack([scaled_changes, scaled_rewards, ends])  # (m, S+2)
 
         tasks = task_texts(log, rows)
-        inputs = self.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
+        inputs = self.units.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
         self.net = Members(members, inputs.shape[1], wanted.shape[1], width=width, seed=seed)
         options = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
         self._fit(inputs, torch.from_numpy(wanted).float(), torch.from_numpy(follows), options)
@@ -108,13 +105,6 @@ class LearnedModel(Estimator):
         self.missed_change = np.where(follows[:, None], changes - change, 0.0)  # (m, S)
         self.missed_reward = rewards - reward  # (m,)
         self.missed_end = ends - end  # (m,)
-
-    def inputs(
-        self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str], actions: np.ndarray
-    ) -> Tensor:
-        """What the networks read of m steps, (m, I)."""
-        states = self.units.states(observations, timesteps, tasks)
-        return torch.cat([states, self.units.actions(actions)], 1)
 
     def _fit(self, inputs: Tensor, wanted: Tensor, follows: Tensor, options: Json) -> None:
         """Fit the members to the log.
@@ -192,7 +182,8 @@ class LearnedModel(Estimator):
             The next observations (N, S), rewards (N,), and the probability that the episode ends
             with this step (N,).
         """
-        inputs = self.inputs(observations, np.full(len(observations), t), tasks, actions)
+        timesteps = np.full(len(observations), t)
+        inputs = self.units.inputs(observations, timesteps, tasks, actions)
         change, rewards, ended = self.predict(inputs)
         if self.neighbours:
             _, near = self.nearest.query(inputs.numpy(), k=self.neighbours)

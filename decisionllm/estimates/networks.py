@@ -103,10 +103,23 @@ class Units:
             return F.one_hot(index, self.num_actions).float()
         return torch.from_numpy((actions - self.action_mean) / self.action_scale).float()
 
+    def inputs(
+        self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str], actions: np.ndarray
+    ) -> Tensor:
+        """States and actions of m steps, (m, I)."""
+        return torch.cat([self.states(observations, timesteps, tasks), self.actions(actions)], 1)
+
 
 def fitting_rows(log: Logged) -> np.ndarray:
     """The steps (m,) of the episodes that are not held out."""
     return np.flatnonzero(~log.held_out[log.episode])
+
+
+def recorded_rows(log: Logged) -> np.ndarray:
+    """The steps (m,) of the episodes that are not held out, where the log knows the action."""
+    rows = fitting_rows(log)
+    recorded: np.ndarray = rows[log.recorded[rows]]
+    return recorded
 
 
 def task_texts(log: Logged, rows: np.ndarray) -> list[str]:

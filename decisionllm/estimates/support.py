@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.spatial import cKDTree
 
-from decisionllm.estimates.networks import Units, fitting_rows
+from decisionllm.estimates.networks import Units, recorded_rows
 from decisionllm.protocols import Logged
 
 NEIGHBOURS = 20  # logged steps that count as near a state
@@ -27,8 +27,7 @@ class Support:
     def __init__(self, log: Logged, seed: int) -> None:
         self.units = Units.of(log)
         rng = np.random.default_rng(seed)
-        fitting = fitting_rows(log)
-        known = some(fitting[log.recorded[fitting]], MOST, rng)
+        known = some(recorded_rows(log), MOST, rng)
         judged = np.flatnonzero(log.held_out[log.episode] & log.recorded)
         self.rows = some(judged, MOST // 10, rng)
         tree = cKDTree(self.observed(log, known))

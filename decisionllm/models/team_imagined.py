@@ -101,33 +101,30 @@ def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed:
     W, T, N, _ = steps.observations.shape
     rng = np.random.default_rng((seed, 1))
     observations = torch.from_numpy(steps.observations[rng.integers(W, size=worlds), 0])
-    seen, taken, paid = [], [], []
+    steps_of_worlds = []
     for _ in range(T):
         actions = teacher.act(world.units(observations))
         shaken = actions + noise * torch.from_numpy(rng.normal(size=actions.shape)).float()
         then, rewards = world.advance(observations, shaken.clamp(-1, 1))
-        seen.append(observations.numpy())
-        taken.append(world.raw_actions(actions).numpy())
-        paid.append(rewards.numpy())
+        steps_of_worlds.append((observations, world.raw_actions(actions), rewards))
         observations = then
+    # (E, T, N, O), (E, T, N, A), (E, T, N)
+    seen, taken, paid = (torch.stack(x, 1).numpy() for x in zip(*steps_of_worlds, strict=True))
+    group, step = np.indices((worlds, T)).reshape(2, -1)
     clock = {
-        "group": np.repeat(np.arange(worlds), T),
-        "step": np.tile(np.arange(T), worlds),
-        "reward": rows(paid).mean(1),
-        "terminated": np.zeros(worlds * T, bool),
-        "truncated": np.tile(np.arange(T) == T - 1, worlds),
+        "group": group,
+        "step": step,
+        "reward": paid.reshape(-1, N).mean(1),
+        "terminated": np.zeros(len(step), bool),
+        "truncated": step == T - 1,
     }
+    group, step, agent = np.indices((worlds, T, N)).reshape(3, -1)
     agents = {
-        "group": np.repeat(clock["group"], N),
-        "step": np.repeat(clock["step"], N),
-        "agent": np.tile(np.arange(N), worlds * T),
-        "observation": rows(seen).reshape(worlds * T * N, -1),
-        "action_values": rows(taken).reshape(worlds * T * N, -1),
-        "reward": rows(paid).reshape(-1),
+        "group": group,
+        "step": step,
+        "agent": agent,
+        "observation": seen.reshape(len(step), -1),
+        "action_values": taken.reshape(len(step), -1),
+        "reward": paid.ravel(),
     }
     return Log({"types": {"agent": {}}, "horizon": T}, clock, agents)
-
-
-def rows(columns: list[np.ndarray]) -> np.ndarray:
-    """T arrays (E, N, ...) -> (E T, N, ...), world by world."""
-    return np.stack(columns, 1).reshape(-1, *columns[0].shape[1:])

@@ -26,6 +26,11 @@ def relu_mlp(inputs: int, outputs: int) -> nn.Sequential:
     return mlp(inputs, INNER, INNER, outputs, activation=nn.ReLU)
 
 
+def twin_critics(inputs: int) -> nn.ModuleList:
+    """Two networks of a value."""
+    return nn.ModuleList(relu_mlp(inputs, 1) for _ in range(2))
+
+
 class TeamTD3:
     """TD3 of N agents that share an actor, with twin critics of all observations and actions.
 
@@ -40,15 +45,14 @@ class TeamTD3:
         self.discount = discount
         joint = agents * (size + actions)
         # The slow copies are drawn too: the weights of published policies depend on it.
-        self.actor, self.slow_actor = (relu_mlp(size, actions) for _ in range(2))
-        self.critics, self.slow_critics = (self._critics(joint) for _ in range(2))
+        self.actor = relu_mlp(size, actions)
+        self.slow_actor = relu_mlp(size, actions)
+        self.critics = twin_critics(joint)
+        self.slow_critics = twin_critics(joint)
         self.slow_actor.load_state_dict(self.actor.state_dict())
         self.slow_critics.load_state_dict(self.critics.state_dict())
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
         self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), RATE)
-
-    def _critics(self, inputs: int) -> nn.ModuleList:
-        return nn.ModuleList(relu_mlp(inputs, 1) for _ in range(2))
 
     def act(self, observations: Tensor) -> Tensor:
         """(..., O) -> (..., A) within -1 .. 1."""
@@ -117,36 +121,58 @@ def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamT
         discount: of a step.
         seed: of weights, play and batches.
     """
-    W, T, N, size = world.steps.observations.shape
-    first = torch.from_numpy(world.steps.observations[:, 0])
+    _, T, N, size = world.steps.observations.shape
     A = world.steps.actions.shape[-1]
-    rewards_unit = world.reward_scale
-    columns = {"seen": size, "taken": A, "paid": 1, "then": size}
     count = rounds * PLAYED_AT_ONCE
-    memory = {name: torch.zeros(T, count, N, width) for name, width in columns.items()}
+    widths = {"seen": size, "taken": A, "paid": 1, "then": size}
+    memory = {name: torch.zeros(T, count, N, width) for name, width in widths.items()}
     with seeded(seed):
         learner = TeamTD3(N, size, A, discount=discount)
         for turn in track(range(rounds), "teacher"):
-            rows = slice(turn * PLAYED_AT_ONCE, (turn + 1) * PLAYED_AT_ONCE)
-            start = first[torch.randint(W, (PLAYED_AT_ONCE,))]
-            (observations,) = world.turned(start)
-            for t in range(T):
-                actions = 2 * torch.rand(PLAYED_AT_ONCE, N, A) - 1
-                if turn >= RANDOM_ROUNDS:
-                    with torch.no_grad():
-                        chosen = learner.act(world.units(observations))
-                    actions = (chosen + NOISE * torch.randn_like(chosen)).clamp(-1, 1)
-                then, rewards = world.advance(observations, actions)
-                memory["seen"][t, rows] = world.units(observations)
-                memory["taken"][t, rows] = actions
-                memory["paid"][t, rows] = rewards[..., None] / rewards_unit
-                memory["then"][t, rows] = world.units(then)
-                observations = then
-            if turn < RANDOM_ROUNDS:
-                continue
-            for k in range(T):
-                step = torch.randint(T, (BATCH,))
-                row = torch.randint(rows.stop, (BATCH,))
-                seen, taken, paid, following = (each[step, row] for each in memory.values())
-                learner.update(seen, taken, paid[..., 0], following, actor=k % 2 == 1)
+            start = turn * PLAYED_AT_ONCE
+            explores = turn < RANDOM_ROUNDS
+            play_round(world, None if explores else learner, memory, start)
+            if not explores:
+                train_round(learner, memory, start + PLAYED_AT_ONCE)
     return learner
+
+
+def play_round(
+    world: TeamWorld, learner: TeamTD3 | None, memory: dict[str, Tensor], start: int
+) -> None:
+    """Play PLAYED_AT_ONCE worlds into the places of the memory from `start` on.
+
+    Args:
+        world: that was fitted.
+        learner: acts, with noise; None: uniform actions.
+        memory: (T, places, N, width) of each column, in the units of the learner.
+        start: the first place.
+    """
+    W, T, N, _ = world.steps.observations.shape
+    A = world.steps.actions.shape[-1]
+    first = torch.from_numpy(world.steps.observations[:, 0])
+    (observations,) = world.turned(first[torch.randint(W, (PLAYED_AT_ONCE,))])
+    places = slice(start, start + PLAYED_AT_ONCE)
+    for t in range(T):
+        # Drawn in any case: the weights of published policies depend on it.
+        actions = 2 * torch.rand(PLAYED_AT_ONCE, N, A) - 1
+        if learner is not None:
+            with torch.no_grad():
+                chosen = learner.act(world.units(observations))
+            actions = (chosen + NOISE * torch.randn_like(chosen)).clamp(-1, 1)
+        then, rewards = world.advance(observations, actions)
+        memory["seen"][t, places] = world.units(observations)
+        memory["taken"][t, places] = actions
+        memory["paid"][t, places] = rewards[..., None] / world.reward_scale
+        memory["then"][t, places] = world.units(then)
+        observations = then
+
+
+def train_round(learner: TeamTD3, memory: dict[str, Tensor], filled: int) -> None:
+    """Update the learner as often as a world has steps, from the filled places of the memory."""
+    T = len(memory["seen"])
+    for k in range(T):
+        step = torch.randint(T, (BATCH,))
+        place = torch.randint(filled, (BATCH,))
+        seen, taken, paid, then = (column[step, place] for column in memory.values())
+        learner.update(seen, taken, paid[..., 0], then, actor=k % 2 == 1)

@@ -120,12 +120,8 @@ class TeamWorld(nn.Module):
         self.rng = np.random.default_rng(seed)
         N, size = steps.observations.shape[2:]
         A = steps.actions.shape[-1]
-        observations = steps.observations.reshape(-1, size)
-        changes = (steps.observations[:, 1:] - steps.observations[:, :-1]).reshape(-1, size)
-        self.observation_mean = nn.Buffer(tensor(observations.mean(0)))
-        self.observation_scale = nn.Buffer(tensor(positive(observations.std(0))))
-        self.change_mean = nn.Buffer(tensor(changes.mean(0)))
-        self.change_scale = nn.Buffer(tensor(positive(changes.std(0))))
+        self.observation_mean, self.observation_scale = units_of(steps.observations)
+        self.change_mean, self.change_scale = units_of(np.diff(steps.observations, axis=1))
         # what follows is not known of the last step of a world
         rewards = steps.rewards[:, :-1]
         self.reward_mean = float(rewards.mean())
@@ -223,6 +219,11 @@ def tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.asarray(array, np.float32))
 
 
-def positive(deviation: np.ndarray) -> np.ndarray:
-    """Scales of columns; that of a constant one is 1."""
-    return np.where(deviation < 1e-5, 1.0, deviation)
+def units_of(columns: np.ndarray) -> tuple[nn.Buffer, nn.Buffer]:
+    """Mean and deviation of the columns of an array (..., O), (O,) each; that of a constant column
+    is 1.
+    """
+    rows = columns.reshape(-1, columns.shape[-1])
+    deviation = rows.std(0)
+    scale = np.where(deviation < 1e-5, 1.0, deviation)
+    return nn.Buffer(tensor(rows.mean(0))), nn.Buffer(tensor(scale))

@@ -206,23 +206,39 @@ class Teacher:
         """(E, N) int, each allowed."""
         E, N = world.alive.shape
         enemies = world.observations[..., UNIT * (N - 1) : -OWN].reshape(E, N, -1, UNIT)
-        share, offset = enemies[..., 0], enemies[..., 1:3]  # of health; 0: dead or out of sight
-        distance = np.where(share > 0, np.linalg.norm(offset, axis=-1), np.inf)
-        full_health = np.array(world.facts.health)
-        health = share * (enemies[..., -len(full_health) :] @ full_health)
+        seen = enemies[..., 0] > 0  # neither dead nor out of sight
+        distance = np.where(seen, np.linalg.norm(enemies[..., 1:3], axis=-1), np.inf)
         in_range = world.masks[..., STOP + 1 :]
-        expert = np.asarray(self.kinds == TEACHERS.index("expert"))[:, None, None]
-        cost = np.where(expert, health, distance)
-        target = np.where(in_range, cost, np.inf).argmin(-1)
-        nearest = np.take_along_axis(offset, distance.argmin(-1)[..., None, None], 2)[..., 0, :]
-        in_sight = np.isfinite(distance).any(-1, keepdims=True)
-        way = np.where(in_sight, nearest, self.goal - self.place(world))
-        walk = (way @ MOVES.T).argmax(-1)
-        proposed = np.where(in_range.any(-1), STOP + 1 + target, walk)
+        attack = STOP + 1 + self._target(world, enemies, distance, in_range)
+        walk = self._walk(world, enemies, distance)
+        proposed = np.where(in_range.any(-1), attack, walk)
         random = self.rng.random((E, N)) < self.noise[:, None]
         uniform = np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1)
         proposed = np.where(random, uniform, proposed)
         return np.where(allowed(world.masks, proposed), proposed, STOP)
+
+    def _target(
+        self, world: Smax, enemies: np.ndarray, distance: np.ndarray, in_range: np.ndarray
+    ) -> np.ndarray:
+        """The enemy in range to attack, (E, N) int, of views (E, N, M, UNIT), distances and whether
+        each is in range (E, N, M).
+        """
+        full_health = np.array(world.facts.health)
+        type_of_enemy = enemies[..., -len(full_health) :]  # one-hot
+        health = enemies[..., 0] * (type_of_enemy @ full_health)
+        is_expert = np.asarray(self.kinds == TEACHERS.index("expert"))[:, None, None]
+        cost = np.where(is_expert, health, distance)
+        target: np.ndarray = np.where(in_range, cost, np.inf).argmin(-1)
+        return target
+
+    def _walk(self, world: Smax, enemies: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        """The step to the closest enemy in sight, else to the own goal, (E, N) int; see `_target`."""
+        closest = distance.argmin(-1)[..., None, None]
+        to_enemy = np.take_along_axis(enemies[..., 1:3], closest, 2)[..., 0, :]
+        in_sight = np.isfinite(distance).any(-1, keepdims=True)
+        way = np.where(in_sight, to_enemy, self.goal - self.place(world))
+        step: np.ndarray = (way @ MOVES.T).argmax(-1)
+        return step
 
 
 def allowed(masks: np.ndarray, actions: np.ndarray) -> np.ndarray:

@@ -107,17 +107,15 @@ def generate(
         "reward": np.ravel(rewards),
         "terminated": np.zeros(len(step), bool),
         "behaviour": kinds[group],
-        "observation": np.ravel(observations),
+        "observation": np.concatenate(observations),
     }
     if discrete:
         columns["action"] = action[:, 0].astype(np.int32)
     else:
         columns["action_values"] = action
-    size = observations[0].shape[1]
-    columns["observation_offsets"] = size * np.arange(len(step) + 1)
-    step = np.tile(np.arange(HORIZON), groups)
+    group, step = np.indices((groups, HORIZON)).reshape(2, -1)
     clock = {
-        "group": np.repeat(np.arange(groups), HORIZON),
+        "group": group,
         "step": step,
         "terminated": np.zeros(len(step), bool),
         "truncated": step == HORIZON - 1,
