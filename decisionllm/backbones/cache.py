@@ -72,6 +72,17 @@ class KVCache:
         return sum(x.nbytes for x in (*self.keys, *self.values))
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a cache has room for n new tokens of N of its rows."""
+
+    rows: Tensor  # (N,)
+    slots: Tensor  # (N, n) places among the keys of steps
+    # the rows and the slots where they are neighbours with as many tokens: a view of the buffers
+    together: tuple[slice, slice] | None
+    end: int  # how many keys of steps are attended to
+
+
 class SessionCache:
     """Keys and values of N rows: their texts, each once, and steps of each row, for which there is
     room.
@@ -120,6 +131,34 @@ class SessionCache:
             self._add(lacking, read(lacking), kept=kept)
         places = [self.places[task] for task in tasks]
         self.text_index[rows] = torch.tensor(places, device=rows.device)
+
+    def place(self, rows: Tensor, filled: Tensor, n: int, *, whole: bool) -> Place:
+        """Room for n more tokens of these rows (N,), which have so many tokens of steps (N,).
+
+        whole: attend to the whole room, most of which is then hidden, not only to what is filled.
+        """
+        slots = filled[:, None] + torch.arange(n, device=rows.device)
+        used = int(filled.max()) + n
+        first = int(rows[0])
+        together = None
+        if (filled == filled[0]).all() & (rows.diff() == 1).all():
+            together = slice(first, first + len(rows)), slice(used - n, used)
+        return Place(rows, slots, together, self.keys[0].shape[2] if whole else used)
+
+    def write(self, i: int, place: Place, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write new keys and values (N, G, n, d) of block i; returns all of these rows (N, G, M,
+        d) each.
+        """
+        found = []
+        for buffer, new in ((self.keys[i], k), (self.values[i], v)):
+            if place.together is None:
+                buffer[place.rows[:, None], :, place.slots] = new.transpose(1, 2).to(buffer.dtype)
+                found.append(buffer[place.rows, :, : place.end])
+            else:
+                rows, slots = place.together
+                buffer[rows, :, slots] = new
+                found.append(buffer[rows, :, : place.end])
+        return found[0], found[1]
 
     def reserve(self, texts: int) -> None:
         """Have places for so many texts at least."""

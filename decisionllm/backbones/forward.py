@@ -233,33 +233,24 @@ class Backbone(nn.Module):
         Returns:
             Hidden states at the output positions (N, n', D).
         """
-        n = tokens.shape[1]
         if rows is None:
             rows = torch.arange(len(cache.text_index), device=tokens.device)
-        # neighbouring rows with as many tokens
-        together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())
-        taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
-        slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
-        used = int(filled.max()) + n  # keys of steps
         # a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
-        end = used if tokens.is_cuda or self.dtype == torch.float32 else cache.keys[0].shape[2]
+        whole = not tokens.is_cuda and self.dtype != torch.float32
+        place = cache.place(rows, filled, tokens.shape[1], whole=whole)
 
         def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            for buffer, new in ((cache.keys[i], k), (cache.values[i], v)):
-                if together:
-                    buffer[taken, :, used - n : used] = new
-                else:
-                    buffer[rows[:, None], :, slots] = new.transpose(1, 2).to(buffer.dtype)
-            return cache.keys[i][taken, :, :end], cache.values[i][taken, :, :end]
+            return cache.write(i, place, k, v)
 
         text_index = cache.text_index[rows]
         text_mask = cache.texts.text_mask[text_index]
         length = cache.texts.text_length[text_index]
-        if together and bool(text_mask.all()):  # one row stands for all
+        slots = place.slots
+        if place.together is not None and bool(text_mask.all()):  # one row stands for all
             text_mask = text_mask[:1]
             length = length[:1]
             slots = slots[:1]
-        visible = _visible(text_mask, slots, end)
+        visible = _visible(text_mask, slots, place.end)
         positions = length[:, None] + slots
         before = cache.texts.attention(text_index)
         return self._run(tokens, positions, visible, write, output_positions, before)[0]

@@ -2,6 +2,8 @@
 action query of each member.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -66,63 +68,84 @@ class TeamTokenizer(nn.Module):
             T).
         """
         T = mask.shape[1]
-        with_returns = each.returns is not None
-        present, base, size, first = arrange(mask, team, with_returns)
-        members = team_sum(mask.long(), team)  # (W, T), present at each step
-        places = base[team] + with_returns + present  # of o
-        queries = places + members[team]  # of q
-        o, q = self._embedded(each, observations, actions, mask, loss_mask, team, first, identity)
-        lists = team[:, None].expand(-1, T)
-        # (embedding, list, place in it, timestep, whether it is there) of each kind of token
-        kinds = [(o, lists, places, timesteps, mask), (q, lists, queries, timesteps, mask)]
+        lists = arrange(mask, team, each.returns is not None)
+        W = len(lists.first)
+        x = each.observations(observations) + self.identities(identity)[:, None]
+        moves = numbers(actions, each.num_actions)
+        o = x + self._own_action(each.actions(moves), loss_mask)
+        q = x + self._action_before(moves, mask, loss_mask, lists.first[team])
+        own = team[:, None].expand(-1, T)
+        kinds = [
+            Tokens(o, own, lists.observations, timesteps, mask),
+            Tokens(q, own, lists.queries, timesteps, mask),
+        ]
         if each.returns is not None:
-            divisor = members.clamp(min=1)
+            divisor = lists.members.clamp(min=1)
             mean = team_sum(torch.where(mask, returns_to_go, 0), team) / divisor
             times = team_sum(torch.where(mask, timesteps, 0), team) // divisor
-            of_teams = torch.arange(len(first), device=team.device)[:, None].expand(-1, T)
-            kinds.append((each.returns(mean[..., None]), of_teams, base, times, members > 0))
-        tokens, index, place, time, real = (torch.cat(parts) for parts in zip(*kinds, strict=True))
+            own = torch.arange(W, device=team.device)[:, None].expand(-1, T)
+            embedded = each.returns(mean[..., None])
+            kinds.append(Tokens(embedded, own, lists.starts, times, lists.members > 0))
+        whole = Tokens(*(torch.cat(parts) for parts in zip(*kinds, strict=True)))
+        embedded = whole.embedded
         if each.timesteps is not None:
-            tokens = tokens + each.timesteps(time)
-        tokens = each.norm(tokens[real])
-        out = tokens.new_zeros(len(first), int(size.sum(1).max()), tokens.shape[-1])
-        out = out.index_put((index[real], place[real]), tokens)
-        return out, torch.where(mask, queries, 0)
+            embedded = embedded + each.timesteps(whole.times)
+        embedded = each.norm(embedded[whole.real])
+        out = embedded.new_zeros(W, lists.length, embedded.shape[-1])
+        out = out.index_put((whole.teams[whole.real], whole.places[whole.real]), embedded)
+        return out, torch.where(mask, lists.queries, 0)
 
-    def _embedded(
-        self,
-        each: TrajectoryTokenizer,
-        observations: Tensor,
-        actions: Tensor,
-        mask: Tensor,
-        loss_mask: Tensor,
-        team: Tensor,
-        first: Tensor,
-        identity: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Embeddings of o and q of every row (B, T, D); see `forward`. first: (W,) first row of each
-        team.
+    def _own_action(self, embedded: Tensor, known: Tensor) -> Tensor:
+        """What o holds of the member's own last action, (B, T, D).
+
+        Args:
+            embedded: (B, T, D) actions.
+            known: (B, T) bool, whether each is known.
         """
-        moves = numbers(actions, each.num_actions)
-        x = each.observations(observations) + self.identities(identity)[:, None]
-
-        # o: the member's own last action
-        own = F.pad(each.actions(moves), (0, 0, 1, -1))
-        visible = F.pad(loss_mask, (1, -1))
+        last = F.pad(embedded, (0, 0, 1, -1))
+        visible = F.pad(known, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
             drawn = torch.rand(visible.shape, device=visible.device)
             visible = visible & (drawn >= self.hide_actions)
-        o = x + torch.where(visible[..., None], own, self.unknown[0])
+        return torch.where(visible[..., None], last, self.unknown[0])
 
-        # q: the action of the member before it at the same step
-        row = torch.arange(len(team), device=team.device)[:, None]
-        last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # its row
-        alone = (last < first[team, None]) | (row == 0)
-        last = last.clamp(min=0)
-        known = loss_mask.gather(0, last) & ~alone
-        before = self.before(moves.gather(0, last[..., None].expand(-1, -1, moves.shape[-1])))
-        q = x + torch.where(known[..., None], before, self.unknown[1])
-        return o, q
+    def _action_before(self, moves: Tensor, mask: Tensor, known: Tensor, first: Tensor) -> Tensor:
+        """What q holds of the action of the member before it at the same step, (B, T, D).
+
+        Args:
+            moves: (B, T, x) actions as inputs.
+            mask: (B, T) bool, whether the member is present.
+            known: (B, T) bool, whether the action is known.
+            first: (B,) first row of the team of each row.
+        """
+        row = torch.arange(len(mask), device=mask.device)[:, None]
+        before = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # its row
+        alone = (before < first[:, None]) | (row == 0)
+        before = before.clamp(min=0)
+        visible = known.gather(0, before) & ~alone
+        moves = moves.gather(0, before[..., None].expand(-1, -1, moves.shape[-1]))
+        return torch.where(visible[..., None], self.before(moves), self.unknown[1])
+
+
+class Tokens(NamedTuple):
+    """Tokens of one kind, of n rows in T steps."""
+
+    embedded: Tensor  # (n, T, D)
+    teams: Tensor  # (n, T) whose list each is in
+    places: Tensor  # (n, T) in the list
+    times: Tensor  # (n, T) timesteps
+    real: Tensor  # (n, T) bool, whether it is there
+
+
+class Lists(NamedTuple):
+    """How the tokens of W teams stand in their lists."""
+
+    first: Tensor  # (W,) the first row of each team
+    members: Tensor  # (W, T) how many are present at each step
+    starts: Tensor  # (W, T) place of the first token of each step
+    observations: Tensor  # (B, T) place of o
+    queries: Tensor  # (B, T) place of q
+    length: int  # of the longest list
 
 
 def team_sum(x: Tensor, team: Tensor) -> Tensor:
@@ -130,14 +153,21 @@ def team_sum(x: Tensor, team: Tensor) -> Tensor:
     return x.new_zeros(int(team[-1]) + 1, *x.shape[1:]).index_add(0, team, x)
 
 
-def arrange(
-    mask: Tensor, team: Tensor, with_returns: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Places of tokens: members of its team before each row (B, T), first place and number of
-    tokens of each step of a team's list (W, T) twice, and the first row of each team (W,).
-    """
-    n = team_sum(mask.long(), team)
-    size = 2 * n + (n > 0) * with_returns
-    first = torch.searchsorted(team, torch.arange(len(n), device=team.device))
-    before = mask.long().cumsum(0) - mask.long()
-    return before - before[first][team], size.cumsum(1) - size, size, first
+def arrange(mask: Tensor, team: Tensor, with_returns: bool) -> Lists:
+    """The lists of teams: members present (B, T), and the team of each row (B,)."""
+    present = mask.long()
+    members = team_sum(present, team)
+    size = 2 * members + (members > 0) * with_returns  # tokens of each step
+    starts = size.cumsum(1) - size
+    first = torch.searchsorted(team, torch.arange(len(members), device=team.device))
+    before = present.cumsum(0) - present
+    before = before - before[first][team]  # members of its team before each row
+    observations = starts[team] + with_returns + before
+    return Lists(
+        first=first,
+        members=members,
+        starts=starts,
+        observations=observations,
+        queries=observations + members[team],
+        length=int(size.sum(1).max()),
+    )
