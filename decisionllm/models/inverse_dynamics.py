@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -80,7 +81,7 @@ class InverseDynamics(nn.Module):
 
     def fit(
         self,
-        inputs: Callable[[np.ndarray], Inputs],
+        read: Callable[[np.ndarray], Inputs],
         rows: np.ndarray,
         updates: int,
         seed: int,
@@ -92,23 +93,23 @@ class InverseDynamics(nn.Module):
         train, held_out = rows[:split], rows[split:][:ROWS]
         best = self.state_dict()
         lowest = math.inf
-        self.norm(inputs(rng.permutation(train)[:ROWS])[0])
+        self.norm(read(rng.permutation(train)[:ROWS])[0])
         self.norm.eval()
 
         def loss(step: int) -> Tensor:
             nonlocal best, lowest
             if len(held_out) and step % EVERY == EVERY - 1:
                 with torch.no_grad():
-                    now = float(self.loss(inputs(held_out)))
+                    now = float(self.loss(read(held_out)))
                 if now < lowest:
                     best = deepcopy(self.state_dict())
                     lowest = now
-            return self.loss(inputs(rng.choice(train, BATCH)))
+            return self.loss(read(rng.choice(train, BATCH)))
 
         minimise(self, loss, updates, "inverse dynamics")
         if lowest < math.inf:
             self.load_state_dict(best)
-            steps, _, masks = inputs(held_out)
+            steps, _, masks = read(held_out)
             claimed = float(self.fill(steps, masks)[1].mean())
             self.trust = min(max(1 - claimed + self.certainty(-lowest), 0.0), 1.0)
 
@@ -145,35 +146,21 @@ def fill(
         return steps
     if (store.action_weight > 0).all():
         return steps
-    last = np.zeros(len(store.rewards), bool)
-    last[store.offsets[1:] - 1] = store.final_observation is None
+    followed = np.ones(len(store.rewards), bool)
+    followed[store.offsets[1:] - 1] = store.final_observation is not None
     rows = store.rows_of(episodes)
-    rows = rows[steps.loss_mask[rows] & ~last[rows]]
+    rows = rows[steps.loss_mask[rows] & followed[rows]]
     if not len(rows):
         wanted = "recorded actions with a next observation to learn from"
         raise ValueError(f"fill_actions: expected {wanted}, got none")
-
-    def inputs(rows: np.ndarray) -> Inputs:
-        seen = store.observations[rows]
-        following = store.observations[np.minimum(rows + 1, len(last) - 1)]
-        if store.final_observation is not None:
-            e = store.episode_of(rows)
-            is_end = rows + 1 == store.offsets[e + 1]
-            following = np.where(is_end[:, None], store.final_observation[e], following)
-        masks = None
-        if store.action_masks is not None:
-            masks = torch.from_numpy(store.action_masks[rows])
-        columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
-        return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks
-
     with seeded(seed):
         model = InverseDynamics(store.spec)
-        model.fit(inputs, rows, updates, seed)
+        model.fit(partial(inputs, store), rows, updates, seed)
     actions = np.array(store.actions)
     weight = np.array(store.action_weight)
-    wanted_rows = np.flatnonzero((weight == 0) & ~last)
-    for part in np.split(wanted_rows, range(ROWS, len(wanted_rows), ROWS)):
-        known, _, masks = inputs(part)
+    missing = np.flatnonzero((weight == 0) & followed)
+    for part in np.split(missing, range(ROWS, len(missing), ROWS)):
+        known, _, masks = inputs(store, part)
         filled, certainty = model.fill(known, masks)
         actions[part] = filled.numpy()
         weight[part] = certainty.numpy()
@@ -181,3 +168,18 @@ def fill(
     if store.loss_mask is not None:
         trained_on = trained_on & store.loss_mask
     return replace(steps, actions=actions, action_weight=weight, loss_mask=trained_on)
+
+
+def inputs(store: Store, rows: np.ndarray) -> Inputs:
+    """What the model reads and learns of these rows of a store."""
+    seen = store.observations[rows]
+    following = store.observations[np.minimum(rows + 1, len(store.rewards) - 1)]
+    if store.final_observation is not None:
+        e = store.episode_of(rows)
+        is_end = rows + 1 == store.offsets[e + 1]
+        following = np.where(is_end[:, None], store.final_observation[e], following)
+    masks = None
+    if store.action_masks is not None:
+        masks = torch.from_numpy(store.action_masks[rows])
+    columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
+    return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks

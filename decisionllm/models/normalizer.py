@@ -51,25 +51,21 @@ class Normalizer(nn.Module):
         """
         whole = Moments()
         togo = Moments()
-        entities = [(columns, Moments()) for columns in self.columns[1:]]
+        entities = [Moments() for _ in self.columns[1:]]  # of each kind, those that are present
         for observations, returns_to_go in blocks:
             whole.add(observations)
             togo.add(returns_to_go)
-            for (_, first, width, count), moments in entities:
+            for (_, first, width, count), moments in zip(self.columns[1:], entities, strict=True):
                 each = observations[:, first : first + width * count].reshape(-1, width)
-                moments.add(each[each[:, 0] > 0.5])  # the entities that are present
+                moments.add(each[each[:, 0] > 0.5])
         _standardize(self.observation_mean, self.observation_scale, whole)
-        for (_, first, width, count), moments in entities:
-            mean = np.zeros(width)
-            deviation = np.zeros(width)
-            if moments.count:
-                mean = np.array(moments.mean)
-                deviation = np.array(moments.deviation)
-            mean[0], deviation[0] = 0, 1  # the flag of presence stays
-            own = slice(first, first + width * count)
-            scale = _positive(deviation)
-            self.observation_mean[own] = torch.from_numpy(np.tile(mean, count)).float()
-            self.observation_scale[own] = torch.from_numpy(np.tile(scale, count)).float()
+        for (_, first, width, count), moments in zip(self.columns[1:], entities, strict=True):
+            of_kind = slice(first, first + width * count)
+            mean = self.observation_mean[of_kind].view(count, width)
+            scale = self.observation_scale[of_kind].view(count, width)
+            _standardize(mean, scale, moments)
+            mean[:, 0] = 0.0  # the flag of presence stays
+            scale[:, 0] = 1.0
         self.return_mean.fill_(float(togo.mean))
         self.return_scale.fill_(float(togo.deviation) or 1.0)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
@@ -130,7 +126,7 @@ class Normalizer(nn.Module):
 
 
 def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:
-    """Fill mean and scale (S,)."""
+    """Fill mean and scale (..., S)."""
     mean.copy_(torch.from_numpy(found.mean))
     scale.copy_(torch.from_numpy(_positive(found.deviation)))
 

@@ -9,13 +9,9 @@ from decisionllm.domains.spread.world import HORIZON, TEACHERS, Spread, pushes
 
 
 def rows_of(log):
-    """The agents' columns by group, step and agent, with observations of one size."""
-    columns = log.agents | {
-        "observation": log.agents["observation"].reshape(len(log.agents["group"]), -1)
-    }
-    columns.pop("observation_offsets")
-    order = np.lexsort([columns[name] for name in ("agent", "step", "group")])
-    return {name: column[order] for name, column in columns.items()}
+    """The agents' columns, group by group and step by step."""
+    order = np.lexsort([log.agents[name] for name in ("agent", "step", "group")])
+    return {name: column[order] for name, column in log.agents.items()}
 
 
 def test_a_log_played_again_has_the_same_rewards():
