@@ -78,22 +78,27 @@ class LearnedModel(Estimator):
         if not follows.any():
             raise ValueError("estimators=model: expected episodes of two steps or more, got none")
 
-        # what the networks predict
-        seen, rewards = log.observations[rows], log.rewards[rows]
+        # what the networks read, and predict
+        seen = log.observations[rows]
+        tasks = task_texts(log, rows)
+        inputs = self.units.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
         changes = log.observations[np.where(follows, rows + 1, rows)] - seen
+        rewards = log.rewards[rows]
         # ended by the task or a budget, not by the horizon
         ends = ~follows & (log.timesteps[rows] + 1 < self.units.horizon)
-        self.low, self.high = seen.min(0), seen.max(0)
+        self.low = seen.min(0)
+        self.high = seen.max(0)
         self.change_mean = changes[follows].mean(0).astype(np.float64)
         self.change_scale = positive(changes[follows].std(0).astype(np.float64))
         self.reward_mean = float(rewards.mean())
         self.reward_scale = float(positive(rewards.std()))
-        scaled_changes = (changes - self.change_mean) / self.change_scale
-        scaled_rewards = (rewards - self.reward_mean) / self.reward_scale
-        wanted = np.column_stack([scaled_changes, scaled_rewards, ends])  # (m, S+2)
-
-        tasks = task_texts(log, rows)
-        inputs = self.units.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
+        wanted = np.column_stack(
+            [
+                (changes - self.change_mean) / self.change_scale,
+                (rewards - self.reward_mean) / self.reward_scale,
+                ends,
+            ]
+        )  # (m, S+2)
         self.net = Members(members, inputs.shape[1], wanted.shape[1], width=width, seed=seed)
         options = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
         self._fit(inputs, torch.from_numpy(wanted).float(), torch.from_numpy(follows), options)

@@ -143,7 +143,9 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Tensor:
         """Queries (n, Q, D), present (n, K) bool, entities (n, K, D) -> (n, Q, D)."""
-        key, value = (heads(part) for part in self.key_value(self.before(entities)).chunk(2, -1))
+        keys, values = self.key_value(self.before(entities)).chunk(2, -1)
+        key = heads(keys)
+        value = heads(values)
         query = heads(self.query(self.before(x)))
         scores = query @ key.transpose(-1, -2) * key.shape[-1] ** -0.5
         # The own block is always present, so that no row is empty

@@ -59,8 +59,7 @@ class AdvantageWeighted(nn.Module, Objective):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"objective.temperature: expected above 0, got {temperature}")
-        if not 0 < expectile < 1:
-            raise ValueError(f"objective.expectile: expected within 0 .. 1, got {expectile}")
+        check_expectile(expectile)
         self.horizon = spec.horizon
         self.temperature = temperature
         self.expectile = expectile
@@ -117,6 +116,12 @@ class AdvantageWeighted(nn.Module, Objective):
         variance = (second / count - (first / count) ** 2).clamp(min=0)
         self.deviation.lerp_(variance.sqrt().float(), RATE)
         self.mean_weight.lerp_((weight / count).float(), RATE)
+
+
+def check_expectile(expectile: float) -> None:
+    """Refuse an expectile that is not within 0 .. 1."""
+    if not 0 < expectile < 1:
+        raise ValueError(f"objective.expectile: expected within 0 .. 1, got {expectile}")
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

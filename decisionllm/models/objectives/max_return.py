@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from decisionllm.models.objectives.advantage import expectile_loss
+from decisionllm.models.objectives.advantage import check_expectile, expectile_loss
 from decisionllm.models.objectives.likelihood import action_losses, masked_mean
 from decisionllm.protocols import ActionModel, Objective
 from decisionllm.registry import register
@@ -42,8 +42,7 @@ class MaxReturn(nn.Module, Objective):
 
     def __init__(self, width: int, spec: Spec, *, expectile: float = 0.99) -> None:
         super().__init__()
-        if not 0 < expectile < 1:
-            raise ValueError(f"objective.expectile: expected within 0 .. 1, got {expectile}")
+        check_expectile(expectile)
         self.expectile = expectile
         self.out = nn.Linear(width, 1)
 
