@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from decisionllm.models.dynamics import (
     BATCH,
@@ -316,8 +315,11 @@ class ImaginedValue(nn.Module, Planner):
                 return 0.3
             return 1.0
 
-        def schedule(optimizer: Optimizer, steps: int) -> LRScheduler:
-            return LambdaLR(optimizer, slower)
-
-        title = "planner: values"
-        minimise(self.values, loss, rounds * each, title, lr=1e-3, schedule=schedule)
+        minimise(
+            self.values,
+            loss,
+            rounds * each,
+            "planner: values",
+            lr=1e-3,
+            schedule=lambda optimizer, steps: LambdaLR(optimizer, slower),
+        )

@@ -58,7 +58,7 @@ class TeamSession(EpisodeBuffer):
             remedy = "take team.execution=per_agent"
             got = f"got {sizes.max()}; {remedy}"
             raise ValueError(f"groups: expected teams of at most {POOL}, {got}")
-        given = ranks(team)  # the number of each in its team
+        number = ranks(team)  # of each agent in its team
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)
 
         def draw(*shape: int) -> np.ndarray:
@@ -70,13 +70,10 @@ class TeamSession(EpisodeBuffer):
         self.active: np.ndarray = np.argsort(rows)
         self.team = team[rows]
         self.targets = self.targets[rows]
-        self.identity = draw(len(sizes), POOL).argsort(1)[team, given][rows]
+        self.identity = draw(len(sizes), POOL).argsort(1)[team, number][rows]
         self.cached = cached and model.backbone.layout is not None
         self.present = np.zeros((N, horizon), bool)
-        members: list[list[str]] = [[] for _ in sizes]
-        for at, task in zip(team, tasks, strict=True):
-            members[at].append(task)
-        texts = [text.of_team(each) for each in members]
+        texts = texts_of_teams(tasks, team)
         distinct = sorted(set(texts))
         self.texts = model.backbone.encode(distinct)
         self.text_index = np.array([distinct.index(each) for each in texts])[self.team]
@@ -198,6 +195,14 @@ class TeamSession(EpisodeBuffer):
         room = self.policy.window * (2 * largest + self.policy.return_conditioned)
         own = torch.from_numpy(self.text_index[self._first]).to(self.policy.device)
         return texts.with_room(own, room)
+
+
+def texts_of_teams(tasks: Sequence[str], team: np.ndarray) -> list[str]:
+    """The text of each team, of the task texts of N agents and their teams (N,)."""
+    members: dict[int, list[str]] = {}
+    for number, task in zip(team.tolist(), tasks, strict=True):
+        members.setdefault(number, []).append(task)
+    return [text.of_team(members[number]) for number in sorted(members)]
 
 
 def ranks(labels: np.ndarray) -> np.ndarray:
