@@ -7,6 +7,7 @@ actions, undisturbed.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,14 @@ REFERENCE = {
         6: (-38.6039, -10.0586),
     },
 }
+
+
+def label(agents: int, crash: int, *, usual: bool) -> str:
+    """Name of a condition; the usual number of agents is not said."""
+    words = [] if usual else [f"{agents} agents"]
+    if crash < HORIZON:
+        words.append(f"crash at {crash}")
+    return ", ".join(words)
 
 
 @register(
@@ -104,15 +113,11 @@ class SpreadTeams(TeamEnv):
             wanted = "agents=3 and actions=continuous, as in its paper"
             raise ValueError(f"env.rules=omar: expected {wanted}, got {agents} and {actions}")
 
-        disturbances = ["", *(f"crash at {step}" for step in crashes)]
-        labels = []
-        for n in numbers:
-            size = "" if numbers == [3] else f"{n} agents"
-            labels += [", ".join(filter(None, (size, each))) for each in disturbances]
+        # of each condition: the number of agents, and the step from which one of them is dead
+        conditions = [*product(numbers, (HORIZON, *crashes))]
+        labels = [label(n, step, usual=numbers == [3]) for n, step in conditions]
         super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
-        self.agents = np.repeat(numbers, len(disturbances))[self.condition]
-        # the step from which one agent is dead
-        self.crash = np.tile([HORIZON, *crashes], len(numbers))[self.condition]
+        self.agents, self.crash = np.array(conditions)[self.condition].T
         self.discrete = actions == "discrete"
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)
         meta = describe(sorted(numbers), actions)
