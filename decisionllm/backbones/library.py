@@ -106,16 +106,22 @@ def matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
     x = numbers.view(2, 5, -1).sin()
     ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
-    index = torch.arange(2, device=device)
-    wanted = plain(backbone, x, ids, mask, index)
-    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * wanted.abs().max().item()
+    inputs = x, ids, mask, torch.arange(2, device=device)
+    wanted = plain(backbone, *inputs)
     try:
-        for backbone.layout in (Llama(), GPT2()):
-            try:
-                if torch.allclose(backbone(x, ids, mask, index), wanted, atol=tolerance, rtol=0):
-                    return backbone.layout
-            except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
-                continue
+        for layout in (Llama(), GPT2()):
+            backbone.layout = layout
+            if _equal(backbone, inputs, wanted):
+                return layout
     finally:
         backbone.model.train(training)
     return None
+
+
+def _equal(backbone: Backbone, inputs: tuple[Tensor, ...], wanted: Tensor) -> bool:
+    """Whether our forward computes these hidden states by the backbone's layout."""
+    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * wanted.abs().max().item()
+    try:
+        return torch.allclose(backbone(*inputs), wanted, atol=tolerance, rtol=0)
+    except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
+        return False

@@ -239,6 +239,18 @@ class LandmarkPaths(nn.Module, Planner):
         A landmark that the log only leaves, or only comes to, is put infinitely far away: only those
         of the largest part of the log are used in which there is a way from each to each.
         """
+        start, stop = self._linked(data).nonzero(as_tuple=True)
+        lengths = (self.landmarks[start] - self.landmarks[stop]).norm(dim=-1)
+        costs = lengths.double().clamp(min=1e-9).numpy()
+        K = len(self.landmarks)
+        graph = csr_array((costs, (start.numpy(), stop.numpy())), (K, K))
+        _, part = connected_components(graph, connection="strong")
+        alone = part != np.bincount(part).argmax()
+        self.ways.copy_(torch.from_numpy(dijkstra(graph)))
+        self.landmarks[torch.from_numpy(alone)] = FAR
+
+    def _linked(self, data: Transitions) -> Tensor:
+        """From which landmark the log goes to which within `link` steps, (K, K) bool."""
         positions = data.observations[:, : self.size]
         parts = [self._nearest(rows, 1)[1][:, 0] for rows in positions.split(ROWS)]
         landmark = torch.cat(parts)  # (n,)
@@ -250,11 +262,4 @@ class LandmarkPaths(nn.Module, Planner):
         for step in range(1, self.link + 1):
             linked[landmark[now], landmark[now + step]] = True
             now = now[follows[now + step]]
-        start, stop = linked.nonzero(as_tuple=True)
-        lengths = (self.landmarks[start] - self.landmarks[stop]).norm(dim=-1)
-        edges = lengths.double().clamp(min=1e-9).numpy(), (start.numpy(), stop.numpy())
-        graph = csr_array(edges, (K, K))
-        _, part = connected_components(graph, connection="strong")
-        alone = part != np.bincount(part).argmax()
-        self.ways.copy_(torch.from_numpy(dijkstra(graph)))
-        self.landmarks[torch.from_numpy(alone)] = FAR
+        return linked
