@@ -11,7 +11,7 @@ supported is read by the library.
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
-Given = TypeVarTuple("Given")
-Result = TypeVar("Result")
+Step = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # of block i: x, new keys and values
 # extend(i, k, v) may keep the new keys and values of block i; it returns all to attend to.
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -367,8 +366,8 @@ def _new_alone(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def _call(step: Callable[[*Given], Result], *given: *Given) -> Result:
-    return step(*given)
+def _call(step: Step, i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return step(i, x)
 
 
 def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:

@@ -147,6 +147,25 @@ class Dynamics(nn.Module):
         K = states.shape[-1] - S
         return states + F.pad(self.change_mean + self.change_scale * change, (0, K))
 
+    def held(
+        self, states: Tensor, actions: Tensor, steps: int, lengths: Tensor | None = None
+    ) -> Tensor:
+        """Where each member ends from states (n, S + K) by holding actions (n, A): (M, n, S + K).
+
+        Args:
+            states, actions: n of them.
+            steps: how many.
+            lengths: (n, 1) at most `steps`, after which a row stays where it is.
+        """
+        ends = []
+        for member in self.members:
+            x = states
+            for t in range(steps):
+                following = self.step(member, x, actions)
+                x = following if lengths is None else torch.where(t < lengths, following, x)
+            ends.append(x)
+        return torch.stack(ends)
+
     def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
         """Whether the members' ends (M, ..., S + K) after so many steps, one number or (..., 1),
         agree in every number and their mean is like the data: (...) bool."""

@@ -162,12 +162,11 @@ class ImaginedValue(nn.Module, Planner):
     def advance(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One imagined step of each row: the next observations (N, S), rewards in raw units (N,),
         whether the task ended the episode, and whether the members agree, (N,) bool."""
-        dynamics = self.dynamics
-        ends = torch.stack([dynamics.step(member, states, actions) for member in dynamics.members])
+        ends = self.dynamics.held(states, actions, 1)
         paid, over = self.pay(states, actions)
-        observations = ends.mean(0)[:, : dynamics.spec.observation_dim]
+        observations = ends.mean(0)[:, : self.dynamics.spec.observation_dim]
         reward = self.reward_low + paid * self.reward_span
-        return observations, reward, over > 0.5, dynamics.agreed(ends, 1)
+        return observations, reward, over > 0.5, self.dynamics.agreed(ends, 1)
 
     @torch.no_grad()
     def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -254,21 +253,14 @@ class ImaginedValue(nn.Module, Planner):
         """States (n, S + CODE): half of the data, half one or two imagined sequences of up to
         `horizon` steps away from it.
         """
-        dynamics = self.dynamics
         x = data.states(torch.randint(len(data.observations), (count,)))
         found = [x[: count // 2]]
         x = x[count // 2 :]
         for _ in range(2):
             actions = drawn(self.candidates, len(x))
-            length = torch.randint(1, self.horizon + 1, (len(x), 1))
-            ends = []
-            for member in dynamics.members:
-                y = x
-                for t in range(self.horizon):
-                    y = torch.where(t < length, dynamics.step(member, y, actions), y)
-                ends.append(y)
-            every = torch.stack(ends)
-            x = every.mean(0)[dynamics.agreed(every, length)]
+            lengths = torch.randint(1, self.horizon + 1, (len(x), 1))
+            every = self.dynamics.held(x, actions, self.horizon, lengths)
+            x = every.mean(0)[self.dynamics.agreed(every, lengths)]
             half = len(x) // 2
             found.append(x[:half])
             x = x[half:]

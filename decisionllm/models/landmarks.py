@@ -186,13 +186,8 @@ class LandmarkPaths(nn.Module, Planner):
         """
         N, C = len(states), len(self.candidates)
         actions = self.candidates.repeat(N, 1)
-        ends = []
-        for member in self.dynamics.members:
-            x = states.repeat_interleave(C, 0)
-            for _ in range(steps):
-                x = self.dynamics.step(member, x, actions)
-            ends.append(x)
-        every = torch.stack(ends)  # (M, N C, S)
+        # (M, N C, S)
+        every = self.dynamics.held(states.repeat_interleave(C, 0), actions, steps)
         mean = every.mean(0)
         values = self.value(mean).view(N, C)
         least = torch.exp(LEAST_GAIN * self.radius)  # of a plan in values of staying

@@ -11,6 +11,7 @@ import torch
 from decisionllm.datasets import team
 from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.joint_steps import JointSteps
+from decisionllm.datasets.team_worlds import stacked
 from decisionllm.models.team_teacher import TeamTD3, teach
 from decisionllm.models.team_world import TeamWorld
 from decisionllm.protocols import Source
@@ -73,13 +74,9 @@ def whole(path: str, meta: str, cut: int) -> Log:
     logs = list(team.logs_of(path, meta, cut)())
     if len(logs) == 1:
         return logs[0]
-    joined = {}
-    for table in ("steps", "agents"):
-        columns: dict[str, np.ndarray] = {}
-        for name in logs[0].tables[table]:
-            columns[name] = np.concatenate([log.tables[table][name] for log in logs])
-        joined[table] = columns
-    return Log(logs[0].meta, joined["steps"], joined["agents"], path)
+    steps = stacked([log.steps for log in logs])
+    agents = stacked([log.agents for log in logs])
+    return Log(logs[0].meta, steps, agents, path)
 
 
 def files(*, path: str, meta: str = "", **options: object) -> list[Path]:
