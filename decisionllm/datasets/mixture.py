@@ -59,7 +59,7 @@ def load(
     Raises:
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
-    nodes = mixed(parts, options, text, text_wordings)
+    nodes = mixed(parts=parts, options=options, text=text, text_wordings=text_wordings)
     sources = {label: build(part["dataset"]) for label, part in nodes.items()}
     return joined(nodes, sources, text)
 
@@ -152,11 +152,8 @@ def data_options(**options: Any) -> Node:
     """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws
     and envs depend on."""
     kept: Node = {}
-    for label, part in mixed(**options).items():
-        node = part["dataset"]
-        if not is_mixture(node):
-            node = data_node(node)
-        kept[label] = node | {"env": {}}
+    for label, part in described(**options).items():
+        kept[label] = data_node(part["dataset"]) | {"env": {}}
     return {"parts": kept}
 
 
@@ -170,9 +167,7 @@ def worded(store: Store, **options: Any) -> Store:
         known = store.info["parts"][label]["dataset"]
         task = store.task[episodes]
         group = store.group[episodes]
-        part = replace(store, info=known, task=task, group=group)
-        if not is_mixture(node["dataset"]):
-            part = retold(part, node["dataset"])
+        part = retold(replace(store, info=known, task=task, group=group), node["dataset"])
         texts[episodes] = [part.tasks[i] for i in part.task]
         infos[label] = node | {"dataset": part.info}
         wordings |= part.info.get("wordings", {})
@@ -180,21 +175,15 @@ def worded(store: Store, **options: Any) -> Store:
     return replace(found, info=found.info | {"parts": infos})
 
 
-def is_mixture(node: Node) -> bool:
-    """Whether a node is of a mixture.
-
-    A mixture of mixtures does not know their parts apart, so that their data are kept with their
-    texts.
+def mixed(**options: Any) -> dict[str, dict[str, Node]]:
+    """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has a
+    window of its own.
     """
-    return bool(node["_target_"] == f"{__name__}.load")
-
-
-def mixed(
-    parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
-) -> dict[str, dict[str, Node]]:
-    """The parts of one mixture, see `described`; a ValueError if one has a window of its own."""
-    nodes = described(parts, options, text, text_wordings)
+    nodes = described(**options)
     for label, part in nodes.items():
+        if part["dataset"]["_target_"] == f"{__name__}.load":
+            wanted = "datasets that are no mixtures themselves"
+            raise ValueError(f"dataset.parts: expected {wanted}, got {label}; name its parts here")
         if "window" in part:
             why = "those of one space share a batch"
             remedy = "give it to the part of dataset=embodiments, or window=... to the run"
@@ -202,10 +191,10 @@ def mixed(
     return nodes
 
 
-def files(*, parts: Parts, options: Json | None = None, **texts: Any) -> list[Path]:
+def files(**options: Any) -> list[Path]:
     """The files that the readers of the parts read."""
     found = []
-    for part in described(parts, options, **texts).values():
+    for part in described(**options).values():
         found += files_of(part["dataset"])
     return found
 
