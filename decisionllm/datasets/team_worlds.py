@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.formats.team_log import Log, stacked
 from decisionllm.schema import Json
 
 # Log `seed` draws its worlds with seeds from (seed + 1) * SEEDS on; evaluations stay below SEEDS
@@ -135,11 +135,3 @@ def generate(
         "generator": {"log": log, "noise": noise, "seed": seed},
     }
     return Log(meta, stacked(steps), stacked(agents))
-
-
-def stacked(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The columns of several parts of a table as one."""
-    found = {}
-    for name in parts[0]:
-        found[name] = np.concatenate([part[name] for part in parts])
-    return found

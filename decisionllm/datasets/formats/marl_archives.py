@@ -12,6 +12,7 @@ PyMARL `episode_buffer.py`.
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import h5py
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.files import AGAIN, explained
 from decisionllm.schema import Json
 
@@ -85,47 +87,53 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     Its rows of B are separate worlds; a world ends when all of its agents have ended. Only steps
     before `vault_index` count; the last world of each row of B is left out if it did not end.
     """
-    errors = (OSError, ValueError, KeyError, RuntimeError)
-    what = f"{folder}: not a readable Vault, perhaps cut"
-    with explained(what, *errors, remedy=AGAIN):
+    with vault_errors(folder):
         names, length, files = open_vault(folder)
     lacking = ", ".join(name for name in VAULT if name not in names)
     if lacking:
         found = f"{lacking} not among {', '.join(sorted(names))}"
         raise ValueError(f"{folder}: expected a Vault's columns, {found}")
-    lanes, _, *shape = files["observations"].shape
-    size = max(BLOCK // int(np.prod(shape)), 1)
-    group = 0
-    for lane in range(lanes):
-        left: dict[str, np.ndarray] = {}  # rows of a world whose end was not read yet
-        for start in range(0, max(length, 1), size):
-            end = min(start + size, length)
-            with explained(what, *errors, remedy=AGAIN):
-                columns = {name: x[lane, start:end].read().result() for name, x in files.items()}
-            check_written(folder, lane, start, length, columns)
-            if left:
-                columns = {name: np.concatenate([left[name], x]) for name, x in columns.items()}
-            terminals = columns["terminals"] != 0
-            last = (terminals | (columns["truncations"] != 0)).all(1)  # steps that end a world
-            n = 0  # steps up to the last end
-            if last.any():
-                n = int(np.flatnonzero(last)[-1]) + 1
-            left = {name: x[n:] for name, x in columns.items()}
-            if not n:
+    count = 0  # worlds
+    for lane in range(files["observations"].shape[0]):
+        for steps in ending(read_lane(folder, lane, length, files), ends_of_worlds):
+            last = ends_of_worlds(steps)
+            if not last.any():
+                repairs["worlds cut at the end"] += 1
                 continue
-            whole = {name: x[:n] for name, x in columns.items()}
             yield Worlds(
-                group=group + np.cumsum(last[:n]) - last[:n],
-                observations=whole["observations"],
-                actions=whole["actions"],
-                rewards=whole["rewards"],
-                terminals=terminals[:n],
-                available=whole.get("infos.legals"),
-                state=whole.get("infos.state"),
+                group=count + np.cumsum(last) - last,
+                observations=steps["observations"],
+                actions=steps["actions"],
+                rewards=steps["rewards"],
+                terminals=steps["terminals"] != 0,
+                available=steps.get("infos.legals"),
+                state=steps.get("infos.state"),
             )
-            group += int(last.sum())
-        if len(left["rewards"]):
-            repairs["worlds cut at the end"] += 1
+            count += int(last.sum())
+
+
+def vault_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain an error of reading a Vault."""
+    errors = (OSError, ValueError, KeyError, RuntimeError)
+    return explained(f"{folder}: not a readable Vault, perhaps cut", *errors, remedy=AGAIN)
+
+
+def ends_of_worlds(steps: Columns) -> np.ndarray:
+    """The steps of a Vault that end a world: (n,) bool."""
+    ended = (steps["terminals"] != 0) | (steps["truncations"] != 0)
+    return np.asarray(ended.all(1))
+
+
+def read_lane(folder: Path, lane: int, length: int, files: Json) -> Iterator[Columns]:
+    """The steps of a row of B of a Vault, in blocks. files: see `open_vault`."""
+    _, _, *shape = files["observations"].shape
+    size = max(BLOCK // int(np.prod(shape)), 1)
+    for start in range(0, max(length, 1), size):
+        end = min(start + size, length)
+        with vault_errors(folder):
+            columns = {name: x[lane, start:end].read().result() for name, x in files.items()}
+        check_written(folder, lane, start, length, columns)
+        yield columns
 
 
 def open_vault(folder: Path) -> tuple[set[str], int, Json]:
@@ -151,7 +159,7 @@ def check_written(
     lane: int,
     start: int,
     length: int,
-    columns: dict[str, np.ndarray],
+    columns: Columns,
 ) -> None:
     """Raise a ValueError if a step of a block, from `start` on, holds zeros alone."""
     numbers = []
