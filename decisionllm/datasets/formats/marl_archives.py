@@ -274,19 +274,14 @@ def check_filled(file: Path, start: int, real: np.ndarray) -> None:
 def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
     """A Log of some worlds that were read from `path`, with `repairs` in its meta."""
     group = worlds.group
-    s, N = worlds.rewards.shape
+    s = len(group)
     last = np.append(np.diff(group) != 0, True)  # (s,) steps that end a world
     first = np.flatnonzero(np.append(True, last[:-1]))  # (worlds,) row of each start
-    world = np.cumsum(np.append(False, last[:-1]))  # (s,)
+    world = group - group[0]  # (s,)
     step = np.arange(s) - first[world]
-    discrete = worlds.actions.dtype.kind in "iu"
-    available = None
-    choice = np.ones((s, N), bool)  # whether there is more than action 0
-    if discrete and worlds.available is not None:
-        available = worlds.available != 0
-        choice = ~available[..., 0] | (available.sum(2) > 1)
 
     # An agent is present until its last choice, or until it terminates before
+    available, choice = choices(worlds)
     row = np.arange(s)[:, None]
     last_choice = np.maximum.reduceat(np.where(choice, row, -1), first)
     end = np.minimum.reduceat(np.where(worlds.terminals, row, s), first)
@@ -313,18 +308,17 @@ def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
         "terminated": (row == until)[alive] & ~last[at],
         "reward": rewards[alive],
     }
-    if discrete:
-        taken = worlds.actions.reshape(s, N)[alive]
-        agents["action"] = taken
-        count = int(taken.max()) + 1 if available is None else available.shape[2]
-        limits: Json = {"num_actions": count}
+    taken = worlds.actions[alive].reshape(len(at), -1)
+    if is_discrete(worlds):
+        agents["action"] = taken[:, 0]
+        limits: Json = {"num_actions": int(taken.max()) + 1}
     else:
-        taken = worlds.actions.reshape(s, N, -1)[alive]
         agents["action_values"] = taken
         bound = np.maximum(1, np.abs(taken).max(0))
         limits = {"low": (-bound).tolist(), "high": bound.tolist()}
     if available is not None:
         agents["available"] = available[alive]
+        limits["num_actions"] = available.shape[2]
     if worlds.state is not None:
         steps["state"] = np.asarray(worlds.state, np.float32).reshape(s, -1)
     meta = {
@@ -334,6 +328,20 @@ def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
         "shared_reward": bool(shared.all()),
     }
     return Log(meta, steps, agents, str(path))
+
+
+def is_discrete(worlds: Worlds) -> bool:
+    return worlds.actions.dtype.kind in "iu"
+
+
+def choices(worlds: Worlds) -> tuple[np.ndarray | None, np.ndarray]:
+    """The allowed discrete actions, (s, N, C) bool or None, and whether an agent has more than
+    action 0, (s, N) bool.
+    """
+    if worlds.available is None or not is_discrete(worlds):
+        return None, np.ones(worlds.rewards.shape, bool)
+    available = worlds.available != 0
+    return available, ~available[..., 0] | (available.sum(2) > 1)
 
 
 def kind_of(path: str | Path) -> str:
