@@ -86,12 +86,7 @@ def joined(
     Raises:
         ValueError: spaces or layouts that differ.
     """
-    first, spec = next((label, source.spec) for label, source in sources.items())
-    for label, source in sources.items():
-        if not same_space(spec, source.spec):
-            found = spaces({first: spec, label: source.spec})
-            remedy = "a mixture of several spaces is dataset=embodiments, with a head for each"
-            raise ValueError(f"dataset.parts: expected parts of one space, got {found}; {remedy}")
+    spec = one_space({label: source.spec for label, source in sources.items()})
     layout = one_layout({label: source.info for label, source in sources.items()})
 
     def episodes() -> Iterator[Episode]:
@@ -112,14 +107,31 @@ def joined(
     info = {"name": f"mixture({names})", "env": "mixture", "text": text, "parts": infos} | layout
     if wordings:
         info["wordings"] = wordings
-    horizon = max(source.spec.horizon for source in sources.values())
-    return Source(replace(spec, horizon=horizon), episodes(), info, facts)
+    return Source(spec, episodes(), info, facts)
 
 
 def episodes_of(source: Source | Store) -> Iterable[Episode]:
     if isinstance(source, Source):
         return source.episodes
     return map(source.episode, range(len(source.lengths)))
+
+
+def one_space(specs: Mapping[str, Spec]) -> Spec:
+    """The spec of a mixture: that of all parts, with the longest horizon.
+
+    Args:
+        specs: of the parts, by label.
+
+    Raises:
+        ValueError: observations or actions of two parts have other sizes or bounds.
+    """
+    first, common = next(iter(specs.items()))
+    for label, spec in specs.items():
+        if not same_space(common, spec):
+            found = spaces({first: common, label: spec})
+            remedy = "a mixture of several spaces is dataset=embodiments, with a head for each"
+            raise ValueError(f"dataset.parts: expected parts of one space, got {found}; {remedy}")
+    return replace(common, horizon=max(spec.horizon for spec in specs.values()))
 
 
 def one_layout(infos: Mapping[str, Json]) -> Json:

@@ -217,9 +217,10 @@ class PettingZooTeams(TeamEnv):
         self.rows: list[tuple[int, str]] = []  # copy and agent
         self.counts = np.zeros((E, len(self.teams)), int)  # agents of each team
         for w, env in enumerate(self.envs):
-            self.rows += [(w, agent) for agent in env.agents if agent in self.played]
             for agent in env.agents:
                 self.counts[w, self.teams.index(self.team_of[agent])] += 1
+                if agent in self.played:
+                    self.rows.append((w, agent))
         self.groups = np.array([w for w, _ in self.rows], int)
         empty = np.flatnonzero(np.bincount(self.groups, minlength=E) == 0)
         if len(empty):

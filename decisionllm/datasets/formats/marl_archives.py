@@ -226,22 +226,34 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
         ended_late = columns["terminated"][:, -1].any()
         for start in range(0, worlds, size):
             block = {name: column[start : start + size] for name, column in columns.items()}
-            over = block["terminated"].reshape(len(block["obs"]), -1) != 0  # (worlds, time)
-            real = block["filled"].reshape(over.shape) != 0
-            real &= over.cumsum(1) - over == 0
-            real[:, -1] &= ended_late
+            real = real_steps(block, ended_late)
             check_filled(file, start, real)
             steps = {name: column[real] for name, column in block.items()}
-            rewards = block["reward"].reshape(*real.shape, 1)[real]
+            terminated = steps["terminated"].reshape(-1, 1) != 0
             yield Worlds(
                 group=start + np.nonzero(real)[0],
                 observations=steps["obs"],
                 actions=steps["actions"],
-                rewards=np.repeat(rewards, N, 1),
-                terminals=np.repeat(over[real][:, None], N, 1),
+                rewards=np.repeat(steps["reward"].reshape(-1, 1), N, 1),
+                terminals=np.repeat(terminated, N, 1),
                 available=steps.get("avail_actions"),
                 state=steps.get("state"),
             )
+
+
+def real_steps(block: Columns, ended_late: bool) -> np.ndarray:
+    """The steps of a block of a PyMARL file that were played, (worlds, time) bool.
+
+    Args:
+        block: the columns of some worlds.
+        ended_late: whether the last column of the file may be a step.
+    """
+    shape = block["obs"].shape[:2]
+    over = block["terminated"].reshape(shape) != 0
+    real: np.ndarray = block["filled"].reshape(shape) != 0
+    real &= over.cumsum(1) - over == 0
+    real[:, -1] &= ended_late
+    return real
 
 
 def check_columns(file: Path, columns: Json) -> None:
