@@ -528,8 +528,9 @@ def refuse_lost(file: Path, sums: Columns, lost: np.ndarray) -> None:
 def convert(log: Log) -> dict[str, Sequence[object]]:
     """The columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
     states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
-    done = log.done.astype(int).ravel().tolist()
-    after = [None if end else state for end, state in zip(done, [*states[1:], None], strict=True)]
+    done = log.done.ravel()
+    after = np.array([*states[1:], None], object)
+    after[done] = None
 
     def spread(x: np.ndarray) -> list[float]:
         """(K, 1), (T,) or (K, T) -> K x T numbers."""
@@ -546,8 +547,8 @@ def convert(log: Log) -> dict[str, Sequence[object]]:
         "action": spread(log.multiplier),
         "reward": spread(log.conversions),
         "reward_continuous": spread(log.exposed_value),
-        "done": done,
-        "next_state": after,
+        "done": done.astype(int).tolist(),
+        "next_state": after.tolist(),
     }
 
 
