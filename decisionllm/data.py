@@ -189,8 +189,9 @@ def _texts(store: Store) -> str:
     return f"  text         {found}; of episode 0: {store.tasks[store.task[0]]!r}"
 
 
-def quantiles(values: np.ndarray, shares: tuple[float, ...] = (0, 0.1, 0.5, 0.9, 0.99, 1)) -> str:
+def quantiles(values: np.ndarray) -> str:
     """Quantiles of values, as text."""
+    shares = (0, 0.1, 0.5, 0.9, 0.99, 1)
     found = np.quantile(values, shares)
     return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, found, strict=True))
 

@@ -333,14 +333,11 @@ class Batch(WindowColumns["torch.Tensor"]):
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""
-        moved = {}
+        moved: Json = {}
         for name, tensor in vars(self).items():
-            if tensor is None:
-                continue
-            there = tensor.to(device, non_blocking=True)
-            if there is not tensor:
-                moved[name] = there
-        return replace(self, **moved) if moved else self
+            if tensor is not None:
+                moved[name] = tensor.to(device, non_blocking=True)
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

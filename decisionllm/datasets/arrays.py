@@ -4,6 +4,7 @@ already."""
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
 from decisionllm.datasets.store import Store, open_store, write
 from decisionllm.files import AGAIN, explained
@@ -134,7 +136,7 @@ def from_episodes(
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 
 
-def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterator[Episode]:
+def cut(blocks: Iterable[Columns], *, task: str = "") -> Iterator[Episode]:
     """D4RL's columns, rows of all episodes end to end in blocks, as episodes of the text `task`.
 
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was
@@ -142,24 +144,16 @@ def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterat
     `check_ends`. Actions of NaN are missing. Its final observation is known where the optional
     `next_observations` are there.
     """
-    left: dict[str, np.ndarray] = {}  # the rows of an episode whose end has not come yet
-    count = 0
-    for block in blocks:
-        columns = {key: np.asarray(x) for key, x in block.items()}
-        if left:
-            columns = {key: np.concatenate([left[key], x]) for key, x in columns.items()}
-        start = 0
-        for end in (np.flatnonzero(ends(columns)) + 1).tolist():
-            rows = {key: x[start:end] for key, x in columns.items()}
-            yield as_episode(rows, count, task)
-            start = end
-            count += 1
-        left = {key: x[start:] for key, x in columns.items()}
-    if len(left.get("rewards", ())):
-        yield as_episode(left, count, task)
+    group = 0
+    for block in ending(blocks, ends):
+        after = np.flatnonzero(ends(block)) + 1
+        bounds = np.unique([0, *after, len(block["rewards"])])
+        for a, b in pairwise(bounds.tolist()):
+            yield as_episode({key: x[a:b] for key, x in block.items()}, group, task)
+            group += 1
 
 
-def as_episode(columns: Mapping[str, np.ndarray], group: int, task: str) -> Episode:
+def as_episode(columns: Columns, group: int, task: str) -> Episode:
     """One episode from its rows of D4RL's columns."""
     n = len(columns["rewards"])
     actions = columns["actions"]
@@ -181,13 +175,13 @@ def as_episode(columns: Mapping[str, np.ndarray], group: int, task: str) -> Epis
     )
 
 
-def ends(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def ends(columns: Columns) -> np.ndarray:
     """Whether an episode ends with each row of D4RL's columns: (n,) bool."""
     flags = [columns[key].astype(bool) for key in ("terminals", "timeouts") if key in columns]
     return np.asarray(np.any(flags, axis=0))
 
 
-def check_ends(path: Path, blocks: Iterable[Mapping[str, np.ndarray]]) -> None:
+def check_ends(path: Path, blocks: Iterable[Columns]) -> None:
     """Raise a ValueError unless some row of a file ends an episode; reads up to the first one that
     does.
 
@@ -264,7 +258,7 @@ def spec_of(
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 
-def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
+def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[Columns]:
     """The checked columns of an .npz or HDF5 file in D4RL's layout, rows by rows.
 
     Args:

@@ -52,8 +52,9 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         seed=config.data.seed,
     )
     steps = windows.of_store(store, return_horizon=config.model.return_horizon)
-    episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    held_out = held_out[steps.end[held_out] > steps.first[held_out]]
+    has_steps = steps.end > steps.first
+    episodes = episodes[has_steps[episodes]]
+    held_out = held_out[has_steps[held_out]]
     measured = steps  # the loss on held-out windows is that of recorded actions
     if store.action_weight is not None:
         recorded = some_recorded(store)
@@ -73,9 +74,9 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     sampler = make(steps, episodes=episodes, seed=config.seed, weights=weights, discount=discount)
     validators = {}
     for label, part in store.parts.items():
-        of_part_held_out = np.intersect1d(part, held_out)
-        if len(of_part_held_out):
-            validators[label] = make(measured, episodes=of_part_held_out, seed=0, weights=None)
+        own = np.intersect1d(part, held_out)
+        if len(own):
+            validators[label] = make(measured, episodes=own, seed=0)
     if config.log.keep_best == "loss" and not validators:
         raise ValueError(
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "

@@ -20,10 +20,14 @@ class Grid:
     layout: str
 
     @cached_property
+    def letters(self) -> np.ndarray:
+        """(rows, columns) str."""
+        return np.array([list(row) for row in self.layout.split()])
+
+    @cached_property
     def walls(self) -> np.ndarray:
         """(rows, columns) bool."""
-        cells = np.array([list(row) for row in self.layout.split()])
-        return np.asarray(cells == "#")
+        return np.asarray(self.letters == "#")
 
     @cached_property
     def free_cells(self) -> np.ndarray:

@@ -59,7 +59,7 @@ def load(
     Raises:
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
-    nodes = mixed(parts, options, text, text_wordings)
+    nodes = mixed(parts=parts, options=options, text=text, text_wordings=text_wordings)
     sources = {label: build(part["dataset"]) for label, part in nodes.items()}
     return joined(nodes, sources, text)
 
@@ -86,12 +86,7 @@ def joined(
     Raises:
         ValueError: spaces or layouts that differ.
     """
-    first, spec = next((label, source.spec) for label, source in sources.items())
-    for label, source in sources.items():
-        if not same_space(spec, source.spec):
-            found = spaces({first: spec, label: source.spec})
-            remedy = "a mixture of several spaces is dataset=embodiments, with a head for each"
-            raise ValueError(f"dataset.parts: expected parts of one space, got {found}; {remedy}")
+    spec = one_space({label: source.spec for label, source in sources.items()})
     layout = one_layout({label: source.info for label, source in sources.items()})
 
     def episodes() -> Iterator[Episode]:
@@ -112,14 +107,31 @@ def joined(
     info = {"name": f"mixture({names})", "env": "mixture", "text": text, "parts": infos} | layout
     if wordings:
         info["wordings"] = wordings
-    horizon = max(source.spec.horizon for source in sources.values())
-    return Source(replace(spec, horizon=horizon), episodes(), info, facts)
+    return Source(spec, episodes(), info, facts)
 
 
 def episodes_of(source: Source | Store) -> Iterable[Episode]:
     if isinstance(source, Source):
         return source.episodes
     return map(source.episode, range(len(source.lengths)))
+
+
+def one_space(specs: Mapping[str, Spec]) -> Spec:
+    """The spec of a mixture: that of all parts, with the longest horizon.
+
+    Args:
+        specs: of the parts, by label.
+
+    Raises:
+        ValueError: observations or actions of two parts have other sizes or bounds.
+    """
+    first, common = next(iter(specs.items()))
+    for label, spec in specs.items():
+        if not same_space(common, spec):
+            found = spaces({first: common, label: spec})
+            remedy = "a mixture of several spaces is dataset=embodiments, with a head for each"
+            raise ValueError(f"dataset.parts: expected parts of one space, got {found}; {remedy}")
+    return replace(common, horizon=max(spec.horizon for spec in specs.values()))
 
 
 def one_layout(infos: Mapping[str, Json]) -> Json:
@@ -152,11 +164,8 @@ def data_options(**options: Any) -> Node:
     """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws
     and envs depend on."""
     kept: Node = {}
-    for label, part in mixed(**options).items():
-        node = part["dataset"]
-        if not is_mixture(node):
-            node = data_node(node)
-        kept[label] = node | {"env": {}}
+    for label, part in described(**options).items():
+        kept[label] = data_node(part["dataset"]) | {"env": {}}
     return {"parts": kept}
 
 
@@ -170,9 +179,7 @@ def worded(store: Store, **options: Any) -> Store:
         known = store.info["parts"][label]["dataset"]
         task = store.task[episodes]
         group = store.group[episodes]
-        part = replace(store, info=known, task=task, group=group)
-        if not is_mixture(node["dataset"]):
-            part = retold(part, node["dataset"])
+        part = retold(replace(store, info=known, task=task, group=group), node["dataset"])
         texts[episodes] = [part.tasks[i] for i in part.task]
         infos[label] = node | {"dataset": part.info}
         wordings |= part.info.get("wordings", {})
@@ -180,21 +187,15 @@ def worded(store: Store, **options: Any) -> Store:
     return replace(found, info=found.info | {"parts": infos})
 
 
-def is_mixture(node: Node) -> bool:
-    """Whether a node is of a mixture.
-
-    A mixture of mixtures does not know their parts apart, so that their data are kept with their
-    texts.
+def mixed(**options: Any) -> dict[str, dict[str, Node]]:
+    """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has a
+    window of its own.
     """
-    return bool(node["_target_"] == f"{__name__}.load")
-
-
-def mixed(
-    parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
-) -> dict[str, dict[str, Node]]:
-    """The parts of one mixture, see `described`; a ValueError if one has a window of its own."""
-    nodes = described(parts, options, text, text_wordings)
+    nodes = described(**options)
     for label, part in nodes.items():
+        if part["dataset"]["_target_"] == f"{__name__}.load":
+            wanted = "datasets that are no mixtures themselves"
+            raise ValueError(f"dataset.parts: expected {wanted}, got {label}; name its parts here")
         if "window" in part:
             why = "those of one space share a batch"
             remedy = "give it to the part of dataset=embodiments, or window=... to the run"
@@ -202,10 +203,10 @@ def mixed(
     return nodes
 
 
-def files(*, parts: Parts, options: Json | None = None, **texts: Any) -> list[Path]:
+def files(**options: Any) -> list[Path]:
     """The files that the readers of the parts read."""
     found = []
-    for part in described(parts, options, **texts).values():
+    for part in described(**options).values():
         found += files_of(part["dataset"])
     return found
 

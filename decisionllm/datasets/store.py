@@ -298,13 +298,15 @@ def open_store(path: str | Path) -> Store:
                 f"{list(found.shape)}; {REMEDY}"
             )
         arrays[name] = found
-    spec = Spec.of(card["spec"])
-    known = {
-        "info": card["info"],
-        "facts": card.get("facts", {}),
-        "fingerprint": card["fingerprint"],
-    }
-    return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), **known, **arrays)
+    return Store(
+        path=path,
+        spec=Spec.of(card["spec"]),
+        tasks=tuple(card["tasks"]),
+        info=card["info"],
+        facts=card.get("facts", {}),
+        fingerprint=card["fingerprint"],
+        **arrays,
+    )
 
 
 def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:

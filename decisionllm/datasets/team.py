@@ -3,7 +3,7 @@ world share their group.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -147,38 +147,48 @@ def source(
     read_stays = partial(stays_of, capacity=capacity, returns=returns, team=team)
 
     meta: Json = {}
+    tasks: list[Task] = []  # of each stay
+    known: dict[Task, Task] = {}  # the different ones: stays share an object, for there are many
     count = 0  # parts
-    tasks: dict[Task, int] = {}  # numbered in the order in which they are met
-    task_of_stay: list[int] = []
     masked = False  # whether an action is ever forbidden
     for stays in map(read_stays, parts()):
         meta = common_meta(meta, stays.meta)
+        tasks += [known.setdefault(task, task) for task in stays.tasks]
         count += 1
-        task_of_stay += [tasks.setdefault(task, len(tasks)) for task in stays.tasks]
         masked |= stays.masked
     if meta.get("shared_reward") and stays.returns != "team":
         wanted = "a reward of each agent, got one for the whole team"
         raise ValueError(f"dataset.returns={stays.returns}: expected {wanted}")
 
-    texts = [task_text(meta, size, name, text) for size, name in tasks]
     found = facts_of_log(meta, stays) | {"text": text, "capacity": capacity}
     found |= {"returns": stays.returns, "team": team, **info}
     if text == "paraphrased":
-        pairs = zip(texts, tasks, strict=True)
-        found["wordings"] = {each: team_facts(meta, *task) for each, task in pairs}
-    text_of_stay = np.array(task_of_stay)
-    if text == "shuffled":
-        text_of_stay = text_of_stay[np.random.default_rng(0).permutation(len(text_of_stay))]
+        found["wordings"] = {task_text(meta, *task): team_facts(meta, *task) for task in known}
 
     def episodes() -> Iterator[Episode]:
         again: Iterable[Stays] = [stays]
         if count > 1:  # several parts are read again, as parts of one log
             again = (read_stays(replace(log, meta=meta)) for log in parts())
-        next_text = (texts[number] for number in text_of_stay)
+        texts = iter(texts_of_stays(meta, tasks, text))
         for part in again:
-            yield from part.episodes(next_text, masked=masked)
+            yield from part.episodes(texts, masked=masked)
 
     return Source(spec_of(meta, stays), episodes(), found)
+
+
+def texts_of_stays(meta: Json, tasks: Sequence[Task], text: str) -> list[str]:
+    """The text of each stay.
+
+    Args:
+        meta: of the log.
+        tasks: of each stay.
+        text: see `source`.
+    """
+    text_of = {task: task_text(meta, *task, text) for task in set(tasks)}
+    texts = [text_of[task] for task in tasks]
+    if text == "shuffled":
+        return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
+    return texts
 
 
 def spec_of(meta: Json, stays: Stays) -> Spec:

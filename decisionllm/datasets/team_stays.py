@@ -262,36 +262,45 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
 
     The types of meta have discrete actions, or continuous ones within common bounds.
     """
-    path = rows.log.path
     types = list(rows.log.meta["types"].values())
-    discrete = all("num_actions" in each for each in types)
+    if all("num_actions" in each for each in types):
+        return _discrete(rows, np.array([each["num_actions"] for each in types]))
     bounds = [(each.get("low"), each.get("high")) for each in types]
-    if not discrete and (not all(bounds[0]) or bounds.count(bounds[0]) < len(bounds)):
+    if not all(bounds[0]) or bounds.count(bounds[0]) < len(bounds):
         wanted = "every type in meta to have num_actions, or all the same low and high"
-        raise ValueError(f"{path}: expected {wanted}")
-    name = "action" if discrete else "action_values"
+        raise ValueError(f"{rows.log.path}: expected {wanted}")
+    taken = _taken(rows, "action_values")
+    recorded = np.isfinite(taken).all(1)
+    loss_mask = _targets(rows, "action_values", recorded)
+    middle = np.mean(bounds[0], 0)  # shown where an action was not recorded
+    return np.where(recorded[:, None], taken, middle).astype(np.float32), None, loss_mask
+
+
+def _taken(rows: TableRows, name: str) -> np.ndarray:
+    """The column of the actions, of this name."""
     if name not in rows:
         known = ", ".join(rows.log.agents)
-        raise ValueError(f"{path}, agents: expected a column {name}, got {known}")
-    taken = rows[name]
-    known_at = taken >= 0 if discrete else np.isfinite(taken).all(1)
-    loss_mask = known_at
-    if "loss_mask" in rows:
-        loss_mask = rows["loss_mask"]
-        unknown = f"{name}: expected an action, since loss_mask is true, got {{}}"
-        rows.refuse(loss_mask & ~known_at, unknown, taken)
-    if discrete:
-        counts = np.array([each["num_actions"] for each in types])
-        return *_discrete(rows, counts, loss_mask), loss_mask
-    middle = np.mean(bounds[0], 0)  # shown where an action is unknown
-    return np.where(known_at[:, None], taken, middle).astype(np.float32), None, loss_mask
+        raise ValueError(f"{rows.log.path}, agents: expected a column {name}, got {known}")
+    return rows[name]
 
 
-def _discrete(
-    rows: TableRows, counts: np.ndarray, loss_mask: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """`actions` and `masks` of `Stays`. counts: actions of each type."""
-    taken = rows["action"]
+def _targets(rows: TableRows, name: str, recorded: np.ndarray) -> np.ndarray:
+    """(n,) bool, the rows whose action is a training target: those of the log's loss_mask, or all
+    whose action in the column `name` was recorded.
+    """
+    if "loss_mask" not in rows:
+        return recorded
+    loss_mask = rows["loss_mask"]
+    unknown = f"{name}: expected an action, since loss_mask is true, got {{}}"
+    rows.refuse(loss_mask & ~recorded, unknown, rows[name])
+    return loss_mask
+
+
+def _discrete(rows: TableRows, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """See `_decisions`. counts: actions of each type."""
+    taken = _taken(rows, "action")
+    recorded = taken >= 0
+    loss_mask = _targets(rows, "action", recorded)
     count = counts[rows["agent_type"]]
     above = "action: expected an index below {}, got {}"
     rows.refuse(taken >= count, above, count, taken)
@@ -309,7 +318,7 @@ def _discrete(
     rows.refuse(loss_mask & none_left, stuck)
 
     index = np.maximum(taken, 0)[:, None].astype(int)
-    allowed = (taken >= 0) & np.take_along_axis(masks, index, 1)[:, 0]
+    allowed = recorded & np.take_along_axis(masks, index, 1)[:, 0]
     forbidden = (
         "available: forbids the recorded action {}; say loss_mask=false where the agent did not "
         "choose it"
@@ -318,7 +327,7 @@ def _discrete(
     masks[none_left] = True  # no choice there
     # an action that was not recorded is shown as the first that is allowed
     shown = np.where(allowed, taken, masks.argmax(1))
-    return shown[:, None].astype(np.float32), masks
+    return shown[:, None].astype(np.float32), masks, loss_mask
 
 
 def _observations(rows: TableRows, capacity: int) -> tuple[np.ndarray, Schema]:

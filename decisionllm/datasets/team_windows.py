@@ -50,28 +50,23 @@ class TeamSampler(Sampler):
         self.start = np.zeros(E, np.int64) if store.start is None else store.start.astype(np.int64)
         self.agent = np.arange(E) if store.agent is None else store.agent
         self.chosen = np.isin(np.arange(E), episodes)
-        groups, self.group, self.count = np.unique(
-            store.group, return_inverse=True, return_counts=True
-        )
-        # an agent that came back has several episodes
+        _, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
+        # the episodes of each group; an agent that came back has several
         self.members = np.lexsort((self.agent, self.group))
         self.first = np.cumsum(self.count) - self.count
         nth = np.cumsum(differs(self.group[self.members], self.agent[self.members]))
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
-        text_of = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
-        teams = np.split(store.task[self.members], self.first[1:])
-        texts = [text_of(frozenset(kinds.tolist())) for kinds in teams]
-        self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
-        index = {task: i for i, task in enumerate(self.tasks)}
-        self.task = store.task
-        self.team_text = np.array([index[text] for text in texts])
+        self._check(store)
+        self._write_texts(store)
+
+    def _check(self, store: Store) -> None:
+        """Raise a ValueError if a team has too many agents or a world too many steps."""
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
             wanted = f"at most {POOL} agents (the identities there are), got {self.number[e] + 1}"
             raise ValueError(
-                f"group {groups[self.group[e]]}: expected {wanted}; train with "
-                "team.execution=per_agent"
+                f"group {store.group[e]}: expected {wanted}; train with team.execution=per_agent"
             )
         last = self.start + self.length
         if last.max() > store.spec.horizon:
@@ -81,6 +76,16 @@ class TeamSampler(Sampler):
                 f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has "
                 f"{self.length[e]}"
             )
+
+    def _write_texts(self, store: Store) -> None:
+        """Set the texts of agents and teams, and which one each episode and each group has."""
+        text_of = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
+        teams = np.split(store.task[self.members], self.first[1:])
+        texts = [text_of(frozenset(kinds.tolist())) for kinds in teams]
+        self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
+        index = {task: i for i, task in enumerate(self.tasks)}
+        self.task = store.task
+        self.team_text = np.array([index[text] for text in texts])
 
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""

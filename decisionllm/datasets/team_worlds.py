@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.formats.team_log import Log, stacked
 from decisionllm.schema import Json
 
 # Log `seed` draws its worlds with seeds from (seed + 1) * SEEDS on; evaluations stay below SEEDS
@@ -108,27 +108,22 @@ def generate(
     steps: list[dict[str, np.ndarray]] = []
     agents: list[dict[str, np.ndarray]] = []
     while not world.over.all():
-        running = np.flatnonzero(~world.over)
-        acting = world.alive & ~world.over[:, None]
-        group, agent = np.nonzero(acting)
-        rows = {
-            "group": group,
-            "step": np.full(len(group), world.time),
-            "agent": agent,
-            "behaviour": kinds[group],
-            "observation": world.observations[acting],
-            "available": world.masks[acting],
-        }
-        if game.types:
-            rows["agent_type"] = game.types(world)[acting]
+        running = ~world.over
+        acting = world.alive & running[:, None]
+        rows = seen_by_agents(game, world, acting, kinds)
+        now = world.time
         actions = player.act(world)
-        clock = {"group": running, "step": np.full(len(running), world.time)}
-        clock["reward"] = world.step(actions)[running]
-        clock["won"] = world.won[running]
-        clock["terminated"] = world.terminated[running]
-        clock["truncated"] = (world.over & ~world.terminated)[running]
-        steps.append(clock)
+        rewards = world.step(actions)
         agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
+        clock = {
+            "group": np.arange(groups),
+            "step": np.full(groups, now),
+            "reward": rewards,
+            "won": world.won,
+            "terminated": world.terminated,
+            "truncated": world.over & ~world.terminated,
+        }
+        steps.append({name: column[running] for name, column in clock.items()})
     meta = game.describe(world) | {
         "returns": "team",
         "behaviours": teachers,
@@ -137,9 +132,25 @@ def generate(
     return Log(meta, stacked(steps), stacked(agents))
 
 
-def stacked(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The columns of several parts of a table as one."""
-    found = {}
-    for name in parts[0]:
-        found[name] = np.concatenate([part[name] for part in parts])
-    return found
+def seen_by_agents(
+    game: Game[W], world: W, acting: np.ndarray, kinds: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The columns of the agents that act next, but for what they do.
+
+    Args:
+        game, world: that is played.
+        acting: (E, N) bool.
+        kinds: (E,) teacher of each world.
+    """
+    group, agent = np.nonzero(acting)
+    rows = {
+        "group": group,
+        "step": np.full(len(group), world.time),
+        "agent": agent,
+        "behaviour": kinds[group],
+        "observation": world.observations[acting],
+        "available": world.masks[acting],
+    }
+    if game.types:
+        rows["agent_type"] = game.types(world)[acting]
+    return rows

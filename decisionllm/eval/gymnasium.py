@@ -71,9 +71,9 @@ class GymnasiumEnv(Env):
         self.horizon = spec.max_episode_steps
         self.text = text
         self.tasks = [task] * len(envs)
-        self.action = action_spec(self.space)
-        self.num_actions = self.action.get("num_actions", 0)
-        self.action_dim = self.action["action_dim"]
+        action = action_spec(self.space)
+        self.num_actions = action.get("num_actions", 0)
+        self.action_dim = action["action_dim"]
         self.action_parts = action_parts(self.space)
         self.part = part
         self.observation_space = minari.observed(envs[0].observation_space, part)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from decisionllm.datasets.spaces import VECTOR, NamedPart, in_words
+from decisionllm.datasets.spaces import VECTOR, in_words
 from decisionllm.protocols import Env
 from decisionllm.schema import Json, Spec
 
@@ -13,66 +13,30 @@ def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
     """Compare the actions and the layout of a dataset with those of an environment.
 
     Args:
-        spec, dataset: of the data, and its info.
-        env: the environment.
+        spec: of the data.
+        dataset: their info. `observation_parts` has (name, numbers) of each part of an observation,
+            `action_parts` the sizes of the parts of a discrete action; without them the data name
+            none. One part called `observation` is a vector, whose numbers have no names.
+        env: the environment; parts that it leaves empty are not compared.
         name: of the run, to begin a message with.
-
-    Returns:
-        The note of `check_layout`.
-
-    Raises:
-        ValueError: they differ.
-    """
-    check_actions(spec, env, name)
-    parts = dataset.get("observation_parts")
-    return check_layout(parts, env, name, action_parts=dataset.get("action_parts"))
-
-
-def check_layout(
-    parts: Sequence[NamedPart] | None,
-    env: Env,
-    name: str,
-    *,
-    action_parts: Sequence[int] | None = None,
-) -> str:
-    """Compare the parts of the data's observations and actions with those of an environment.
-
-    Args:
-        parts: (name, numbers) of each part of an observation, `info["observation_parts"]` of a
-            dataset; None or empty: the data name none. One part called `observation` is a vector,
-            whose numbers have no names.
-        env: the environment; `observation_parts` or `action_parts` that it leaves empty are not
-            compared.
-        name: of the run, to begin a message with.
-        action_parts: sizes of the parts of a discrete action, `info["action_parts"]`; None or
-            empty: the data name none.
 
     Returns:
         A note of one line for the user where the environment has several parts and the data name
         none; else "".
 
     Raises:
-        ValueError: names or sizes differ.
+        ValueError: they differ.
     """
-    own = [(str(part), int(size)) for part, size in parts or ()]
-    other = [(str(part), int(size)) for part, size in env.observation_parts]
-    try:
-        notes = [
-            _observation_note(own, other),
-            _action_note(list(action_parts or ()), list(env.action_parts)),
-        ]
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    said = "; ".join(note for note in notes if note)
+    check_actions(spec, env, name)
+    notes = [_observation_note(dataset, env, name), _action_note(dataset, env, name)]
+    said = "; ".join(filter(None, notes))
     return f"{name}: {said}" if said else ""
 
 
-def _observation_note(own: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> str:
-    """The note on the parts of an observation, of the data and of an environment.
-
-    Raises:
-        ValueError: they differ.
-    """
+def _observation_note(dataset: Json, env: Env, name: str) -> str:
+    """The note on the parts of an observation, see `check_env`."""
+    own = [(str(part), int(size)) for part, size in dataset.get("observation_parts") or ()]
+    other = [(str(part), int(size)) for part, size in env.observation_parts]
     if not other or own == other:
         return ""
     unnamed = _unnamed(own)
@@ -86,7 +50,7 @@ def _observation_note(own: Sequence[tuple[str, int]], other: Sequence[tuple[str,
             "it: from_episodes(..., observation_parts=...)"
         )
     layouts = f"laid out as {in_words(own)}, the environment's as {in_words(other)}"
-    raise ValueError(f"the data's observations are {layouts}; {LIKE_THE_DATA}")
+    raise ValueError(f"{name}: the data's observations are {layouts}; {LIKE_THE_DATA}")
 
 
 def _size(parts: Sequence[tuple[str, int]]) -> int:
@@ -99,15 +63,13 @@ def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
     return not parts or [name for name, _ in parts] == [VECTOR]
 
 
-def _action_note(own: list[int], other: list[int]) -> str:
-    """The note on the parts of a discrete action, of the data and of an environment.
-
-    Raises:
-        ValueError: they differ.
-    """
+def _action_note(dataset: Json, env: Env, name: str) -> str:
+    """The note on the parts of a discrete action, see `check_env`."""
+    own = list(dataset.get("action_parts") or ())
+    other = list(env.action_parts)
     if own and other and own != other:
         parts = f"parts of {own} values, the environment's of {other}"
-        raise ValueError(f"the data's actions have {parts}; {LIKE_THE_DATA}")
+        raise ValueError(f"{name}: the data's actions have {parts}; {LIKE_THE_DATA}")
     if own or len(other) < 2:
         return ""
     return (

@@ -213,23 +213,29 @@ class PettingZooTeams(TeamEnv):
 
     def begin(self) -> np.ndarray:
         """(rows, S) observations at the start of `envs`, of which `views` are known."""
+        # -- who is there --
         E = len(self.envs)
         self.rows: list[tuple[int, str]] = []  # copy and agent
         self.counts = np.zeros((E, len(self.teams)), int)  # agents of each team
         for w, env in enumerate(self.envs):
-            self.rows += [(w, agent) for agent in env.agents if agent in self.played]
             for agent in env.agents:
                 self.counts[w, self.teams.index(self.team_of[agent])] += 1
+                if agent in self.played:
+                    self.rows.append((w, agent))
         self.groups = np.array([w for w, _ in self.rows], int)
         empty = np.flatnonzero(np.bincount(self.groups, minlength=E) == 0)
         if len(empty):
             wanted = "expected an agent to play in every copy"
             raise ValueError(f"env.team={self.team}: {wanted}, got none in copy {empty[0]}")
+
+        # -- the task of each row --
         self.sizes = self.counts[:, self.own_team]
         names = [self.types_of[agent] for _, agent in self.rows]
         types = list(self.meta["types"])
         self.kinds = np.array([types.index(name) for name in names])
         self.tasks = self.texts(self.meta, self.sizes[self.groups].tolist(), names)
+
+        # -- nothing has happened yet --
         self.running = np.ones(len(self.rows), bool)
         self.team_returns = np.zeros((E, len(self.teams)))
         self.steps = np.zeros(E, int)
@@ -316,9 +322,7 @@ class PettingZooTeams(TeamEnv):
         team_rewards = np.zeros_like(self.team_returns)  # (E, teams)
         for w, result in results.items():
             self.steps[w] += 1
-            for t, team in enumerate(self.teams):
-                gains = [result.rewards[a] for a in result.present if self.team_of[a] == team]
-                team_rewards[w, t] = sum(gains) / max(self.counts[w, t], 1)
+            team_rewards[w] = self._team_rewards(w, result)
             timeout = self.steps[w] >= self.horizon
             for row in np.flatnonzero(self.running & (self.groups == w)).tolist():
                 agent = self.rows[row][1]
@@ -333,6 +337,14 @@ class PettingZooTeams(TeamEnv):
         if self.returns != "own":
             rewards = team_rewards[self.groups, self.own_team]
         return after, rewards, terminated, truncated
+
+    def _team_rewards(self, w: int, result: Result) -> list[float]:
+        """The mean reward of the agents that each team began with, from one step of one copy."""
+        found = []
+        for t, team in enumerate(self.teams):
+            gains = [result.rewards[a] for a in result.present if self.team_of[a] == team]
+            found.append(sum(gains) / max(self.counts[w, t], 1))
+        return found
 
     def _partner_actions(self, w: int) -> Json:
         """The actions of the scripted partners in a copy."""

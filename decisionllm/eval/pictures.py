@@ -25,13 +25,11 @@ MARKERS = "ovs^D<>pP*X"
 
 def figure(width: float, height: float, title: str = "") -> "Figure":
     """A figure that needs no display and changes no global state. width, height: inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), dpi=110, layout="constrained")
     if title:
         made.suptitle(title, fontsize=9)
-    FigureCanvasAgg(made)
     return made
 
 

@@ -5,6 +5,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,30 +144,26 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
     protocols = sorted({result["protocol"] for result in results}, key=by_number)
     shared = shared_words(protocols)
     cells = cells_of(results)
+    policies, targets, counts = zip(*cells, strict=True)
 
     # What all rows have alike needs no column.
-    _, targets, counts = (set(column) for column in zip(*cells, strict=True))
-    with_target = targets != {"-"}
-    with_count = len(counts) > 1
+    labels = {}
     title = [dataset, shared]
-    if not with_count:
-        title.append(f"{counts.pop()} episodes")
+    if set(targets) != {"-"}:
+        labels["target"] = targets
+    if len(set(counts)) > 1:
+        labels["episodes"] = counts
+    else:
+        title.append(f"{counts[0]} episodes")
     title_line = ", ".join(filter(None, title))
     made = Table(title=title_line, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column("policy", overflow="fold")
-    if with_target:
-        made.add_column("target", justify="right", no_wrap=True)
-    if with_count:
-        made.add_column("episodes", justify="right", no_wrap=True)
+    for label in labels:
+        made.add_column(label, justify="right", no_wrap=True)
     for protocol in protocols:
         name = protocol.removeprefix(shared).lstrip(", ")
         made.add_column(name or "score", justify="right", min_width=CELL)
-    for (policy, target, count), scores in cells.items():
-        names = [policy]
-        if with_target:
-            names.append(target)
-        if with_count:
-            names.append(count)
+    for *names, scores in zip(policies, *labels.values(), cells.values(), strict=True):
         made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
     return made
 
@@ -197,10 +194,7 @@ def by_number(protocol: str) -> tuple[str, float, str]:
 def shared_words(protocols: Sequence[str]) -> str:
     """What several protocols begin with, up to a comma; the whole of a single one."""
     parts = [protocol.split(", ") for protocol in protocols]
-    count = 0
-    while all(len(part) > count for part in parts) and len({part[count] for part in parts}) == 1:
-        count += 1
-    return ", ".join(parts[0][:count])
+    return ", ".join(commonprefix(parts))
 
 
 def one_digit(number: float | None) -> str:

@@ -106,7 +106,7 @@ def check_exportable(store: Store, env: GymnasiumEnv) -> str:
     """Check that every observation and action of a store is one of an environment's spaces.
 
     Returns:
-        The note of `check_layout`.
+        The note of `check_env`.
 
     Raises:
         ValueError: one is not.
@@ -117,11 +117,9 @@ def check_exportable(store: Store, env: GymnasiumEnv) -> str:
         whole = f"the observations of {env.envs[0].observation_space}"
         raise ValueError(f"{name}: the data hold the part {env.part} alone of {whole}")
     size = sum(numbers for _, numbers in env.observation_parts)
-    width = env.action["action_dim"]
-    if size != store.spec.observation_dim or width != store.spec.action_dim:
-        own = f"{store.spec.observation_dim} and {store.spec.action_dim}"
-        wanted = f"observations of {size} and actions of {width} numbers"
-        raise ValueError(f"{name}: expected {wanted}, got {own}")
+    if size != store.spec.observation_dim:
+        wanted = f"observations of {size} numbers"
+        raise ValueError(f"{name}: expected {wanted}, got {store.spec.observation_dim}")
     for episodes, rows in blocks(store, BLOCK):
         observations = [store.observations[rows]]
         if store.final_observation is not None:

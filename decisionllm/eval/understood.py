@@ -38,17 +38,13 @@ def understood(
         chance, 1 / n. nearest: for the held-out texts of each task (rows), the share that is
         nearest to each task (columns).
     """
-    texts: list[str] = []
-    kinds: list[str] = []
-    tasks: list[int] = []
+    worded: list[tuple[int, str, str]] = []  # number of a task, kind of frame, text
     for held_out in (False, True):
         made = spread(facts, held_out=held_out, frames=frames)
         for number, task in enumerate(facts):
-            for kind, text in made[task]:
-                texts.append(text)
-                kinds.append(kind)
-                tasks.append(number)
-    kind_of, task_of = np.array(kinds), np.array(tasks)  # (texts,)
+            worded += [(number, kind, text) for kind, text in made[task]]
+    tasks, kinds, texts = zip(*worded, strict=True)
+    task_of, kind_of = np.array(tasks), np.array(kinds)  # (texts,)
     is_trained = kind_of == "trained"
     acting = replace(policy, planning_horizon=0, decode="mode")
     taken = actions(acting, texts, observations)  # (texts, K, A)
@@ -62,14 +58,29 @@ def understood(
     shares = {"chance": 1 / len(facts)}
     shares |= {"trained": right[is_trained].mean(), "held_out": right[~is_trained].mean()}
     shares |= {kind: right[kind_of == kind].mean() for kind in KINDS}
-    table = []
-    for number in range(len(facts)):
-        found = nearest[~is_trained & (task_of == number)]
-        table.append([float((found == other).mean()) for other in range(len(facts))])
+    names = np.array(labels)
+    meant, taken_as = names[task_of[~is_trained]], names[nearest[~is_trained]]
     return {
         "understood": {name: round(float(share), 4) for name, share in shares.items()},
-        "nearest": {"rows": [*labels], "columns": [*labels], "shares": table},
+        "nearest": confusion(meant, taken_as, rows=labels, columns=labels),
     }
+
+
+def confusion(
+    meant: np.ndarray, found: np.ndarray, *, rows: Sequence[str], columns: Sequence[str]
+) -> Json:
+    """A table of shares: of M names that were meant (rows), how many were found as each name
+    (columns).
+
+    Args:
+        meant, found: (M,) names.
+        rows, columns: names in the order of the table.
+    """
+    shares = []
+    for row in rows:
+        own = found[meant == row]
+        shares.append([float((own == column).mean()) for column in columns])
+    return {"rows": [*rows], "columns": [*columns], "shares": shares}
 
 
 def actions(policy: Policy, texts: Sequence[str], observations: np.ndarray) -> np.ndarray:

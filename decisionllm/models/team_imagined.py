@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from decisionllm.datasets import team
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.formats.team_log import Log, joined
 from decisionllm.datasets.joint_steps import JointSteps
-from decisionllm.datasets.team_worlds import stacked
 from decisionllm.models.team_teacher import TeamTD3, teach
 from decisionllm.models.team_world import TeamWorld
 from decisionllm.protocols import Source
@@ -58,7 +57,7 @@ def load(
     for name, given in counts.items():
         if given < 1:
             raise ValueError(f"dataset.{name}: expected 1 or more, got {given}")
-    log = whole(path, meta, cut)
+    log = joined(list(team.logs_of(path, meta, cut)()))
     steps = JointSteps.of(log)
     world = TeamWorld(steps, seed=seed)
     world.fit(updates)
@@ -67,16 +66,6 @@ def load(
     named = log.meta | {"name": f"imagined({log.meta['name']})"}
     options: Json = counts | {"path": path, "discount": discount, "noise": noise, "seed": seed}
     return team.source(replace(made, meta=named), text=text, capacity=capacity, **options)
-
-
-def whole(path: str, meta: str, cut: int) -> Log:
-    """The log of a path as one, whatever parts it is read in."""
-    logs = list(team.logs_of(path, meta, cut)())
-    if len(logs) == 1:
-        return logs[0]
-    steps = stacked([log.steps for log in logs])
-    agents = stacked([log.agents for log in logs])
-    return Log(logs[0].meta, steps, agents, path)
 
 
 def files(*, path: str, meta: str = "", **options: object) -> list[Path]:

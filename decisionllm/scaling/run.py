@@ -181,21 +181,26 @@ def roll_out(
     parts = info.get("parts", {})
     if any(each["env"]["_target_"] == "none" for each in parts.values() or [best.config]):
         return score, {}
-    config = job["evaluate"] | {"baselines": False, "report": False}
+
     place = {"run": str(best.run), "out": str(folder), "device": device}
-    rows = read_lines(evaluate(config | place))
-    last = {row.get("part"): row for row in rows if row["headline"]}  # of each part
+    rows = read_lines(evaluate(job["evaluate"] | place | {"baselines": False, "report": False}))
+    headlines = {row.get("part"): row for row in rows if row["headline"]}  # the last of each part
     for key in score:
-        score[key] = float(np.mean([row[key] for row in last.values()]))
+        score[key] = float(np.mean([row[key] for row in headlines.values()]))
     if parts:
         return score, {}
-    known = {"return", *(field.name for field in fields(Report))}
-    (row,) = last.values()
-    metrics = {}
+    (row,) = headlines.values()
+    return score, measurements(row)
+
+
+def measurements(row: Json) -> dict[str, float]:
+    """The numbers of a row of results that are not columns of every row."""
+    columns = {"return", *(field.name for field in fields(Report))}
+    found = {}
     for key, value in flat(row).items():
-        if isinstance(value, float) and key.partition(".")[0] not in known:
-            metrics[key] = value
-    return score, metrics
+        if isinstance(value, float) and key.partition(".")[0] not in columns:
+            found[key] = value
+    return found
 
 
 def launch(config: Node, processes: int, threads: int) -> Path:

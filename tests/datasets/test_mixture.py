@@ -178,6 +178,10 @@ def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
         (["synthetc"], "no dataset 'synthetc'; there are"),
         ({"a": {"dataset": "synthetic", "episode": 3}}, "dataset=synthetic: no option episode"),
         (
+            {"a": {"dataset": "mixture", "parts": ["synthetic"]}},
+            "expected datasets that are no mixtures themselves, got a; name its parts here",
+        ),
+        (
             ["synthetic", "synthetic-discrete"],
             "one space, got synthetic: 2 numbers seen, 2 actions within .* and synthetic-discrete: "
             "2 numbers seen, 5 discrete actions; .* is dataset=embodiments",
@@ -440,19 +444,6 @@ def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
         opened[1].info["parts"]["one"]["step_discount"] == 0.5
         and opened[2].info["parts"]["one"]["env"]["text"] == "goal"
     )
-
-
-def test_a_mixture_in_a_mixture_keeps_its_texts(tmp_path):
-    maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
-    inner = {"dataset": "mixture", "parts": {"goal": maze, "bare": maze | {"text": "constant"}}}
-    chosen = node(
-        "dataset", "mixture", parts={"in": inner, "out": maze}, text="goal", text_wordings=0
-    )
-    mixed = store.prepare(chosen, tmp_path)
-    made = load(**{k: v for k, v in chosen.items() if k != "_target_"})
-    assert mixed.info == made.info
-    assert [mixed.tasks[i] for i in mixed.task] == [episode.task for episode in made.episodes]
-    assert "Maze2D umaze. Push the ball to the goal and keep it there." in mixed.tasks
 
 
 def test_parts_of_one_size_and_other_layouts_are_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from decisionllm.data import data
 from decisionllm.datasets import sampling, team, windows
+from decisionllm.datasets.formats.team_log import joined
 from decisionllm.datasets.store import prepare, write
 from decisionllm.datasets.team import Log, collect, load, read, source
 from decisionllm.datasets.team_layout import canonical, entity_schema
@@ -384,6 +385,14 @@ def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     ]
     with pytest.raises(FileExistsError, match="log: is there already"):
         team.write(tmp_path / "log", parts)
+
+
+def test_parts_with_observations_of_several_sizes_are_joined(tmp_path):
+    parts = [toy((2, 3)), toy((3, 2))]
+    for columns in (parts[1].agents, parts[1].steps):
+        columns["group"] += 2
+    one = write(tmp_path / "one", source(joined(parts)))
+    assert one.fingerprint == write(tmp_path / "several", source(lambda: parts)).fingerprint
 
 
 def test_a_log_that_could_not_be_written_leaves_nothing(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decisionllm.domains.synthetic.env import PointEnv
-from decisionllm.eval.layout import check_actions, check_layout
+from decisionllm.eval.layout import check_actions, check_env
 from decisionllm.schema import Spec
 
 
@@ -13,6 +13,12 @@ def an_env(*parts):
     env = PointEnv(1)
     env.observation_parts = parts
     return env
+
+
+def note_of(parts, env, action_parts=None):
+    spec = Spec(observation_dim=3, action_dim=1, horizon=9, num_actions=6)
+    info = {"observation_parts": parts, "action_parts": action_parts}
+    return check_env(spec, info, env, "runs/a")
 
 
 GOAL_POS = (("goal", 1), ("pos", 2))
@@ -30,7 +36,7 @@ GOAL_POS = (("goal", 1), ("pos", 2))
     ],
 )
 def test_a_layout_that_fits_passes(data, env):
-    assert check_layout(data, an_env(*env), "runs/a") == ""
+    assert note_of(data, an_env(*env)) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,14 +55,14 @@ def test_another_layout_is_refused_with_both(data, env):
     with pytest.raises(
         ValueError, match="runs/a: the data's observations are laid out as "
     ) as error:
-        check_layout(data, an_env(*env), "runs/a")
+        note_of(data, an_env(*env))
     for parts in (data, env):
         assert ", ".join(f"{name} {size}" for name, size in parts) in str(error.value)
 
 
 @pytest.mark.parametrize("data", [None, [], [["observation", 3]]])
 def test_data_without_names_get_a_note(data):
-    note = check_layout(data, an_env(*GOAL_POS), "runs/a")
+    note = note_of(data, an_env(*GOAL_POS))
     assert (
         note.startswith("runs/a: ")
         and "goal 1, pos 2" in note
@@ -110,7 +116,7 @@ def test_equal_numbers_of_actions_pass():
 def test_parts_of_an_action_that_fit_pass(data, env):
     world = discrete_env(6)
     world.action_parts = env
-    assert check_layout(None, world, "runs/a", action_parts=data) == ""
+    assert note_of(None, world, data) == ""
 
 
 @pytest.mark.parametrize(("data", "env"), [([3, 2], (2, 3)), ([3, 2], (6,)), ([6], (3, 2))])
@@ -118,14 +124,14 @@ def test_other_parts_of_an_action_are_refused(data, env):
     world = discrete_env(6)
     world.action_parts = env
     with pytest.raises(ValueError, match="runs/a: the data's actions have parts of ") as error:
-        check_layout(None, world, "runs/a", action_parts=data)
+        note_of(None, world, data)
     assert str(data) in str(error.value) and str([*env]) in str(error.value)
 
 
 def test_data_without_parts_of_an_action_get_a_note():
     world = discrete_env(6)
     world.action_parts = (3, 2)
-    note = check_layout(None, world, "runs/a")
+    note = note_of(None, world)
     assert (
         "np.ravel_multi_index(parts, [3, 2])" in note
         and "from_episodes(..., action_parts=[3, 2])" in note

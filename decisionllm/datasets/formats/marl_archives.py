@@ -12,6 +12,7 @@ PyMARL `episode_buffer.py`.
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import h5py
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.files import AGAIN, explained
 from decisionllm.schema import Json
 
@@ -85,47 +87,53 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     Its rows of B are separate worlds; a world ends when all of its agents have ended. Only steps
     before `vault_index` count; the last world of each row of B is left out if it did not end.
     """
-    errors = (OSError, ValueError, KeyError, RuntimeError)
-    what = f"{folder}: not a readable Vault, perhaps cut"
-    with explained(what, *errors, remedy=AGAIN):
+    with vault_errors(folder):
         names, length, files = open_vault(folder)
     lacking = ", ".join(name for name in VAULT if name not in names)
     if lacking:
         found = f"{lacking} not among {', '.join(sorted(names))}"
         raise ValueError(f"{folder}: expected a Vault's columns, {found}")
-    lanes, _, *shape = files["observations"].shape
-    size = max(BLOCK // int(np.prod(shape)), 1)
-    group = 0
-    for lane in range(lanes):
-        left: dict[str, np.ndarray] = {}  # rows of a world whose end was not read yet
-        for start in range(0, max(length, 1), size):
-            end = min(start + size, length)
-            with explained(what, *errors, remedy=AGAIN):
-                columns = {name: x[lane, start:end].read().result() for name, x in files.items()}
-            check_written(folder, lane, start, length, columns)
-            if left:
-                columns = {name: np.concatenate([left[name], x]) for name, x in columns.items()}
-            terminals = columns["terminals"] != 0
-            last = (terminals | (columns["truncations"] != 0)).all(1)  # steps that end a world
-            n = 0  # steps up to the last end
-            if last.any():
-                n = int(np.flatnonzero(last)[-1]) + 1
-            left = {name: x[n:] for name, x in columns.items()}
-            if not n:
+    count = 0  # worlds
+    for lane in range(files["observations"].shape[0]):
+        for steps in ending(read_lane(folder, lane, length, files), ends_of_worlds):
+            last = ends_of_worlds(steps)
+            if not last.any():
+                repairs["worlds cut at the end"] += 1
                 continue
-            whole = {name: x[:n] for name, x in columns.items()}
             yield Worlds(
-                group=group + np.cumsum(last[:n]) - last[:n],
-                observations=whole["observations"],
-                actions=whole["actions"],
-                rewards=whole["rewards"],
-                terminals=terminals[:n],
-                available=whole.get("infos.legals"),
-                state=whole.get("infos.state"),
+                group=count + np.cumsum(last) - last,
+                observations=steps["observations"],
+                actions=steps["actions"],
+                rewards=steps["rewards"],
+                terminals=steps["terminals"] != 0,
+                available=steps.get("infos.legals"),
+                state=steps.get("infos.state"),
             )
-            group += int(last.sum())
-        if len(left["rewards"]):
-            repairs["worlds cut at the end"] += 1
+            count += int(last.sum())
+
+
+def vault_errors(folder: Path) -> AbstractContextManager[None]:
+    """Explain an error of reading a Vault."""
+    errors = (OSError, ValueError, KeyError, RuntimeError)
+    return explained(f"{folder}: not a readable Vault, perhaps cut", *errors, remedy=AGAIN)
+
+
+def ends_of_worlds(steps: Columns) -> np.ndarray:
+    """The steps of a Vault that end a world: (n,) bool."""
+    ended = (steps["terminals"] != 0) | (steps["truncations"] != 0)
+    return np.asarray(ended.all(1))
+
+
+def read_lane(folder: Path, lane: int, length: int, files: Json) -> Iterator[Columns]:
+    """The steps of a row of B of a Vault, in blocks. files: see `open_vault`."""
+    _, _, *shape = files["observations"].shape
+    size = max(BLOCK // int(np.prod(shape)), 1)
+    for start in range(0, max(length, 1), size):
+        end = min(start + size, length)
+        with vault_errors(folder):
+            columns = {name: x[lane, start:end].read().result() for name, x in files.items()}
+        check_written(folder, lane, start, length, columns)
+        yield columns
 
 
 def open_vault(folder: Path) -> tuple[set[str], int, Json]:
@@ -151,7 +159,7 @@ def check_written(
     lane: int,
     start: int,
     length: int,
-    columns: dict[str, np.ndarray],
+    columns: Columns,
 ) -> None:
     """Raise a ValueError if a step of a block, from `start` on, holds zeros alone."""
     numbers = []
@@ -218,22 +226,34 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
         ended_late = columns["terminated"][:, -1].any()
         for start in range(0, worlds, size):
             block = {name: column[start : start + size] for name, column in columns.items()}
-            over = block["terminated"].reshape(len(block["obs"]), -1) != 0  # (worlds, time)
-            real = block["filled"].reshape(over.shape) != 0
-            real &= over.cumsum(1) - over == 0
-            real[:, -1] &= ended_late
+            real = real_steps(block, ended_late)
             check_filled(file, start, real)
             steps = {name: column[real] for name, column in block.items()}
-            rewards = block["reward"].reshape(*real.shape, 1)[real]
+            terminated = steps["terminated"].reshape(-1, 1) != 0
             yield Worlds(
                 group=start + np.nonzero(real)[0],
                 observations=steps["obs"],
                 actions=steps["actions"],
-                rewards=np.repeat(rewards, N, 1),
-                terminals=np.repeat(over[real][:, None], N, 1),
+                rewards=np.repeat(steps["reward"].reshape(-1, 1), N, 1),
+                terminals=np.repeat(terminated, N, 1),
                 available=steps.get("avail_actions"),
                 state=steps.get("state"),
             )
+
+
+def real_steps(block: Columns, ended_late: bool) -> np.ndarray:
+    """The steps of a block of a PyMARL file that were played, (worlds, time) bool.
+
+    Args:
+        block: the columns of some worlds.
+        ended_late: whether the last column of the file may be a step.
+    """
+    shape = block["obs"].shape[:2]
+    over = block["terminated"].reshape(shape) != 0
+    real: np.ndarray = block["filled"].reshape(shape) != 0
+    real &= over.cumsum(1) - over == 0
+    real[:, -1] &= ended_late
+    return real
 
 
 def check_columns(file: Path, columns: Json) -> None:
@@ -266,19 +286,14 @@ def check_filled(file: Path, start: int, real: np.ndarray) -> None:
 def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
     """A Log of some worlds that were read from `path`, with `repairs` in its meta."""
     group = worlds.group
-    s, N = worlds.rewards.shape
+    s = len(group)
     last = np.append(np.diff(group) != 0, True)  # (s,) steps that end a world
     first = np.flatnonzero(np.append(True, last[:-1]))  # (worlds,) row of each start
-    world = np.cumsum(np.append(False, last[:-1]))  # (s,)
+    world = group - group[0]  # (s,)
     step = np.arange(s) - first[world]
-    discrete = worlds.actions.dtype.kind in "iu"
-    available = None
-    choice = np.ones((s, N), bool)  # whether there is more than action 0
-    if discrete and worlds.available is not None:
-        available = worlds.available != 0
-        choice = ~available[..., 0] | (available.sum(2) > 1)
 
     # An agent is present until its last choice, or until it terminates before
+    available, choice = choices(worlds)
     row = np.arange(s)[:, None]
     last_choice = np.maximum.reduceat(np.where(choice, row, -1), first)
     end = np.minimum.reduceat(np.where(worlds.terminals, row, s), first)
@@ -305,18 +320,17 @@ def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
         "terminated": (row == until)[alive] & ~last[at],
         "reward": rewards[alive],
     }
-    if discrete:
-        taken = worlds.actions.reshape(s, N)[alive]
-        agents["action"] = taken
-        count = int(taken.max()) + 1 if available is None else available.shape[2]
-        limits: Json = {"num_actions": count}
+    taken = worlds.actions[alive].reshape(len(at), -1)
+    if is_discrete(worlds):
+        agents["action"] = taken[:, 0]
+        limits: Json = {"num_actions": int(taken.max()) + 1}
     else:
-        taken = worlds.actions.reshape(s, N, -1)[alive]
         agents["action_values"] = taken
         bound = np.maximum(1, np.abs(taken).max(0))
         limits = {"low": (-bound).tolist(), "high": bound.tolist()}
     if available is not None:
         agents["available"] = available[alive]
+        limits["num_actions"] = available.shape[2]
     if worlds.state is not None:
         steps["state"] = np.asarray(worlds.state, np.float32).reshape(s, -1)
     meta = {
@@ -326,6 +340,20 @@ def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
         "shared_reward": bool(shared.all()),
     }
     return Log(meta, steps, agents, str(path))
+
+
+def is_discrete(worlds: Worlds) -> bool:
+    return worlds.actions.dtype.kind in "iu"
+
+
+def choices(worlds: Worlds) -> tuple[np.ndarray | None, np.ndarray]:
+    """The allowed discrete actions, (s, N, C) bool or None, and whether an agent has more than
+    action 0, (s, N) bool.
+    """
+    if worlds.available is None or not is_discrete(worlds):
+        return None, np.ones(worlds.rewards.shape, bool)
+    available = worlds.available != 0
+    return available, ~available[..., 0] | (available.sum(2) > 1)
 
 
 def kind_of(path: str | Path) -> str:

@@ -22,16 +22,17 @@ absent. A type without blocks has one `own` block.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decisionllm.files import absent, atomic, explained
-from decisionllm.schema import Json
+from decisionllm.schema import Json, refuse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,8 +168,7 @@ class TableRows:
         names = ("group", "step", "agent" if self.table == "agents" else "team")
         key = ", ".join(f"{name} {self[name][first]}" for name in names if name in self)
         where = f"{self.log.path}, {self.table}, row {self.numbers[first] + 1} ({key})"
-        found = message.format(*(value[first].tolist() for value in values))
-        raise ValueError(f"{where}: {found}")
+        refuse(f"{where}: ", wrong, message, *values)
 
 
 def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
@@ -201,6 +201,27 @@ def common_meta(known: Json, more: Json) -> Json:
     shared = known.get("shared_reward", False) and more.get("shared_reward", False)
     horizon = max(known["horizon"], more["horizon"])
     return more | {"types": types, "horizon": horizon, "shared_reward": shared}
+
+
+def joined(logs: Sequence[Log]) -> Log:
+    """Parts of a log as one log."""
+    meta = reduce(common_meta, [log.meta for log in logs])
+    steps = stacked([log.steps for log in logs])
+    agents = stacked([log.agents for log in logs])
+    return Log(meta, steps, agents, logs[0].path)
+
+
+def stacked(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The columns of several parts of a table as one."""
+    found = {}
+    for name in parts[0]:
+        columns = [part[name] for part in parts]
+        if name.endswith("_offsets"):
+            sizes = np.concatenate([np.diff(column) for column in columns])
+            found[name] = np.append(0, np.cumsum(sizes))
+        else:
+            found[name] = np.concatenate(columns)
+    return found
 
 
 def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:

@@ -473,7 +473,8 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         rows = np.flatnonzero(lacking.any(0))
         if len(rows):
             campaigns = [columns[name][rows] for name in CAMPAIGN]
-            left_out.append(np.stack([*campaigns, row + rows, lacking[:, rows].argmax(0)], 1))
+            first_lacking = lacking[:, rows].argmax(0)
+            left_out.append(np.stack([*campaigns, row + rows, first_lacking], 1))
             columns = {name: np.delete(column, rows) for name, column in columns.items()}
         exposed = columns["isExposed"]
         columns["spend"] = columns["cost"] * exposed
@@ -484,13 +485,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     sums = {name: table[name].to_numpy() for name in table.column_names}
     lost = np.concatenate(left_out)
     refuse_lost(file, sums, lost)
-    campaign_step = [sums[name] for name in keys[:3]]
-    again = ~differs(*campaign_step)[1:]
-    what = WHO + "expected one value in step {:g}, got {:g} and {:g}"
-    for name in keys[3:]:
-        column = sums[name]
-        wrong = again & (column[1:] != column[:-1])
-        refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
+    refuse_second(file, sums, keys)
     if not len(lost):
         return sums, {}
     return sums, {"rows without a number, left out": len(lost)}
@@ -501,6 +496,17 @@ def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
     names = [*ADDED, "spend", "exposed_value", "volume"]
     sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
     return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
+
+
+def refuse_second(file: Path, sums: Columns, keys: list[str]) -> None:
+    """Raise a ValueError if a step of a campaign has two values of a key after the first three."""
+    campaign_step = [sums[name] for name in keys[:3]]
+    again = ~differs(*campaign_step)[1:]
+    what = WHO + "expected one value in step {:g}, got {:g} and {:g}"
+    for name in keys[3:]:
+        column = sums[name]
+        wrong = again & (column[1:] != column[:-1])
+        refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
 
 
 def refuse_lost(file: Path, sums: Columns, lost: np.ndarray) -> None:
@@ -522,8 +528,9 @@ def refuse_lost(file: Path, sums: Columns, lost: np.ndarray) -> None:
 def convert(log: Log) -> dict[str, Sequence[object]]:
     """The columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
     states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
-    done = log.done.astype(int).ravel().tolist()
-    after = [None if end else state for end, state in zip(done, [*states[1:], None], strict=True)]
+    done = log.done.ravel()
+    after = np.array([*states[1:], None], object)
+    after[done] = None
 
     def spread(x: np.ndarray) -> list[float]:
         """(K, 1), (T,) or (K, T) -> K x T numbers."""
@@ -540,8 +547,8 @@ def convert(log: Log) -> dict[str, Sequence[object]]:
         "action": spread(log.multiplier),
         "reward": spread(log.conversions),
         "reward_continuous": spread(log.exposed_value),
-        "done": done,
-        "next_state": after,
+        "done": done.astype(int).tolist(),
+        "next_state": after.tolist(),
     }
 
 

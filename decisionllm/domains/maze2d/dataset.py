@@ -98,7 +98,6 @@ def load(
     """
     of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, of_goals)
-    names_goal = text in GOAL_TEXTS
     simulator = Maze.named(maze)
     left_out = simulator.cells(without_goals, "dataset.without_goals")
 
@@ -109,41 +108,40 @@ def load(
     info["file"] = str(file or "")
 
     longest = PIECE if cut == "run" else HORIZON[maze]
-    first, last, stop = cut_points(blocks(), cut, longest)
+    cuts = cut_points(blocks(), cut, longest)
+    goals = None
     facts: dict[str, Facts] = {}  # by the canonical task
-    known: list[Facts] = [{}] * len(first)  # of each episode
-    goals = np.zeros((len(first), 2), int)
-    if names_goal:
-        # one of the goals that the planner had in this episode
-        rows = np.random.default_rng(seed).integers(first, last)
-        goals = logged_goals(blocks(), f"{file}: text={text}")[rows].astype(int)  # (E, 2)
+    known: list[Facts] = [{}] * len(cuts)  # of each episode
+    if text in GOAL_TEXTS:
+        goals = drawn_goals(logged_goals(blocks(), f"{file}: text={text}"), cuts, seed)
         kept = ~(goals[:, None] == left_out).all(-1).any(1)
-        first, last, stop, goals = (x[kept] for x in (first, last, stop, goals))
+        cuts, goals = cuts[kept], goals[kept]
         canonical = [task_text(maze, goal) for goal in goals]
         facts = {task: goal_facts(maze)[task] for task in canonical}
         known = [facts[task] for task in canonical]
     if text == "paraphrased":
         info["wordings"] = facts
     tasks = texts(known, maze=maze, text=text, seed=seed)
+    first, last, stop = cuts.T
+    until = np.minimum(last + steps_after_goal, stop)
 
-    def episode(i: int, rows: Log) -> Episode:
-        observations = np.asarray(rows["observations"], np.float32)
-        actions = np.asarray(rows["actions"], np.float32)
-        rewards = rows["rewards"]
-        if names_goal:
-            rewards = reward(observations[:, :2], goals[i], dense=dense)
-        rewards = rewards.astype(np.float32)
-        mask = None
-        if steps_after_goal:
-            mask = np.arange(len(actions)) < last[i] - first[i]
-        return Episode(observations, actions, rewards, task=tasks[i], group=i, loss_mask=mask)
+    def episodes() -> Iterator[Episode]:
+        for i, rows in enumerate(pieces(blocks(), first, until)):
+            observations = np.asarray(rows["observations"], np.float32)
+            actions = np.asarray(rows["actions"], np.float32)
+            rewards = rows["rewards"]
+            if goals is not None:
+                rewards = reward(observations[:, :2], goals[i], dense=dense)
+            rewards = rewards.astype(np.float32)
+            mask = None
+            if steps_after_goal:
+                mask = np.arange(len(actions)) < last[i] - first[i]
+            yield Episode(observations, actions, rewards, task=tasks[i], group=i, loss_mask=mask)
 
     horizon = longest + steps_after_goal
     low, high = (-1.0, -1.0), (1.0, 1.0)
     spec = Spec(observation_dim=4, action_dim=2, horizon=horizon, low=low, high=high)
-    until = np.minimum(last + steps_after_goal, stop)
-    episodes = map(episode, range(len(first)), pieces(blocks(), first, until))
-    return Source(spec, episodes, info, facts)
+    return Source(spec, episodes(), info, facts)
 
 
 def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json) -> None:
@@ -207,6 +205,18 @@ def logged_goals(blocks: Iterable[Log], what: str) -> np.ndarray:
             raise ValueError(f"{what} {lacking}")
         cells.append(np.rint(block["goals"]).astype(np.int8))
     return np.concatenate(cells)
+
+
+def drawn_goals(logged: np.ndarray, cuts: np.ndarray, seed: int) -> np.ndarray:
+    """One of the goals that the planner had in each episode, (E, 2) int.
+
+    Args:
+        logged: (n, 2) of each row.
+        cuts: (E, 3) see `cut_points`.
+        seed: of the draw.
+    """
+    rows = np.random.default_rng(seed).integers(cuts[:, 0], cuts[:, 1])
+    return logged[rows].astype(int)
 
 
 def regenerated_name(published: str, *, steps: int, noise: float, seed: int) -> str:
@@ -360,11 +370,8 @@ def side(vertical: str, horizontal: str) -> str:
     return "very centre"
 
 
-def cut_points(
-    blocks: Iterable[Log], cut: str, longest: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First rows and ends (exclusive) of the episodes, and the end of each one's run: three (E,)
-    int.
+def cut_points(blocks: Iterable[Log], cut: str, longest: int) -> np.ndarray:
+    """First row and end (exclusive) of each episode, and the end of its run: (E, 3) int.
 
     A run ends where the ball is somewhere else in the next row, or there is none; that always parts
     two episodes.
@@ -393,7 +400,8 @@ def cut_points(
     back = np.concatenate([np.arange(count)[::-1] for count in counts])
     ends_of = np.repeat(last, counts) - back * longest
     starts = np.maximum(np.repeat(first, counts), ends_of - longest)
-    return starts, ends_of, jump[np.searchsorted(jump, starts, side="right")]
+    end_of_run = jump[np.searchsorted(jump, starts, side="right")]
+    return np.stack([starts, ends_of, end_of_run], 1)
 
 
 def pieces(blocks: Iterable[Log], first: np.ndarray, until: np.ndarray) -> Iterator[Log]:

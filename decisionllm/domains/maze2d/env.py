@@ -18,7 +18,7 @@ from decisionllm.domains.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, 
 from decisionllm.domains.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
-from decisionllm.eval.understood import understood
+from decisionllm.eval.understood import confusion, understood
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
@@ -240,7 +240,10 @@ class Maze2D(Env):
             found["by_kind"] = shares_by(kinds, shares)
         if len(set(named)) > 1:
             found["by_goal"] = shares_by(named, shares)
-            found["final_cell"] = confusion(named, cell_names(np.rint(places[:, -1]).astype(int)))
+            ends = cell_names(np.rint(places[:, -1]).astype(int))
+            columns = np.unique([*named, *ends]).tolist()
+            rows = np.unique(named).tolist()
+            found["final_cell"] = confusion(named, ends, rows=rows, columns=columns)
         return found
 
     def probe(self, policy: "Policy") -> Json:
@@ -293,17 +296,6 @@ def shares_by(labels: np.ndarray, shares: dict[str, np.ndarray]) -> dict[str, di
     for label in np.unique(labels).tolist():
         found[label] = {name: float(x[labels == label].mean()) for name, x in shares.items()}
     return found
-
-
-def confusion(named: np.ndarray, ends: np.ndarray) -> Json:
-    """Shares of the final cells, a row for each cell that texts name. named, ends: (M,) names."""
-    rows = np.unique(named).tolist()
-    columns = np.unique([*named, *ends]).tolist()
-    shares = []
-    for row in rows:
-        reached = ends[named == row]
-        shares.append([float((reached == column).mean()) for column in columns])
-    return {"rows": rows, "columns": columns, "shares": shares}
 
 
 def draw_maze(axis: "Axes", maze: Maze, goals: np.ndarray, paths: Iterable[np.ndarray]) -> None:

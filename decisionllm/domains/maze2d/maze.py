@@ -52,7 +52,7 @@ class Maze(Grid):
     @cached_property
     def goal(self) -> np.ndarray:
         """(2,) int: the cell of the fixed goal, which is also its position."""
-        (goal,) = np.argwhere([[cell == "G" for cell in row] for row in self.layout.split()])
+        (goal,) = np.argwhere(self.letters == "G")
         return goal
 
     @cached_property

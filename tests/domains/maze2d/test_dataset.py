@@ -87,7 +87,7 @@ def test_a_file_comes_back_as_the_episodes_that_its_timeouts_part(tmp_path):
 )
 def test_where_an_episode_ends_by_hand(tmp_path, cut, lengths):
     blocks = read_hdf5(put(tmp_path / "log.hdf5"))
-    first, last, _ = cut_points(blocks, cut, 5)
+    first, last, _ = cut_points(blocks, cut, 5).T
     assert (last - first).tolist() == lengths
 
 
@@ -109,7 +109,7 @@ def test_a_ball_at_full_speed_does_not_jump():
         "observations": np.concatenate([moving, np.zeros((n, 2))], 1),
         "ends": np.zeros(n, bool),
     }
-    first, last, _ = cut_points([columns], "run", 300)
+    first, last, _ = cut_points([columns], "run", 300).T
     assert (first.tolist(), last.tolist()) == ([0], [20])
 
 
@@ -539,7 +539,7 @@ def test_regenerated_statistics_are_the_published_ones():
     steps = 400_000
     made = generate(Maze.named("umaze"), steps)
     rewards = reward(made["observations"][:, :2], [1, 1])
-    first, last, _ = cut_points([made], "timeouts", 300)
+    first, last, _ = cut_points([made], "timeouts", 300).T
     assert made["ends"].sum() / steps == pytest.approx(0.012459, rel=0.03)
     # drawn where the ball is
     assert (last - first).max() <= 300 and (last - first == 1).mean() == pytest.approx(
