@@ -15,6 +15,7 @@ import asyncio
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import time
 import timeit
 import urllib.request
 from collections import Counter, deque
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,7 @@ RATES = {
     "bid": (1, 4, 8),
 }
 HORIZON, OPPORTUNITIES, CONNECTIONS = 48, 10_000, 256
+TURNS, TOGETHER, WARM = 16, 64, 1.0  # of a closed loop: connections, ticks of a request, seconds
 ROUNDS = 12  # campaigns of `one`; before and after each the machine's speed is measured
 
 
@@ -157,10 +160,92 @@ class Client:
         return sum(self.took) / 1000
 
 
-class Server:
-    """`decisionllm serve` as a process on these cores, with a journal of its own."""
+class ClosedLoop:
+    """Connections that each send their next request when the one before is answered.
 
-    def __init__(self, run, folder, cores, words):
+    Args:
+        port: of the server.
+        requests: an iterator of requests for each connection.
+        worth: what one answer counts.
+        is_answer: (status, body) -> whether it is an answer; any other ends the loop with an error.
+        seconds: that are counted, after WARM.
+    """
+
+    def __init__(self, port, requests, worth, is_answer, seconds):
+        self.port = port
+        self.requests = requests
+        self.worth = worth
+        self.is_answer = is_answer
+        self.seconds = seconds
+        self.count = 0
+        self.left = len(requests)
+        self.next_of = {}
+        self.refused = None
+
+    def answered(self, connection, call, status, body):
+        now = time.perf_counter()
+        if not self.is_answer(status, body):
+            self.refused = status, body[:300]
+            return
+        if self.begin <= now < self.begin + self.seconds:
+            self.count += self.worth
+        if now < self.begin + self.seconds:
+            connection.send((now, next(self.next_of[connection])))
+        else:
+            self.left -= 1
+
+    async def run(self):
+        """What was answered in a second."""
+        self.begin = time.perf_counter() + WARM
+        for requests in self.requests:
+            connection = Connection(self)
+            self.next_of[connection] = requests
+            await asyncio.get_running_loop().create_connection(
+                lambda connection=connection: connection, "127.0.0.1", self.port
+            )
+            connection.send((0.0, next(requests)))
+        while self.left and self.refused is None:
+            await asyncio.sleep(0.05)
+        assert self.refused is None, self.refused
+        return self.count / self.seconds
+
+
+def ticks_per_second(port, seconds):
+    """Ticks of new campaigns that a server answers in a closed loop, TOGETHER in a request."""
+    ids = opened(port, TURNS * TOGETHER)
+    known = [[json.dumps(drawn(kind, step)) for step in range(HORIZON)] for kind in range(8)]
+    of_connections = []
+    for first in range(TURNS):
+        requests = []
+        for step in range(HORIZON):
+            ticks_of = [f'"{id}": {known[i % 8][step]}' for i, id in enumerate(ids[first::TURNS])]
+            body = f'{{"ticks": {{{", ".join(ticks_of)}}}}}'
+            requests.append(http("/v1/ticks", body.encode()))
+        of_connections.append(iter(requests))
+
+    def is_answer(status, body):
+        return status == 200 and body.count(b'"fallback": null') == TOGETHER
+
+    return run(ClosedLoop(port, of_connections, TOGETHER, is_answer, seconds).run())
+
+
+def bids_per_second(port, requests, seconds):
+    """Bid requests that a server answers in a closed loop, these again and again."""
+    of_connections = [cycle(requests[first::TURNS]) for first in range(TURNS)]
+
+    def is_answer(status, body):
+        return status in (200, 204)  # of 204 there is no bid
+
+    return run(ClosedLoop(port, of_connections, 1, is_answer, seconds).run())
+
+
+class Server:
+    """`decisionllm serve` as a process on these cores, with a journal of its own.
+
+    checkout: folder of the package; None: this one.
+    """
+
+    def __init__(self, run, folder, cores, words, checkout=None):
         command = [
             sys.executable,
             "-m",
@@ -171,7 +256,12 @@ class Server:
             *words,
         ]
         pinned = ["taskset", "-c", cores, *command] if cores else command
-        self.process = subprocess.Popen(pinned, text=True, stdout=subprocess.PIPE)
+        environment = None
+        if checkout is not None:
+            environment = os.environ | {"PYTHONPATH": str(checkout)}
+        self.process = subprocess.Popen(
+            pinned, text=True, stdout=subprocess.PIPE, cwd=checkout, env=environment
+        )
         line = self.process.stdout.readline()
         assert " on http://" in line, "the server did not start"
         self.port = int(line.split(" on http://")[1].split(",")[0].split()[0].rpartition(":")[2])
@@ -199,6 +289,11 @@ class Server:
     def stop(self):
         self.process.terminate()
         return self.process.wait(60)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def run(work):

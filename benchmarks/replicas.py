@@ -10,13 +10,10 @@ and are printed.
 """
 
 import argparse
-import asyncio
 import json
 import os
-import socket
 import tempfile
 import time
-from collections import deque
 from contextlib import ExitStack
 
 import httpx
@@ -30,7 +27,7 @@ from decisionllm.runs import directory
 from tests.serving.in_process import CampaignManager
 
 CAMPAIGNS, TICKS = 16, 24
-CONNECTIONS, TOGETHER, ROUNDS, WARM, SECONDS = 16, 64, 3, 1.0, 4.0  # of the closed loop
+ROUNDS, SECONDS = 3, 4.0  # of the closed loop
 
 
 def main():
@@ -61,7 +58,7 @@ def throughput(run):
             # the journal on a true disk
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=ROWS.parent))
             words = [
-                f"port={free_port()}",
+                f"port={load.free_port()}",
                 f"replicas={replicas}",
                 "deadline_ms=60000",
                 "max_campaigns=100000",
@@ -70,10 +67,9 @@ def throughput(run):
             stack.callback(servers[kind].stop)
         for turn in range(ROUNDS):
             for kind in list(servers)[:: 1 if turn % 2 else -1]:
-                loop = Loop(servers[kind].port)
                 began = time.process_time()
-                rates[kind].append(load.run(loop.run()))
-                cpu.append((time.process_time() - began) / (WARM + SECONDS))
+                rates[kind].append(load.ticks_per_second(servers[kind].port, SECONDS))
+                cpu.append((time.process_time() - began) / (load.WARM + SECONDS))
     medians = {kind: float(np.median(rate)) for kind, rate in rates.items()}
     ratios = {
         f"two / {kind}": float(np.median(np.divide(rates["two"], rates[kind])))
@@ -96,59 +92,6 @@ def throughput(run):
     )
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-class Loop:
-    """Connections that each send the next request of many ticks when the one before is answered."""
-
-    def __init__(self, port):
-        ids = load.opened(port, CONNECTIONS * TOGETHER)
-        known = [
-            [json.dumps(drawn(kind, step)) for step in range(load.HORIZON)] for kind in range(8)
-        ]
-        self.port = port
-        self.ticks = 0
-        self.left = CONNECTIONS
-        self.queues = {}
-        self.waiting = [
-            deque(
-                load.http(
-                    "/v1/ticks",
-                    f'{{"ticks": {{{", ".join(f"{chr(34)}{id}{chr(34)}: {known[i % 8][step]}" for i, id in enumerate(part))}}}}}'.encode(),
-                )
-                for step in range(load.HORIZON)
-            )
-            for part in (ids[i::CONNECTIONS] for i in range(CONNECTIONS))
-        ]
-
-    def answered(self, connection, call, status, body):
-        now = time.perf_counter()
-        assert status == 200 and body.count(b'"fallback": null') == TOGETHER, body[:300]
-        self.ticks += TOGETHER * (self.begin <= now < self.begin + SECONDS)
-        queue = self.queues[connection]
-        assert queue, "more requests are needed"
-        if now < self.begin + SECONDS:
-            connection.send((now, queue.popleft()))
-        else:
-            self.left -= 1
-
-    async def run(self):
-        self.begin = time.perf_counter() + WARM
-        for queue in self.waiting:
-            connection = load.Connection(self)
-            self.queues[connection] = queue
-            await asyncio.get_running_loop().create_connection(
-                lambda connection=connection: connection, "127.0.0.1", self.port
-            )
-            connection.send((0.0, queue.popleft()))
-        while self.left:
-            await asyncio.sleep(0.05)
-        return self.ticks / SECONDS
-
-
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
     policy = loading.load(run)
@@ -156,7 +99,7 @@ def same_answers(run):
     began = time.monotonic()
     os.environ["DECISIONLLM_TOKEN"] = "secret"
     with tempfile.TemporaryDirectory() as folder:
-        server = load.Server(run, folder, "", [f"port={free_port()}", "replicas=2"])
+        server = load.Server(run, folder, "", [f"port={load.free_port()}", "replicas=2"])
         try:
             row = {"benchmark": "replicas", "start_s": round(time.monotonic() - began, 1)}
             with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -28,13 +27,12 @@ from decisionllm.estimates.log import logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
 from decisionllm.eval.pictures import figure
-from decisionllm.evaluate import Loaded, run_directories
 from decisionllm.files import atomic, explained
-from decisionllm.policy import loading
+from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import Node, build, function, function_names
-from decisionllm.runs import directory, hardware
+from decisionllm.runs import directory
 from decisionllm.schema import Spec
 
 if TYPE_CHECKING:
@@ -67,25 +65,28 @@ def compare(config: Node) -> Path:
     check_options(config)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     paths = run_directories(config["run"])
-    runs = load_runs(paths, config)
+    if not paths:
+        raise ValueError(f"run: expected one run directory or more, got {config['run']}")
+    runs = open_runs(paths, config)
     store, other = open_log(runs[0], config)
-    for each in runs:
-        check_run(each, store)
+    for run in runs:
+        check_run(run, store)
+
+    # -- the episodes that estimators are fitted to, and those that policies are judged on --
     fitting, held_out = split(store, runs[0], config, other=other)
-    for each in runs:
-        say_overlap(console, each, store, held_out)
+    for run in runs:
+        say_overlap(console, run, store, held_out)
     log = logged(store, fitting, held_out)
-    console.print(
-        f"log: {store.info['name']}, {len(held_out):,} episodes held out, estimators are fitted to "
-        f"{len(fitting):,}"
-    )
-    if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
-        console.print("note: estimators do not read the task texts, which are not the same in both")
+    say_log(console, store, log)
+
+    # -- estimates --
     options = {name: config["options"].get(name, {}) for name in config["estimators"]}
     estimators = build_estimators(options, log, config["discount"], config["seed"])
     by_name = dict(zip(candidate_names(runs), runs, strict=True))
-    candidates = [candidate(each, log, name) for name, each in by_name.items()]
+    candidates = [candidate(run, log, name) for name, run in by_name.items()]
     judged = judge(candidates, log, estimators, seed=config["seed"])
+
+    # -- results --
     console.print(table(judged, log, store.info["name"], config["discount"]), soft_wrap=False)
     for line in warnings(judged, config["most_far"]):
         console.print(line)
@@ -120,28 +121,7 @@ def check_options(config: Node) -> None:
             raise ValueError(f"{key}: expected 1 or more, got {config[key]}")
 
 
-def load_runs(paths: Sequence[Path], config: Node) -> list[Loaded]:
-    """The policies of these run directories.
-
-    Raises:
-        ValueError: none is named, or one acts for a team or has parts with spaces of their own.
-    """
-    if not paths:
-        raise ValueError(f"run: expected one run directory or more, got {config['run']}")
-    device = config["device"]
-    generator = torch.Generator(hardware.usable(device))
-    acting = config["act"] | {"generator": generator.manual_seed(config["seed"])}
-    found = []
-    for path in paths:
-        policy = loading.load(path, device=device, **acting)
-        loaded = Loaded(path, policy, policy.config, policy.info)
-        if isinstance(loaded.policy, Policy) and loaded.policy.model.team is not None:
-            raise ValueError(f"{path}: expected a run of single agents, got one of teams")
-        found.append(loaded)
-    return found
-
-
-def open_log(first: Loaded, config: Node) -> tuple[Store, bool]:
+def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
     """The store that policies are judged from, and whether it is another one than the first run's."""
     own = first.config["dataset"]
     given = dict(config["dataset"])
@@ -158,19 +138,21 @@ def open_log(first: Loaded, config: Node) -> tuple[Store, bool]:
     return prepare(node, cache), True
 
 
-def check_run(loaded: Loaded, store: Store) -> None:
-    """Raise a ValueError if a run acts in other spaces than those of the data."""
-    own, data = Spec.of(loaded.info["spec"]), store.spec
+def check_run(run: OpenedRun, store: Store) -> None:
+    """Raise a ValueError if a run acts for a team, or in other spaces than those of the data."""
+    if isinstance(run.policy, Policy) and run.policy.model.team is not None:
+        raise ValueError(f"{run.path}: expected a run of single agents, got one of teams")
+    own, data = Spec.of(run.info["spec"]), store.spec
     names = ("observation_dim", "action_dim", "num_actions", "entity_schema")
     for name in names:
         got, wanted = vars(own)[name], vars(data)[name]
         if got != wanted:
-            what = f"{loaded.run}: expected a run of {name}={wanted}, as {store.info['name']} has"
+            what = f"{run.path}: expected a run of {name}={wanted}, as {store.info['name']} has"
             raise ValueError(f"{what}, got {got}; leave it out, or give dataset= of its own")
 
 
 def split(
-    store: Store, first: Loaded, config: Node, *, other: bool
+    store: Store, first: OpenedRun, config: Node, *, other: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The episodes that estimators are fitted to, and those that are judged on, two (e,) int.
 
@@ -200,18 +182,30 @@ def split(
     return fitting, held_out
 
 
-def say_overlap(console: Console, loaded: Loaded, store: Store, held_out: np.ndarray) -> None:
+def say_overlap(console: Console, run: OpenedRun, store: Store, held_out: np.ndarray) -> None:
     """Print how many of the held-out episodes a run was trained on, if any."""
-    if loaded.info.get("fingerprint") != store.fingerprint:
+    if run.info.get("fingerprint") != store.fingerprint:
         return
-    options = loaded.config["data"]
+    options = run.config["data"]
     names = ("fraction", "min_return_quantile", "held_out", "seed")
     data = {name: options[name] for name in names if name in options}
     trained_on, _ = sampling.select(store, **data)
     read = len(np.intersect1d(trained_on, held_out))
     if read:
         what = f"was trained on {read} of the {len(held_out)} held-out episodes"
-        console.print(f"note: {loaded.run} {what}, its estimates may be too high")
+        console.print(f"note: {run.path} {what}, its estimates may be too high")
+
+
+def say_log(console: Console, store: Store, log: Logged) -> None:
+    """Print how many episodes there are, and whether estimators disregard task texts that differ."""
+    held_out = int(log.held_out.sum())
+    fitted = len(log.held_out) - held_out
+    console.print(
+        f"log: {store.info['name']}, {held_out:,} episodes held out, estimators are fitted to "
+        f"{fitted:,}"
+    )
+    if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
+        console.print("note: estimators do not read the task texts, which are not the same in both")
 
 
 def build_estimators(
@@ -234,19 +228,19 @@ def build_estimators(
     return found
 
 
-def candidate_names(runs: Sequence[Loaded]) -> list[str]:
+def candidate_names(runs: Sequence[OpenedRun]) -> list[str]:
     """The name of each policy; the path of a run whose name another one has."""
-    given = [loaded.config["name"] for loaded in runs]
+    given = [run.config["name"] for run in runs]
     names = []
-    for name, loaded in zip(given, runs, strict=True):
+    for name, run in zip(given, runs, strict=True):
         is_unique = given.count(name) == 1
-        names.append(name if is_unique else str(loaded.run))
+        names.append(name if is_unique else str(run.path))
     return names
 
 
-def candidate(loaded: Loaded, log: Logged, name: str) -> Candidate:
+def candidate(run: OpenedRun, log: Logged, name: str) -> Candidate:
     """What estimators need of a run's policy."""
-    policy = loaded.policy
+    policy = run.policy
     begin = partial(policy.begin, horizon=int(log.lengths.max()))
     if isinstance(policy, Baseline):
         # it has no memory, so that one call decides on all steps of an episode
@@ -254,7 +248,7 @@ def candidate(loaded: Loaded, log: Logged, name: str) -> Candidate:
         for first, end in pairwise(log.offsets):
             actions.append(policy.act(log.observations[first:end]))
         return Candidate(name, np.concatenate(actions), begin)
-    with explained(str(loaded.run), ValueError):
+    with explained(str(run.path), ValueError):
         acted = policy_actions(policy, log)
     # a mode that is always taken has no density: another action never comes
     draws = policy.decode == "sample"
@@ -333,7 +327,7 @@ def warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
 def write(
     out: Path,
     judged: Sequence[Judged],
-    runs: Mapping[str, Loaded],
+    runs: Mapping[str, OpenedRun],
     log: Logged,
     store: Store,
     config: Node,
@@ -349,7 +343,7 @@ def write(
             name: asdict(estimate) | {"rank": places[name][i]}
             for name, estimate in one.estimates.items()
         }
-        row = {"policy": one.name, "run": str(runs[one.name].run), "far": one.far}
+        row = {"policy": one.name, "run": str(runs[one.name].path), "far": one.far}
         rows.append(row | {"estimates": estimates})
     content = {
         "dataset": store.info["name"],

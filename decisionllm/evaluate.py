@@ -5,17 +5,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.checks import listed
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
 from decisionllm.eval import attention, report
@@ -23,24 +20,15 @@ from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
 from decisionllm.files import explained
-from decisionllm.policy import loading
+from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import Node, build
-from decisionllm.runs import directory, hardware
+from decisionllm.runs import directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
 # options of acting that a result row has in a column, or in the name of its policy
 IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
-
-
-class Loaded(NamedTuple):
-    """A policy, with the run or the part of a mixture that it was trained on."""
-
-    run: Path
-    policy: Policy | Baseline
-    config: Node
-    info: Json
 
 
 class Contender(NamedTuple):
@@ -67,47 +55,16 @@ def evaluate(config: Node) -> Path:
         FileNotFoundError: a run is not there or has no checkpoint.
     """
     config = with_defaults("evaluate", config)
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    runs = check_options(config)
-    out = Path(config["out"] or runs[0].parent)
-    policies = load_policies(runs, config)  # all of them, before any work is lost
-
+    paths = check_options(config)
+    runs = open_runs(paths, config, each_part=True)  # all of them, before any work is lost
     # Seeds of one experiment come one after the other and share their environment, which may be
     # slow to build.
     make = lru_cache(maxsize=1)(lambda node: build(json.loads(node), config["episodes"]))
-    published: dict[str, dict[str, float]] = {}  # by dataset
-    units: dict[str, str] = {}  # by dataset
-    baselines_played: set[str] = set()
-    drawn: dict[str, Path] = {}  # the run by the label of its pictures
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "results.jsonl").open("a", buffering=1) as file:
-        for loaded in policies:
-            env, changed, note = environment(loaded, config, make)
-            say_notes(console, note, loaded, config)
-            dataset = loaded.info["dataset"]["name"]
-            published[dataset] = published_scores(env, loaded.info["dataset"])
-            units[dataset] = env.unit
-            contenders = policy_contenders(loaded, env, config)
-            if config["baselines"] and dataset + changed not in baselines_played:
-                baselines_played.add(dataset + changed)
-                contenders += scripted_contenders(env, config["seed"])
-            where = {"env_seed": config["seed"]}
-            if changed:
-                where["changed"] = changed
-            for contender in contenders:
-                episodes, seconds = play(contender, env, config["seed"], loaded, console)
-                if contender is contenders[0]:
-                    say_unread_texts(console, episodes, env, loaded)
-                for row, part in result_rows(contender, episodes, seconds, env, loaded, where):
-                    file.write(json.dumps(row.row()) + "\n")
-                    console.print(line(row))
-                    if config["report"]:
-                        draw(row, part, contender, env, loaded, out, drawn)
-    for table in report.tables(report.summarise(report.read_rows(out))):
-        console.print(table, soft_wrap=False)
-    if config["report"]:
-        console.print(f"report: {report.write_report(out, published, units)}")
-    return out / "results.jsonl"
+    results = Results(Path(config["out"] or paths[0].parent), report=config["report"])
+    for run in runs:
+        evaluate_run(run, config, make, results)
+    results.summarise()
+    return results.path
 
 
 def check_options(config: Node) -> list[Path]:
@@ -122,60 +79,86 @@ def check_options(config: Node) -> list[Path]:
     return runs
 
 
-def run_directories(given: object) -> list[Path]:
-    """The run directories that a path or pattern, or a list of them, names, in their order."""
-    found: list[Path] = []
-    patterns = given if isinstance(given, list) else [given]
-    for pattern in patterns:
-        found += matched(str(pattern))
-    return found
+class Results:
+    """The result rows of a command, with their pictures and the report.
 
-
-def matched(given: str) -> list[Path]:
-    """The given run directory, or the sorted ones that a pattern such as runs/x/* matches.
-
-    Raises:
-        FileNotFoundError: nothing that the pattern matches is a run directory.
+    Args:
+        folder: where to; it is made.
+        report: draw pictures and write report.html.
     """
-    path = Path(given).expanduser()
-    if path.exists() or not has_magic(given):
-        return [path]
-    found = [Path(match) for match in sorted(glob(str(path), recursive=True))]
-    runs = [match for match in found if (match / "run.json").is_file()]
-    if not runs:
-        raise FileNotFoundError(
-            f"run={given}: expected a pattern of run directories (with run.json), "
-            f"it matches {len(found)} files or folders and none is a run; `ls {given}` shows them"
-        )
-    return runs
+
+    def __init__(self, folder: Path, *, report: bool) -> None:
+        self.folder = folder
+        self.report = report
+        self.path = folder / "results.jsonl"
+        self.console = Console(soft_wrap=True, markup=False, highlight=False)
+        self.published: dict[str, dict[str, float]] = {}  # scores by dataset
+        self.units: dict[str, str] = {}  # of the score, by dataset
+        self.worlds_of_baselines: set[str] = set()  # where scripted players have played
+        self.drawn: dict[str, Path] = {}  # the run by the label of its pictures
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def say(self, line: str) -> None:
+        self.console.print(line)
+
+    def describe(self, dataset: Json, env: Env) -> None:
+        """Keep what the report shows beside the scores of a dataset."""
+        self.published[dataset["name"]] = published_scores(env, dataset)
+        self.units[dataset["name"]] = env.unit
+
+    def lacks_baselines(self, world: str) -> bool:
+        """Whether this is asked for a world for the first time."""
+        is_new = world not in self.worlds_of_baselines
+        self.worlds_of_baselines.add(world)
+        return is_new
+
+    def add(self, row: Report) -> None:
+        """Append a row to results.jsonl and print it."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(row.row()) + "\n")
+        self.say(line(row))
+
+    def summarise(self) -> None:
+        """Print the table of all rows, and write the report."""
+        for table in report.tables(report.summarise(report.read_rows(self.folder))):
+            self.console.print(table, soft_wrap=False)
+        if self.report:
+            self.say(f"report: {report.write_report(self.folder, self.published, self.units)}")
 
 
-def load_policies(runs: Sequence[Path], config: Node) -> list[Loaded]:
-    """The policies of all runs; of a run on a mixture, one for each part."""
-    acting = config["act"] | config["team"]
-    device = config["device"]
-    generator = torch.Generator(hardware.usable(device))  # of decode=sample, for all runs
-    acting["generator"] = generator.manual_seed(config["seed"])
-    found = []
-    for run in runs:
-        parts = listed(config["part"] or "")
-        if not parts:
-            _, info = directory.read(run)
-            parts = list(info.get("parts", {}))
-        for policy in loading.load_parts(run, parts, device=device, **acting):
-            found.append(Loaded(run, policy, policy.config, policy.info))
-    return found
+def evaluate_run(
+    run: OpenedRun, config: Node, make: Callable[[str], Env], results: Results
+) -> None:
+    """Roll out a run with each of its targets, and scripted players once in each world."""
+    env, changed, note = environment(run, config, make)
+    say_notes(results, note, run, config)
+    dataset = run.info["dataset"]
+    results.describe(dataset, env)
+    contenders = policy_contenders(run, env, config)
+    if config["baselines"] and results.lacks_baselines(dataset["name"] + changed):
+        contenders += scripted_contenders(env, config["seed"])
+    where = {"env_seed": config["seed"]}
+    if changed:
+        where["changed"] = changed
+    for contender in contenders:
+        episodes, seconds = play(contender, env, config["seed"], run, results.console)
+        if contender is contenders[0]:
+            say_unread_texts(results, episodes, env, run)
+        for row, part in result_rows(contender, episodes, seconds, env, run, where):
+            results.add(row)
+            if results.report:
+                draw(row, part, contender, env, run, results)
 
 
 def environment(
-    loaded: Loaded,
+    run: OpenedRun,
     config: Node,
     make: Callable[[str], Env],
 ) -> tuple[Env, str, str]:
     """The environment that a run is rolled out in.
 
     Args:
-        loaded: the run.
+        run: with its policy.
         config: of the evaluation.
         make: builds the environment of a config node, as JSON.
 
@@ -183,21 +166,20 @@ def environment(
         The environment; what is not the run's own, such as "agents=5, act.stride=1"; and a note
         of one line for the user, or "", see `check_env`.
     """
-    run = str(loaded.run)
-    own = loaded.config["env"]
-    given = env_options_of(loaded.config, config["env"])
+    own = run.config["env"]
+    given = env_options_of(run.config, config["env"])
     if own["_target_"] == "none" and not given:
         example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
         nothing = "env=none, there is no environment to roll out in"
-        raise ValueError(f"{run}: {nothing}; give one, such as {example}")
+        raise ValueError(f"{run.path}: {nothing}; give one, such as {example}")
     same = given.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
     node = merged(own if same else {}, given) | emptied
-    changed = changed_acting(loaded.config, config)
+    changed = changed_acting(run.config, config)
     if given:
-        changed = changed_env(own, given, node, loaded.config) + changed
+        changed = changed_env(own, given, node, run.config) + changed
     env = make(json.dumps(node, sort_keys=True))
-    note = check_env(Spec.of(loaded.info["spec"]), loaded.info["dataset"], env, run)
+    note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
     return env, ", ".join(changed), note
 
 
@@ -250,48 +232,48 @@ def published_scores(env: Env, dataset: Json) -> dict[str, float]:
     return dict(env.published) if dataset.get("recognised", True) else {}
 
 
-def say_notes(console: Console, note: str, loaded: Loaded, config: Node) -> None:
+def say_notes(results: Results, note: str, run: OpenedRun, config: Node) -> None:
     """Print the note on the environment, and options that have no effect on a baseline."""
     if note:
-        console.print(note)
+        results.say(note)
     given = config["act"] | config["team"]
     ignored = ", ".join(key for key, value in given.items() if value is not None)
-    if isinstance(loaded.policy, Baseline) and ignored:
+    if isinstance(run.policy, Baseline) and ignored:
         effect = f"{ignored} of act and team have no effect on it"
-        console.print(f"{loaded.run}: a baseline acts by its network's mean; {effect}")
+        results.say(f"{run.path}: a baseline acts by its network's mean; {effect}")
 
 
-def say_unread_texts(console: Console, episodes: list[Episode], env: Env, loaded: Loaded) -> None:
+def say_unread_texts(results: Results, episodes: list[Episode], env: Env, run: OpenedRun) -> None:
     """Print how many task texts of the episodes the policy has not been trained on, if any."""
-    known = loaded.info.get("tasks", env.tasks)
+    known = run.info.get("tasks", env.tasks)
     unread = sorted({episode.task for episode in episodes}.difference(known))
     if unread:
         what = f"{len(unread)} task texts of the environment were not in its data"
-        console.print(f"{loaded.run}: {what}, such as {unread[0]!r}")
+        results.say(f"{run.path}: {what}, such as {unread[0]!r}")
 
 
 def policy_contenders(
-    loaded: Loaded,
+    run: OpenedRun,
     env: Env,
     config: Node,
 ) -> list[Contender]:
     """The policy once for each target return, see `targets`."""
-    policy = loaded.policy
-    name = loaded.config["name"]
+    policy = run.policy
+    name = run.config["name"]
     if policy.planning_horizon:
         name += f"+plan{policy.planning_horizon}"
     if policy.execution == "joint":
         name += "+joint"
-    columns = policy_columns(loaded, env)
+    columns = policy_columns(run, env)
     contenders = []
-    for target, each in targets(loaded, env, config).items():
+    for target, each in targets(run, env, config).items():
         predicted = policy.return_conditioned and target is None
         about = {
             "text": env.text,
-            "seed": loaded.config["seed"],
+            "seed": run.config["seed"],
             "target_return": target,
             "headline": target == headline(policy),
-            "options": options_of(loaded.config),
+            "options": options_of(run.config),
         }
         label = f"{name}+max-return" if predicted else name
         begin = partial(begin_in, policy, env, each)
@@ -299,13 +281,13 @@ def policy_contenders(
     return contenders
 
 
-def targets(loaded: Loaded, env: Env, config: Node) -> dict[float | None, Targets]:
+def targets(run: OpenedRun, env: Env, config: Node) -> dict[float | None, Targets]:
     """Target returns: the headline, quantiles of the training returns, and given returns.
 
     Returns:
         {name in a result row: one target for all episodes, or (N,) one for each}.
     """
-    policy, info = loaded.policy, loaded.info
+    policy, info = run.policy, run.info
     found: dict[float | None, Targets] = {headline(policy): headline(policy)}
     if not policy.return_conditioned:
         return found
@@ -322,11 +304,11 @@ def headline(policy: Policy | Baseline) -> float | None:
     return policy.target_return if policy.return_conditioned else None
 
 
-def policy_columns(loaded: Loaded, env: Env) -> Json:
+def policy_columns(run: OpenedRun, env: Env) -> Json:
     """The further columns that all result rows of a policy share."""
-    run, policy, config, info = loaded
+    path, policy, config, info = run
     columns = {
-        "run": str(run),
+        "run": str(path),
         "decode": policy.decode,
         "planning_horizon": policy.planning_horizon,
         "execution": policy.execution,
@@ -353,12 +335,12 @@ def play(
     contender: Contender,
     env: Env,
     seed: int,
-    loaded: Loaded,
+    run: OpenedRun,
     console: Console,
 ) -> tuple[list[Episode], float]:
     """The episodes of one player, and the seconds they took."""
     # a scripted player need not read observations of the size that the run was trained on
-    size = 0 if contender.scripted else loaded.info["spec"]["observation_dim"]
+    size = 0 if contender.scripted else run.info["spec"]["observation_dim"]
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         title = f"{contender.name} {contender.about['target_return'] or ''}"
         task = bar.add_task(title, total=env.horizon)
@@ -373,11 +355,11 @@ def result_rows(
     episodes: Sequence[Episode],
     seconds: float,
     env: Env,
-    loaded: Loaded,
+    run: OpenedRun,
     where: Json,
 ) -> Iterator[tuple[Report, list[Episode]]]:
     """A result row for each condition of the environment, with the episodes that it is about."""
-    conditions = env.conditions(loaded.policy.execution, contender.scripted)
+    conditions = env.conditions(run.policy.execution, contender.scripted)
     for protocol, members in conditions.items():
         part = [episodes[i] for i in members]
         scores = env.score(part)
@@ -385,7 +367,7 @@ def result_rows(
         returns = [episode.rewards.sum() for episode in part]
         row = Report(
             **contender.about,
-            dataset=loaded.info["dataset"]["name"],
+            dataset=run.info["dataset"]["name"],
             policy=contender.name,
             protocol=protocol,
             n=len(part),
@@ -412,27 +394,27 @@ def draw(
     part: Sequence[Episode],
     contender: Contender,
     env: Env,
-    loaded: Loaded,
-    out: Path,
-    drawn: dict[str, Path],
+    run: OpenedRun,
+    results: Results,
 ) -> None:
-    """Write pictures of a headline row of the first condition, unless its label is in `drawn`."""
-    run, policy, config, _ = loaded
+    """Write pictures of a headline row of the first condition, unless its label is drawn already."""
+    path, policy, config, _ = run
+    drawn = results.drawn
     changed = row.extra.get("changed", "")
     label = file_name(row.policy, row.protocol, changed, str(row.seed), config.get("part", ""))
-    if drawn.get(label, run) != run and not contender.scripted:
-        label = file_name(label, str(run))
+    if drawn.get(label, path) != path and not contender.scripted:
+        label = file_name(label, str(path))
     first, *_ = env.conditions(policy.execution, contender.scripted)
     if label in drawn or not row.headline or row.protocol != first:
         return
-    drawn[label] = run
+    drawn[label] = path
     pictures = {"rollout": env.draw(part, f"{row.policy}, {row.protocol}: {row.score:.1f}")}
     if isinstance(policy, Policy) and not contender.scripted:
         title = f"{row.policy}: attention to the text"
         pictures["attention"] = attention.draw(policy, part, title)
     for name, picture in pictures.items():
         if picture is not None:
-            picture.savefig(out / f"{name}-{label}.png")
+            picture.savefig(results.folder / f"{name}-{label}.png")
 
 
 def file_name(*words: str) -> str:

@@ -118,12 +118,24 @@ def write(
         wanted = "a new folder or an earlier export"
         raise ValueError(f"path: expected {wanted}, got {path}, which holds something else")
     model = policy.model.float()
-    dataset = run_info["dataset"]
     if model.backbone.tune == "lora":
         model.backbone.model.merge_adapter()
     decoder = Decoder(policy)
+    info = described(policy, decoder, run_info, name)
+    with sealed(path) as partial:
+        outputs = ["actions", "return_to_go", "longer_cache"]
+        graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
+        if run_info["dataset"].get("text", "none") != "none":
+            write_text_reader(decoder, partial)
+        (partial / "policy.json").write_text(json.dumps(info, indent=1))
+
+
+def described(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
+    """The content of policy.json: what `ExportedPolicy` knows of a policy beside its graphs."""
+    model = policy.model
+    dataset = run_info["dataset"]
     (target,) = policy.resolve_targets([None])
-    info = {
+    return {
         "format": FORMAT,
         "run": name,
         "spec": asdict(model.spec),
@@ -137,16 +149,15 @@ def write(
         "fingerprint": run_info.get("fingerprint"),
         "versions": directory.versions(),
     }
-    with sealed(path) as partial:
-        outputs = ["actions", "return_to_go", "longer_cache"]
-        graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
-        if dataset.get("text", "none") != "none":
-            ids = torch.arange(6).view(2, 3) % model.backbone.config.vocab_size
-            inputs = {"text_ids": Input(ids, (0, 1))}
-            graph(TextReader(decoder), inputs, ["cache"], partial / "text.onnx")
-            tokenizer = model.backbone.tokenizer.backend_tokenizer
-            tokenizer.save(str(partial / "tokenizer.json"))
-        (partial / "policy.json").write_text(json.dumps(info, indent=1))
+
+
+def write_text_reader(decoder: "Decoder", folder: Path) -> None:
+    """Write the graph that reads task texts, and the tokenizer."""
+    backbone = decoder.model.backbone
+    ids = torch.arange(6).view(2, 3) % backbone.config.vocab_size
+    inputs = {"text_ids": Input(ids, (0, 1))}
+    graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
+    backbone.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def check(policy: object) -> None:

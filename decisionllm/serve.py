@@ -159,41 +159,18 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     """
     from decisionllm.serving.app import create_app
 
-    run = config["run"]
-    policy, known, dataset = loaded(config, run, part=config["part"], **config["act"])
-    observation = None
-    journal = None
+    policy, known, dataset = loaded(config, config["run"], part=config["part"], **config["act"])
+    options: Json = {}
     if dataset.get("env") in ("auction", "journal"):
-        observation = ObservationSpec.of(dataset)
-        journal = Journal(journal_path(config))
-    campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
-    campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)
-    shadow = None
-    if config["shadow"]:
-        if observation is None or journal is None:
-            wanted = f"campaigns, which a run of an auction has; run={run} is of {known['dataset']}"
-            raise ValueError(f"shadow: expected {wanted}")
-        shadow, about = shadow_of(config, journal, observation, campaigns)
-        known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
-    folder = None
-    if config["models_dir"] and observation is not None and journal is not None:
-        folder = folder_of(config, journal, campaigns)
-    exchange = {name: config[name] for name in EXCHANGE}
-    exchange["bid_wait"] = config["bid_wait_ms"] / 1000
-    exchange["max_tick_age"] = config["max_tick_age_s"]
+        options = bidding_options(config, known, ObservationSpec.of(dataset))
+    elif config["shadow"]:
+        got = f"run={config['run']} is of {known['dataset']}"
+        raise ValueError(f"shadow: expected campaigns, which a run of an auction has; {got}")
     return create_app(
         policy,
         known,
-        observation,
-        journal,
         access=access_of(config),
-        campaigns=campaigns,
-        move_campaigns=config["move_campaigns"],
         replica=replica,
-        shadow=shadow,
-        folder=folder,
-        snapshot_s=config["snapshot_s"],
-        exchange=exchange,
         traces=traces_of(config),
         log=config["log"],
         log_sample=config["log_sample"],
@@ -203,7 +180,33 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
         max_body_bytes=config["max_body_bytes"],
         max_batch_size=config["max_batch_size"],
         max_queue=config["max_queue"],
+        **options,
     )
+
+
+def bidding_options(config: Json, known: Json, observation: ObservationSpec) -> Json:
+    """Options of `create_app` for a run of an auction. `known` is given the shadow's description."""
+    journal = Journal(journal_path(config))
+    campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
+    campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)
+    exchange = {name: config[name] for name in EXCHANGE}
+    exchange["bid_wait"] = config["bid_wait_ms"] / 1000
+    exchange["max_tick_age"] = config["max_tick_age_s"]
+    options: Json = {
+        "observation": observation,
+        "journal": journal,
+        "campaigns": campaigns,
+        "exchange": exchange,
+        "move_campaigns": config["move_campaigns"],
+        "snapshot_s": config["snapshot_s"],
+    }
+    if config["shadow"]:
+        shadow, about = shadow_of(config, journal, observation, campaigns)
+        known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
+        options["shadow"] = shadow
+    if config["models_dir"]:
+        options["folder"] = folder_of(config, journal, campaigns)
+    return options
 
 
 def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":

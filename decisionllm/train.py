@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from decisionllm import distributed
-from decisionllm.config import OptimOptions, TrainConfig, plain, train_config
+from decisionllm.config import TrainConfig, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
@@ -31,11 +31,11 @@ from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
 from decisionllm.runs.start import new_model, restore_or_describe
 from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
-NO_DECAY = ", no decay"  # ending of the name of a group of parameters
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 
 
@@ -68,8 +68,7 @@ class Training:
         shares: of the parts of a mixture in a batch, by embodiment.
         model: as accelerate wraps it; its forward gives the terms of the loss.
         inner: the model itself.
-        optimizer: of torch, whose state is saved.
-        wrapped: the optimizer as accelerate wraps it.
+        optimizer: as accelerate wraps it.
         watch: of the score, with log.rollout_every.
     """
 
@@ -80,8 +79,7 @@ class Training:
     shares: dict[str, list[float]]
     model: nn.Module
     inner: Model
-    optimizer: torch.optim.Optimizer
-    wrapped: AcceleratedOptimizer
+    optimizer: AcceleratedOptimizer
     loop: Loop
     watch: ScoreWatch | None
 
@@ -155,7 +153,6 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
     """`train` in a run directory that is locked for this run."""
     training = begin(config, accelerator)
     loop = training.loop
-    progress = 0.0
     training.model.train()
     with interruptible() as stop, ExitStack() as stack:
         # on a CPU a float32 product with denormal numbers takes a hundred times as long
@@ -167,18 +164,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
             loop.elapsed = time.monotonic() - began
             progress, stopped = position(training, bool(stop))
             over = progress >= 1 or stopped
-            # an interruption is no reason for a look, so that a resumed run has the same ones
-            look = progress >= 1 or is_due(loop.step, config.log.rollout_every)
-            due = (
-                over
-                or is_due(loop.step, config.log.every)
-                or is_due(loop.step, config.log.save_every)
-            )
-            if loop.count and (due or look):
-                values = measure(training)
-                if look and training.watch is not None:
-                    values |= watched(training, training.watch)
-                record(training, values, progress, over=over)
+            log_if_due(training, progress, over=over)
             if over:
                 break
             loop.rate = learning_rate(config, loop.step, progress)
@@ -199,51 +185,53 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     main = accelerator.is_main_process
     console = Console(soft_wrap=True, markup=False, highlight=False) if main else None
     begun = bool(checkpoint.find(run)) and not config.fresh
-
-    # -- data, model, optimiser --
     stores, shares, data = open_stores(config, accelerator, console, begun=begun)
     model = new_model(config, data, begun=begun)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.optim), betas=(0.9, 0.95), fused=True
-    )
-
-    # -- a new run is described before its first step; a run that was begun must be the same run --
-    loop = Loop()
+    optimizer = make_optimizer(model, config.optim)
+    # a new run is described before its first step; a run that was begun must be the same run
     restore_or_describe(config, stores, data, model, begun=begun, main=main)
-    with_texts = [bool(task) for store in stores.values() for task in store.tasks]
-    same_parameters = len(stores) == 1 and len(set(with_texts)) == 1
-    alike = config.team.execution == "per_agent" and same_parameters
+    alike = has_equal_steps(config, stores)
     prepared, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(prepared)
+    loop = Loop()
     if begun:
-        resume(loop, run, inner, optimizer)
+        resume(loop, run, inner, wrapped)
     if main:
         for values in trim(run / "metrics.jsonl", loop.step):
             take_note(loop, values)
     if config.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
-    watch = None
-    if config.log.rollout_every:
-        accelerator.wait_for_everyone()  # until run.json is written
-        _, info = directory.read(run)
-        watch = ScoreWatch(
-            asdict(config), info, config.log.rollout_episodes, str(accelerator.device)
-        )
     training = Training(
-        config,
-        accelerator,
-        console,
-        data,
-        shares,
-        prepared,
-        inner,
-        optimizer,
-        wrapped,
-        loop,
-        watch,
+        config=config,
+        accelerator=accelerator,
+        console=console,
+        data=data,
+        shares=shares,
+        model=prepared,
+        inner=inner,
+        optimizer=wrapped,
+        loop=loop,
+        watch=watch_of(config, accelerator),
     )
     announce(training)
     return training
+
+
+def has_equal_steps(config: TrainConfig, stores: Mapping[str, Store]) -> bool:
+    """Whether every step uses the same parameters, see `distributed.prepare`."""
+    with_texts = {bool(task) for store in stores.values() for task in store.tasks}
+    is_one_kind = len(stores) == 1 and len(with_texts) == 1
+    return is_one_kind and config.team.execution == "per_agent"
+
+
+def watch_of(config: TrainConfig, accelerator: Accelerator) -> ScoreWatch | None:
+    """The rollouts while a run trains; None where it has none."""
+    if not config.log.rollout_every:
+        return None
+    accelerator.wait_for_everyone()  # until run.json is written
+    _, info = directory.read(config.run)
+    device = str(accelerator.device)
+    return ScoreWatch(asdict(config), info, config.log.rollout_episodes, device)
 
 
 def train_step(training: Training) -> None:
@@ -272,8 +260,8 @@ def train_step(training: Training) -> None:
             loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
     if config.optim.clip:
         accelerator.clip_grad_norm_(training.model.parameters(), config.optim.clip)
-    training.wrapped.step()
-    training.wrapped.zero_grad(set_to_none=True)
+    training.optimizer.step()
+    training.optimizer.zero_grad(set_to_none=True)
     for member in members(training.inner).values():
         member.objective.after_step(accelerator.reduce)
     loop.step += 1
@@ -410,6 +398,20 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
     )
 
 
+def log_if_due(training: Training, progress: float, *, over: bool) -> None:
+    """Measure, roll out and record after a step, where the options say so or the run is over."""
+    log, step = training.config.log, training.loop.step
+    # an interruption is no reason for a look, so that a resumed run has the same ones
+    look = progress >= 1 or is_due(step, log.rollout_every)
+    due = over or look or is_due(step, log.every) or is_due(step, log.save_every)
+    if not due or not training.loop.count:
+        return
+    values = measure(training)
+    if look and training.watch is not None:
+        values |= watched(training, training.watch)
+    record(training, values, progress, over=over)
+
+
 def measure(training: Training) -> dict[str, float]:
     """Mean loss terms since the last log line and on held-out windows; logged to the tracker.
 
@@ -494,19 +496,28 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
     take_note(loop, values)
     if "score" in values:
         warn_of_a_stall(training)
-    if training.console is not None and (
-        over or training.console.is_terminal or loop.elapsed - loop.printed > 10
-    ):
-        loop.printed = loop.elapsed
-        shown = "  ".join(
-            f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds")
-        )
-        percent = f"{100 * min(progress, 1):3.0f} %"
-        training.say(f"{run.name}: step {loop.step:>7,}  {percent}  {loop.elapsed:6.0f} s  {shown}")
-    if over or loop.step % config.log.save_every == 0:
+    if over or prints_often(training.console) or loop.elapsed - loop.printed > 10:
+        say_values(training, values, progress)
+    if over or is_due(loop.step, config.log.save_every):
         state = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
-        tensors = trainer_state(training.inner, training.optimizer)
+        tensors = moments(training.inner, training.optimizer)
         checkpoint.save(run, training.inner, tensors, state, write=training.main)
+
+
+def prints_often(console: Console | None) -> bool:
+    """Whether each log line is printed: a terminal shows it to somebody who waits."""
+    return console is not None and console.is_terminal
+
+
+def say_values(training: Training, values: Mapping[str, float], progress: float) -> None:
+    """Print a log line."""
+    loop = training.loop
+    loop.printed = loop.elapsed
+    terms = {name: value for name, value in values.items() if name not in ("lr", "seconds")}
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in terms.items())
+    percent = f"{100 * min(progress, 1):3.0f} %"
+    name = Path(training.config.run).name
+    training.say(f"{name}: step {loop.step:>7,}  {percent}  {loop.elapsed:6.0f} s  {shown}")
 
 
 def is_due(step: int, every: int) -> bool:
@@ -572,42 +583,10 @@ def interruptible() -> Iterator[list[bool]]:
             signal.signal(s, handler)
 
 
-def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[Json]:
-    """Named groups for the optimiser, each trained parameter in exactly one: new or of the
-    backbone, with weight decay or not.
-    """
-    groups: dict[str, Json] = {}
-    for part, scale in (("new", 1.0), ("backbone", optim.lr_backbone / optim.lr)):
-        for ending, decay in (("", optim.weight_decay), (NO_DECAY, 0.0)):
-            name = part + ending
-            groups[name] = {"name": name, "params": [], "scale": scale, "weight_decay": decay}
-    for path, weight in model.named_parameters():
-        if weight.requires_grad:
-            part = "backbone" if path.startswith("backbone.model.") else "new"
-            ending = "" if weight.ndim > 1 else NO_DECAY
-            groups[part + ending]["params"].append(weight)
-    return [group for group in groups.values() if group["params"]]
-
-
-def trainer_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """The optimiser's state as named tensors: {parameter/moment: tensor}."""
-    names: dict[torch.Tensor, str] = {weight: name for name, weight in model.named_parameters()}
-    found = {}
-    for weight, state in optimizer.state.items():
-        for moment, value in state.items():
-            found[f"{names[weight]}/{moment}"] = distributed.whole(value)
-    return found
-
-
-def resume(loop: Loop, run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def resume(loop: Loop, run: Path, model: Model, optimizer: AcceleratedOptimizer) -> None:
     """Load the optimiser of a run's last checkpoint, and where its loop was."""
     folder = checkpoint.checkpoint_folder(run)
-    weights = dict(model.named_parameters())
-    for name, value in directory.content(folder / "trainer.safetensors").items():
-        weight, _, key = name.rpartition("/")
-        optimizer.state[weights[weight]][key] = distributed.placed(value, weights[weight])
+    restore_moments(model, optimizer, directory.content(folder / "trainer.safetensors"))
     state = directory.content(folder / "trainer.json")
     loop.step = state["step"]
     loop.elapsed = state["elapsed"]

@@ -65,6 +65,7 @@ NAMES = sorted(
         "soak",
         "tag",
         "replicas",
+        "versions",
     }
 )
 
@@ -344,6 +345,20 @@ def test_latency_counts_from_the_intended_moment(monkeypatch):
     assert sorted(client.took, reverse=True) == client.took and client.took[0] > 9, (
         "the first is due at 10 ms, the answer comes at 20"
     )
+
+
+def test_versions_are_compared_turn_by_turn():
+    """The machine is half as fast in the second turn: both ratios are those of one turn."""
+    from benchmarks import versions
+
+    found = {(name, what): [1.0, 2.0] for name in ("this", "other") for what in versions.UNITS}
+    found["this", "ticks"] = [300.0, 150.0]
+    found["other", "ticks"] = [200.0, 100.0]
+    found["this", "ticks of two replicas"] = [600.0, 300.0]
+    rows = {row["case"]: row["ratio"] for row in versions.ratios(found)}
+    assert rows["ticks, this / other"] == 1.5
+    assert rows["ticks of two replicas / ticks, this"] == 2.0
+    assert rows["p99 of bids, this / other"] == 1.0
 
 
 def test_windows_of_a_log_of_any_size_are_drawn(tmp_path):

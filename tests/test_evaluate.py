@@ -16,8 +16,9 @@ from decisionllm.datasets.store import prepare
 from decisionllm.domains.maze2d.dataset import save
 from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval import report
-from decisionllm.evaluate import Loaded, environment, evaluate, published_scores
+from decisionllm.evaluate import environment, evaluate, published_scores
 from decisionllm.files import DIGESTS
+from decisionllm.policy.opening import OpenedRun
 from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, node
@@ -400,8 +401,8 @@ def changed(own, given):
     """How `evaluate` labels this environment in place of a run's own."""
     config = {"env": given, "episodes": 1, "act": {}, "team": {}}
     info = {"spec": asdict(Spec(3, 1, 20, (-2.0,), (2.0,))), "dataset": {}}
-    loaded = Loaded(Path("x"), None, {"env": own, "text": "none"}, info)
-    return environment(loaded, config, lambda node: build(json.loads(node), 1))[1]
+    run = OpenedRun(Path("x"), None, {"env": own, "text": "none"}, info)
+    return environment(run, config, lambda node: build(json.loads(node), 1))[1]
 
 
 def test_another_environment_is_named_without_its_defaults():

@@ -483,9 +483,9 @@ def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
     with initialize_config_dir(str(configs()), version_base=None):
         cells = grid.Grid(mine, tmp_path)
     own = {size: config["dataset"] for (size, _), config in cells.configs.items()}
-    assert {size: node for (size, _), node in cells.references.items()} == own and own[
-        "moves"
-    ] != own["steps"]
+    assert {
+        size: cells.reference((size, quality)) for size, quality in cells.stores
+    } == own and own["moves"] != own["steps"]
 
 
 def test_quality_is_the_mean_return_above_the_least_or_the_speed():

@@ -22,10 +22,11 @@ from decisionllm.domains.synthetic.dataset import load
 from decisionllm.policy import loading
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs import model as runs_model
+from decisionllm.runs.optimizer import parameter_groups
 from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
-from decisionllm.train import parameter_groups, trim
+from decisionllm.train import trim
 from tests.conftest import (
     DT,
     LOOP,

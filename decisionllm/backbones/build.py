@@ -3,10 +3,11 @@ backbone of a run.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -14,23 +15,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 from decisionllm.backbones.cut import bytes_of, cut_at, keep_blocks
-from decisionllm.backbones.forward import Backbone
+from decisionllm.backbones.forward import Backbone, LoadTokenizer
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.checks import one_of
 from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.randomness import seeded
 from decisionllm.registry import build, register
-from decisionllm.tokenizers.text import own_tokenizer
+from decisionllm.tokenizers.text import VOCABULARY, own_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    ModelWithTokenizer = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_SECONDS = 5.0  # how long the hub may take to say that it has a model
+Part = TypeVar("Part")  # a model, or its tokenizer
 
 # Each signature below has the options of `tuned`, since keyword-only parameters are the config
 # keys.
@@ -59,7 +59,7 @@ def qwen2(
     from transformers import Qwen2Config
 
     config = Qwen2Config(
-        vocab_size=len(own_tokenizer()),
+        vocab_size=VOCABULARY,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -70,7 +70,7 @@ def qwen2(
         tie_word_embeddings=True,
     )
     return tuned(
-        drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets
+        drawn(config, seed), own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets
     )
 
 
@@ -93,7 +93,7 @@ def gpt2(
     from transformers import GPT2Config
 
     config = GPT2Config(
-        vocab_size=len(own_tokenizer()),
+        vocab_size=VOCABULARY,
         n_embd=width,
         n_layer=layers,
         n_head=heads,
@@ -107,7 +107,7 @@ def gpt2(
         eos_token_id=None,
     )
     return tuned(
-        drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets
+        drawn(config, seed), own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets
     )
 
 
@@ -157,10 +157,9 @@ def pretrained(
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
 
-    # -- what is read, and what to do if that fails --
-    read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
+    # -- where it is read, and what to do if that fails --
     source = hub_id
-    load = partial(of_hub, hub_id, read)
+    read: Callable[..., Any] = partial(of_hub, hub_id)
     hint = (
         "no copy in the cache, and no network or no such model; backbone.folder=... reads a local "
         "folder"
@@ -169,27 +168,33 @@ def pretrained(
     if folder:
         path = checked_folder(folder)
         source = str(path)
+        read = partial(of_folder, source)
         is_run = (path / "run.json").is_file()
-        load = partial(read, source, local_files_only=True)
-        hint = "is the folder complete?"
+        hint = "is the run trained?" if is_run else "is the folder complete?"
+    reading = partial(could_not_load, source, hint)
+    load_tokenizer: LoadTokenizer = reading()(partial(read, tokenizer_of))
+    with reading():
         if is_run:
-            load = partial(model_of_run, path, weights, DTYPES[dtype])
-            hint = "is the run trained?"
-    try:
-        model, tokenizer = load()
-    except OSError as error:
-        why = str(error).splitlines()[0]
-        raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
+            model, load_tokenizer = model_of_run(path, weights, DTYPES[dtype])
+        else:
+            model = read(partial(model_of, seed=seed, weights=weights, dtype=DTYPES[dtype]))
 
     # -- which of its blocks are built, and how they are trained --
     if is_run:  # all of its blocks have learned to read trajectories
         text_layers = max(text_layers, 0)
         layers = max(layers, 0)
-    supported = Backbone(model, tokenizer, "frozen").layout is not None
+    supported = Backbone(model, load_tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
     backbone = tuned(
-        model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, text_layers=text_layers
+        model,
+        load_tokenizer,
+        seed,
+        tune,
+        lora_rank,
+        lora_alpha,
+        lora_targets,
+        text_layers=text_layers,
     )
     # now, since in bfloat16 such weights round by more than a comparison of layouts allows
     if weights == "shuffled":
@@ -244,10 +249,20 @@ def smollm2(
     )
 
 
-def of_transformers(
+@contextmanager
+def could_not_load(source: str, hint: str) -> Iterator[None]:
+    """Raise an OSError of one line in place of one in the block: the source, the hint, the reason."""
+    try:
+        yield
+    except OSError as error:
+        why = str(error).splitlines()[0]
+        raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
+
+
+def model_of(
     source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype
-) -> "ModelWithTokenizer":
-    """The language model of a folder or of the hub, and its tokenizer.
+) -> "PreTrainedModel":
+    """The language model of a folder or of the hub.
 
     Args:
         source: path of a folder, or name on the hub.
@@ -255,19 +270,38 @@ def of_transformers(
         seed, weights: see `pretrained`.
         dtype: of the weights.
     """
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoModel
 
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only)
     if weights == "random":
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
-        return drawn(config, seed), tokenizer
-    model = AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only)
-    return model, tokenizer
+        return drawn(config, seed)
+    model: PreTrainedModel = AutoModel.from_pretrained(
+        source, dtype=dtype, local_files_only=local_files_only
+    )
+    return model
 
 
-def of_hub(hub_id: str, read: Callable[..., "ModelWithTokenizer"]) -> "ModelWithTokenizer":
-    """A model of the hub and its tokenizer: the copy in the cache, or a download after one request
+def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or of the hub; an OSError if it has none."""
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        source, local_files_only=local_files_only
+    )
+    # without the files of a tokenizer, transformers makes one that drops every word
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:
+        raise OSError(f"expected the files of a tokenizer, found none at {source}")
+    return tokenizer
+
+
+def of_folder(folder: str, read: Callable[..., Part]) -> Part:
+    """What is read of a local folder. read: see `of_hub`."""
+    return read(folder, local_files_only=True)
+
+
+def of_hub(hub_id: str, read: Callable[..., Part]) -> Part:
+    """A model of the hub or its tokenizer: the copy in the cache, or a download after one request
     that answers.
 
     A download retries every file for most of a minute. One request without retries finds out first
@@ -275,7 +309,7 @@ def of_hub(hub_id: str, read: Callable[..., "ModelWithTokenizer"]) -> "ModelWith
 
     Args:
         hub_id: name on the hub.
-        read: (name, local_files_only) -> model, tokenizer.
+        read: (name, local_files_only) -> model, or tokenizer.
 
     Raises:
         OSError: the model is not in the cache, and the hub does not answer or lacks it.
@@ -297,8 +331,12 @@ def of_hub(hub_id: str, read: Callable[..., "ModelWithTokenizer"]) -> "ModelWith
     return read(hub_id, local_files_only=False)
 
 
-def model_of_run(path: Path, weights: str, dtype: torch.dtype) -> "ModelWithTokenizer":
-    """The language model that a run trained whole, on any data, as this type, and its tokenizer."""
+def model_of_run(
+    path: Path, weights: str, dtype: torch.dtype
+) -> "tuple[PreTrainedModel, LoadTokenizer]":
+    """The language model that a run trained whole, on any data, as this type, and what loads its
+    tokenizer.
+    """
     import yaml
 
     config = yaml.safe_load((path / "config.yaml").read_text())
@@ -319,7 +357,7 @@ def model_of_run(path: Path, weights: str, dtype: torch.dtype) -> "ModelWithToke
             if name.startswith("backbone.model."):
                 own[name.removeprefix("backbone.")] = weight
         backbone.load_state_dict(own)
-    return backbone.model.to(dtype), backbone.tokenizer
+    return backbone.model.to(dtype), backbone.load_tokenizer
 
 
 def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
@@ -348,7 +386,7 @@ def shuffle(model: nn.Module, seed: int) -> None:
 
 def tuned(
     model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
+    load_tokenizer: LoadTokenizer,
     seed: int,
     tune: str,
     lora_rank: int,
@@ -360,7 +398,7 @@ def tuned(
     """A Backbone of which the right weights are trained.
 
     Args:
-        model, tokenizer: of transformers.
+        model, load_tokenizer: see `Backbone`.
         seed: of the adapters.
         tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of
             it.
@@ -377,9 +415,9 @@ def tuned(
             seed=seed,
             first=text_layers,
         )
-        return Backbone(adapted, tokenizer, tune)
+        return Backbone(adapted, load_tokenizer, tune)
     model.requires_grad_(tune == "full")
-    return Backbone(model, tokenizer, tune)
+    return Backbone(model, load_tokenizer, tune)
 
 
 def fingerprint(backbone: Backbone) -> str:

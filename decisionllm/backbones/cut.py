@@ -14,7 +14,7 @@ for texts too, a step took 2.6 times as long and learned no more in the same tim
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -140,21 +140,28 @@ class TextLayers:
 
     Args:
         core: the transformers model, whose lower blocks are frozen.
-        tokenizer: of the model.
+        load_tokenizer: loads that of the model.
         text_layers: how many of its blocks read texts.
     """
 
     def __init__(
-        self, core: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", text_layers: int
+        self,
+        core: "PreTrainedModel",
+        load_tokenizer: Callable[[], "PreTrainedTokenizerBase"],
+        text_layers: int,
     ) -> None:
         self.core = core
-        self.tokenizer = tokenizer
+        self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
         self.digest = weights_digest(core, text_layers)
         folder = cache_dir() / "text-features" / self.digest
         self.kept = KeptFeatures(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self.load_tokenizer()
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Hidden states are read as they are: there is nothing to fit."""

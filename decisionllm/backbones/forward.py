@@ -11,6 +11,7 @@ supported is read by the library.
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
 Step = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # of block i: x, new keys and values
+LoadTokenizer = Callable[[], "PreTrainedTokenizerBase"]
 # extend(i, k, v) may keep the new keys and values of block i; it returns all to attend to.
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -44,7 +46,8 @@ class Backbone(nn.Module):
 
     Args:
         model: of transformers, or wrapped by peft.
-        tokenizer: of transformers.
+        load_tokenizer: loads the text tokenizer; called when the first text is read, since it takes
+            a tenth of a second and more, in which no other thread runs.
         tune: `full`, `lora` or `frozen`: which weights are trained.
     """
 
@@ -53,12 +56,12 @@ class Backbone(nn.Module):
     def __init__(
         self,
         model: "PreTrainedModel | PeftModel",
-        tokenizer: "PreTrainedTokenizerBase",
+        load_tokenizer: LoadTokenizer,
         tune: str,
     ) -> None:
         super().__init__()
         self.model = model
-        self.tokenizer = tokenizer
+        self.load_tokenizer = cache(load_tokenizer)
         self.tune = tune
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
@@ -90,7 +93,7 @@ class Backbone(nn.Module):
         See `cut.TextLayers`.
         """
         self.text_layers = text_layers
-        self.features = TextLayers(self.core, self.tokenizer, text_layers)
+        self.features = TextLayers(self.core, self.load_tokenizer, text_layers)
 
     @property
     def depth(self) -> int:
@@ -101,22 +104,28 @@ class Backbone(nn.Module):
         """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see
         `tokenizers.text.encode`.
         """
-        new = [task for task in dict.fromkeys(texts) if task not in self.encoded]
+        # the empty text has no tokens, and needs no tokenizer
+        different = [task for task in dict.fromkeys(texts) if task]
+        new = [task for task in different if task not in self.encoded]
         if self.encoded and len(self.encoded) + len(new) > MOST_TEXTS:
             self.forget_texts()
-            new = [*dict.fromkeys(texts)]
+            new = different
         if new:
             ids, mask = text.encode(self.text_tokenizer, new)
             if self.features is not None:
                 ids = self.features.kept.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()
-        ids, mask = text.padded([self.encoded[task] for task in texts])
+        ids, mask = text.padded([self.encoded.get(task, []) for task in texts])
         if ids.shape[1] >= self.positions:
             wanted = f"fewer than {self.positions} tokens, the positions of this backbone"
             longest = max(texts, key=len)[:60]
             raise ValueError(f"text: expected {wanted}, got {ids.shape[1]}: {longest!r} ...")
         return ids, mask
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self.load_tokenizer()
 
     @property
     def text_tokenizer(self) -> "PreTrainedTokenizerBase":

@@ -49,14 +49,17 @@ class TextReader(Protocol):
     """What reads texts in place of the word embeddings of a backbone.
 
     Attributes:
-        tokenizer: of the texts.
         digest: of its weights.
         kept: the features of the texts that were read.
     """
 
-    tokenizer: PreTrainedTokenizerBase
     digest: str
     kept: KeptFeatures
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Of the texts."""
+        ...
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Find units by the features of these texts: token ids and mask (U, L)."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.files import cache_dir
 from decisionllm.registry import Node, build, register
 from decisionllm.tokenizers.text import padded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
@@ -76,7 +80,6 @@ class FrozenFeatures(nn.Module):
             raise ValueError(f"text_encoder.layer: expected {wanted}, got {layer}")
         # in a list: no part of this module, its weights are not saved
         self.encoder = [encoder.eval()]
-        self.tokenizer = encoder.tokenizer
         self.layer = layer
         self.size = encoder.width
         named = f"{fingerprint(encoder)}/{layer}"
@@ -86,6 +89,10 @@ class FrozenFeatures(nn.Module):
         self.mean = nn.Buffer(torch.zeros(self.size))
         self.scale = nn.Buffer(torch.ones(self.size))
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self.encoder[0].tokenizer
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Standardise by the features of the tokens of these texts: ids and mask (U, L), see

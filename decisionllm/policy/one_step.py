@@ -82,7 +82,7 @@ def _is_fixed(model: SequenceModel, batch: Batch, decode: str) -> bool:
 
 def _without_gradients(model: SequenceModel) -> SequenceModel:
     """A copy of the same memory and tokenizer whose weights have no gradients."""
-    memo: dict[int, object] = {id(model.backbone.tokenizer): model.backbone.tokenizer}
+    memo: dict[int, object] = {}
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
     return deepcopy(model, memo)

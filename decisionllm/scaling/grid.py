@@ -44,6 +44,7 @@ NOT_THE_RUNS = (
 )
 
 Job = Json
+Cell = tuple[str, str]  # size and quality
 
 
 def check(study: Node) -> Node:
@@ -52,27 +53,31 @@ def check(study: Node) -> Node:
         if key not in study:
             example = "configs/study/smoke.yaml has every key"
             raise ValueError(f"study: expected {key}, found none; {example}")
-    axes = study["axes"]
-    for name in axes:
-        if name not in AXES:
-            wanted = f"axes among {', '.join(AXES)}"
-            raise ValueError(f"study.axes: expected {wanted}, got {name!r}")
-    given = {**axes, "seeds": study["seeds"]}
-    for name in (*AXES, "seeds"):
-        if not given.get(name):
-            raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
-    known = {name: as_words(list(values)) for name, values in axes.items()}
+    check_axes(study["axes"], study["seeds"])
+    known = {name: as_words(list(values)) for name, values in study["axes"].items()}
     known["seed"] = as_words(list(study["seeds"]))
     for entry in study["exclude"]:
         if not is_of_grid(entry, known):
             wanted = "axes and values of the grid"
             raise ValueError(f"study.exclude: expected {wanted}, got {entry}; the grid has {known}")
-    fractions = axes["fraction"]
-    if min(fractions) <= 0 or max(fractions) > 1:
-        raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {fractions}")
     for part in RULES:
         check_rule(part, study[part])
     return study
+
+
+def check_axes(axes: Node, seeds: list[int]) -> None:
+    """Raise a ValueError if an axis is unknown, has no values, or values that cannot be."""
+    for name in axes:
+        if name not in AXES:
+            wanted = f"axes among {', '.join(AXES)}"
+            raise ValueError(f"study.axes: expected {wanted}, got {name!r}")
+    given = {**axes, "seeds": seeds}
+    for name in (*AXES, "seeds"):
+        if not given.get(name):
+            raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
+    fractions = axes["fraction"]
+    if min(fractions) <= 0 or max(fractions) > 1:
+        raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {fractions}")
 
 
 def is_of_grid(entry: object, known: dict[str, list[str]]) -> bool:
@@ -100,7 +105,7 @@ def as_words(values: object) -> list[str]:
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
-def train_configs(study: Node) -> dict[tuple[str, str], Node]:
+def train_configs(study: Node) -> dict[Cell, Node]:
     """{(size, quality): config of `train`} of a study, as the command line composes it."""
     found = {}
     sizes = study["axes"]["size"].items()
@@ -197,22 +202,18 @@ class Grid:
         self.sizes = list(dict.fromkeys(sizes))
         self.qualities = list(dict.fromkeys(qualities))
         self.fractions = sorted(study["axes"]["fraction"])
-        opened = cache(lambda node: prepare(*json.loads(node)))
-        self.stores = {}
-        for cell, config in self.configs.items():
-            store = opened(json.dumps([config["dataset"], str(cache_dir), config["transform"]]))
-            check_data(store, config["data"], self.fractions[0])
-            check_environments(train_config(config), {"": store})
-            self.stores[cell] = store
-        # Held-out losses are measured on the data of the first cell, or on a cell's own data if its
-        # space is another one.
-        first = next(iter(self.configs))
-        self.references = {}
-        for cell, store in self.stores.items():
-            same = same_space(self.stores[first].spec, store.spec)
-            self.references[cell] = self.configs[first if same else cell]["dataset"]
+        self.stores = open_stores(self.configs, cache_dir, self.fractions[0])
         self.weights = weights(self.configs)
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
+
+    def reference(self, cell: Cell) -> Node:
+        """The data that held-out losses of a cell are measured on: that of the first cell, or the
+        cell's own if its space is another one.
+        """
+        first = next(iter(self.configs))
+        same = same_space(self.stores[first].spec, self.stores[cell].spec)
+        found: Node = self.configs[first if same else cell]["dataset"]
+        return found
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
         """One run: everything that its result depends on."""
@@ -242,7 +243,7 @@ class Grid:
             "train": config,
             "budget": self.budget,
             "evaluate": self.evaluate,
-            "reference": self.references[cell],
+            "reference": self.reference(cell),
             "windows": self.study["windows"],
             "data": self.stores[cell].fingerprint,
             **self.weights[cell],
@@ -300,6 +301,20 @@ class Grid:
         return dict(zip(names(known), known, strict=True))
 
 
+def open_stores(
+    configs: dict[Cell, Node], cache_dir: str | Path, fraction: float
+) -> dict[Cell, Store]:
+    """The data of each cell, opened once and checked. fraction: the smallest of the study."""
+    opened = cache(lambda node: prepare(*json.loads(node)))
+    stores = {}
+    for cell, config in configs.items():
+        store = opened(json.dumps([config["dataset"], str(cache_dir), config["transform"]]))
+        check_data(store, config["data"], fraction)
+        check_environments(train_config(config), {"": store})
+        stores[cell] = store
+    return stores
+
+
 def names(jobs: list[Job]) -> list[str]:
     """The ledger's names of these jobs."""
     return [ledger.encode(job)[0] for job in jobs]
@@ -310,10 +325,10 @@ def matches(entry: Json, words: dict[str, str]) -> bool:
     return all(words[axis] in as_words(values) for axis, values in entry.items())
 
 
-def weights(configs: dict[tuple[str, str], Node]) -> dict[tuple[str, str], dict[str, str]]:
+def weights(configs: dict[Cell, Node]) -> dict[Cell, dict[str, str]]:
     """The digests of the weights that the runs of each cell begin with, see `run.starts`."""
     digest = cache(weights_digest)
-    found: dict[tuple[str, str], dict[str, str]] = {cell: {} for cell in configs}
+    found: dict[Cell, dict[str, str]] = {cell: {} for cell in configs}
     for cell, config in configs.items():
         for name, place in starts(config).items():
             if of_place := digest(place):

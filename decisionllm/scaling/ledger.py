@@ -300,16 +300,21 @@ def drive(
                 check_exits(root, workers)
                 workers = [worker for worker in workers if worker.is_alive()]
                 planned = [name for name, was in found.items() if was == "planned"]
+                call = partial(work, root, planned, run, alive.name, os.getcwd())
                 for _ in range(min(count - len(workers), len(planned))):
-                    call = partial(work, root, planned, run, alive.name, os.getcwd())
                     workers.append(start(call))
                 time.sleep(max(0.05, 2 * took))  # a large ledger is listed less often
         finally:
-            for worker in workers:
-                if worker.is_alive():
-                    worker.terminate()
-            for worker in workers:
-                worker.join()
+            stop(workers)
+
+
+def stop(workers: list[Worker]) -> None:
+    """Interrupt workers, and wait until they have saved their state."""
+    for worker in workers:
+        if worker.is_alive():
+            worker.terminate()
+    for worker in workers:
+        worker.join()
 
 
 def check_exits(root: Path, workers: Iterable[Worker]) -> None:

@@ -25,13 +25,14 @@ from decisionllm.datasets.store import Store, prepare
 from decisionllm.evaluate import evaluate
 from decisionllm.files import read_lines
 from decisionllm.models.generalist import members
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.runs.model import make_model
 from decisionllm.scaling import executors
-from decisionllm.schema import Json, Report, Spec, Window
+from decisionllm.schema import Batch, Json, Report, Spec, Window
 from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
@@ -268,36 +269,43 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
         (-1 .. 1 a dimension); of discrete actions the share that differs.
     """
     model = policy.model.eval()
+    draw, tasks = held_out_windows(config, store)
+    reading: Json = {"store": store, "tasks": tasks, "encode": model.backbone.encode}
+    sums = np.zeros(3)  # loss, error, actions
+    for i in range(math.ceil(count / BATCH)):
+        sums += errors(model, to_batch(draw(i), slice(None), device=policy.device, **reading))
+    mean_loss, mean_error = (sums[:2] / sums[2]).tolist()
+    if not store.spec.num_actions:
+        mean_error = mean_error**0.5
+    return {"held_out": mean_loss, "floor": model.head.loss_floor, "action_error": mean_error}
+
+
+def held_out_windows(config: Node, store: Store) -> tuple[Callable[[int], Window], Sequence[str]]:
+    """number -> windows of the held-out groups, as a run reads them, and the texts of their rows."""
     data = config["data"]
     _, episodes = sampling.select(store, held_out=data["held_out"], seed=data["seed"])
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     sampler = sampling.sampler(data.get("rows_per_text", 1), store.task)
-    own = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
-    draw: Callable[[int], Window] = own
-    tasks: Sequence[str] = store.tasks
-    if words := wordings(store, config.get("text_wordings", 0)):
-        tasks = words
-        draw = words.sampler(own, task=store.task, seed=0, texts=own.texts)
-    reading: Json = {"store": store, "tasks": tasks, "encode": model.backbone.encode}
-    discrete = bool(store.spec.num_actions)
-    sums = np.zeros(3)  # loss, error, actions
-    for i in range(math.ceil(count / BATCH)):
-        batch = to_batch(draw(i), slice(None), device=policy.device, **reading)
-        hidden = model.read(batch)
-        distribution = model.distribution(hidden, batch.action_masks, batch.observations)
-        actions = model.normalizer.actions(batch.actions)
-        mode = distribution.mode
-        error = mode != actions if discrete else (mode - actions).square()
-        real = batch.loss_mask
-        loss = -distribution.log_prob(actions)[real].sum()
-        sums += [float(loss), float(error.float().mean(-1)[real].sum()), int(real.sum())]
-    mean_loss, mean_error = (sums[:2] / sums[2]).tolist()
-    return {
-        "held_out": mean_loss,
-        "floor": model.head.loss_floor,
-        "action_error": mean_error if discrete else mean_error**0.5,
-    }
+    draw = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
+    words = wordings(store, config.get("text_wordings", 0))
+    if words is None:
+        return draw, store.tasks
+    return words.sampler(draw, task=store.task, seed=0, texts=draw.texts), words
+
+
+def errors(model: SequenceModel, batch: Batch) -> list[float]:
+    """Sums over the actions of a batch: the loss; the squared difference to the mode, or of
+    discrete actions whether they differ; the number of actions.
+    """
+    hidden = model.read(batch)
+    distribution = model.distribution(hidden, batch.action_masks, batch.observations)
+    actions = model.normalizer.actions(batch.actions)
+    mode = distribution.mode
+    error = mode != actions if model.spec.num_actions else (mode - actions).square()
+    real = batch.loss_mask
+    loss = -distribution.log_prob(actions)[real].sum()
+    return [float(loss), float(error.float().mean(-1)[real].sum()), int(real.sum())]
 
 
 def data_quality(

@@ -201,36 +201,16 @@ def difference(
 ) -> Difference:
     """The difference in score between the campaigns of two models, in the same settings."""
     both = [*treated, *baseline]
+    n = len(treated)
     scores = column(both, "score")
     expected, shrunk = expectation(both)
-    n, size = len(treated), len(both)
-    effect = float(
-        relative(scores[:n].sum(), scores[n:].sum(), expected[:n].sum(), expected[n:].sum())
-    )
-
-    # under chance any n of the campaigns might have been this model's
-    def by_chance(count: int) -> np.ndarray:
-        orders = rng.permuted(np.tile(np.arange(size), (count, 1)), axis=1)[:, :n]
-        score = scores[orders].sum(1)
-        likely = expected[orders].sum(1)
-        return relative(score, scores.sum() - score, likely, expected.sum() - likely)
-
+    totals = scores[:n].sum(), scores[n:].sum(), expected[:n].sum(), expected[n:].sum()
+    effect = float(relative(*totals))
+    chance = by_chance(scores, expected, n, rng, resamples)
+    as_large = np.abs(np.log1p(chance)) >= abs(np.log1p(effect)) - 1e-12
     # a score is nearer to the mean of its kind, which it is a part of, than to a new campaign's
     spread = expected + (scores - expected) * shrunk
-
-    def resampled(count: int) -> np.ndarray:
-        ours = rng.integers(n, size=(count, n))
-        others = rng.integers(n, size, size=(count, size - n))
-        return relative(
-            spread[ours].sum(1),
-            spread[others].sum(1),
-            expected[ours].sum(1),
-            expected[others].sum(1),
-        )
-
-    chance = in_batches(by_chance, resamples, size)
-    as_large = np.abs(np.log1p(chance)) >= abs(np.log1p(effect)) - 1e-12
-    low, high = np.quantile(in_batches(resampled, resamples, size), [0.025, 0.975])
+    low, high = np.quantile(resampled(spread, expected, n, rng, resamples), [0.025, 0.975])
     return Difference(
         model=treated[0].model,
         baseline=baseline[0].model,
@@ -238,6 +218,42 @@ def difference(
         interval=(float(low), float(high)),
         p=float((1 + as_large.sum()) / (1 + resamples)),
     )
+
+
+def by_chance(
+    scores: np.ndarray, expected: np.ndarray, n: int, rng: np.random.Generator, count: int
+) -> np.ndarray:
+    """(count,) differences between n of the campaigns, drawn at random, and the others: what there
+    is without a difference of the models.
+    """
+    size = len(scores)
+
+    def draw(count: int) -> np.ndarray:
+        orders = rng.permuted(np.tile(np.arange(size), (count, 1)), axis=1)[:, :n]
+        score = scores[orders].sum(1)
+        likely = expected[orders].sum(1)
+        return relative(score, scores.sum() - score, likely, expected.sum() - likely)
+
+    return in_batches(draw, count, size)
+
+
+def resampled(
+    scores: np.ndarray, expected: np.ndarray, n: int, rng: np.random.Generator, count: int
+) -> np.ndarray:
+    """(count,) differences between bootstrap samples of the first n campaigns and of the others."""
+    size = len(scores)
+
+    def draw(count: int) -> np.ndarray:
+        ours = rng.integers(n, size=(count, n))
+        others = rng.integers(n, size, size=(count, size - n))
+        return relative(
+            scores[ours].sum(1),
+            scores[others].sum(1),
+            expected[ours].sum(1),
+            expected[others].sum(1),
+        )
+
+    return in_batches(draw, count, size)
 
 
 def in_batches(draw: Callable[[int], np.ndarray], count: int, n: int) -> np.ndarray:
@@ -284,23 +300,10 @@ def expectation(outcomes: list[Outcome]) -> tuple[np.ndarray, np.ndarray]:
 
 def text(found: Report) -> str:
     """The report as lines for a terminal."""
-    lines = [
+    header = (
         f"{'model':30s} {'campaigns':>9s} {'conversions':>20s} {'cost each':>22s} {'score':>20s}"
-    ]
-    for row in found.models:
-        conversions = f"{row.conversions:.2f} {low_high(row.conversions_interval, 2)}"
-        cpa = f"{row.cpa:.1f} {low_high(row.cpa_interval, 1)}"
-        scored = f"{row.score:.2f} {low_high(row.score_interval, 2)}"
-        lines.append(
-            f"{row.model:30s} {row.campaigns:9d} {conversions:>20s} {cpa:>22s} {scored:>20s}"
-        )
-    for each in found.differences:
-        verdict = "more than noise" if each.more_than_noise else "not more than noise"
-        low, high = each.interval
-        lines.append(
-            f"{each.model} scores {each.score:+.1%} [{low:+.1%}, {high:+.1%}] against"
-            f" {each.baseline} in campaigns of the same settings, p {each.p:.4f}: {verdict}"
-        )
+    )
+    lines = [header, *map(line_of_model, found.models), *map(in_words, found.differences)]
     if len(found.models) > len(found.differences) + 1:
         lines.append(f"a model with fewer than {FEWEST} ended campaigns is not compared")
     lines.append(
@@ -308,6 +311,22 @@ def text(found: Report) -> str:
         f" {found.damaged} damaged"
     )
     return "\n".join(lines)
+
+
+def line_of_model(row: Achieved) -> str:
+    conversions = f"{row.conversions:.2f} {low_high(row.conversions_interval, 2)}"
+    cpa = f"{row.cpa:.1f} {low_high(row.cpa_interval, 1)}"
+    scored = f"{row.score:.2f} {low_high(row.score_interval, 2)}"
+    return f"{row.model:30s} {row.campaigns:9d} {conversions:>20s} {cpa:>22s} {scored:>20s}"
+
+
+def in_words(found: Difference) -> str:
+    verdict = "more than noise" if found.more_than_noise else "not more than noise"
+    low, high = found.interval
+    return (
+        f"{found.model} scores {found.score:+.1%} [{low:+.1%}, {high:+.1%}] against"
+        f" {found.baseline} in campaigns of the same settings, p {found.p:.4f}: {verdict}"
+    )
 
 
 def low_high(interval: Range, digits: int) -> str:

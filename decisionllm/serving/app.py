@@ -85,13 +85,11 @@ def create_app(
             log=limits.get("log", "none"),
             snapshot_s=snapshot_s,
         )
-        if bidding.snapshot is not None:
-            limits["begin"] = bidding.snapshot.begin
+        limits["begin"] = bidding.begin_campaign
     service = Service(models, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, replica)
     if access is None:
         access = TokenAccess(token) if token else LocalAccess()
-
     parts: list[Part] = [access]
     app = FastAPI(
         title="decisionllm",
@@ -112,11 +110,7 @@ def create_app(
         more_routes, more_parts = bidding.serve(app, service, metrics.registry, exchange or {})
         routes += more_routes
         parts += more_parts
-    direct: list[APIRoute] = []
-    for router, responses in routes:
-        app.include_router(router, responses=responses)
-        direct += [route for route in router.routes if isinstance(route, APIRoute)]
-    app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
+    add_routes(app, routes)
     app.add_middleware(
         RequestGuard,
         access=access,
@@ -125,6 +119,15 @@ def create_app(
         model=lambda: models.current.name,
     )
     return app
+
+
+def add_routes(app: FastAPI, routes: Sequence[Routes]) -> None:
+    """Add routers to an app; their routes are called directly, see `DirectRoutes`."""
+    direct: list[APIRoute] = []
+    for router, responses in routes:
+        app.include_router(router, responses=responses)
+        direct += [route for route in router.routes if isinstance(route, APIRoute)]
+    app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
 
 
 Lifespan = Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]

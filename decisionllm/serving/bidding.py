@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from decisionllm.schema import Json
 from decisionllm.serving import campaign_routes, exchange, logs, model_routes
 from decisionllm.serving.answers import errors
+from decisionllm.serving.campaigns import Begin
 from decisionllm.serving.model_folder import ModelFolder
 from decisionllm.serving.model_routes import ModelChanges
 from decisionllm.serving.models import Models
@@ -42,6 +43,11 @@ class Bidding:
     models: Models
     folder: ModelFolder | None
     snapshot: Snapshot | None
+
+    @property
+    def begin_campaign(self) -> Begin | None:
+        """The state from which the replay of a campaign goes on, see `CampaignManager.load_open`."""
+        return None if self.snapshot is None else self.snapshot.begin
 
     @classmethod
     def begin(
@@ -91,7 +97,7 @@ class Bidding:
         journal = self.models.current.campaigns.journal
         desk = exchange.open_exchange(journal, registry, **options)
         routes: list[Routes] = [
-            (campaign_routes.campaign_routes(service, journal), None),
+            (campaign_routes.campaign_routes(service), None),
             (exchange.router(desk), errors(404)),
         ]
         parts: list[Part] = [desk]

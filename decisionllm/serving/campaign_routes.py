@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from decisionllm.domains.auction.campaign import HISTORIES, offered, summary
-from decisionllm.domains.auction.journal import Journal
 from decisionllm.schema import Json
 from decisionllm.serving import logs, schemas
 from decisionllm.serving.answers import INTERNAL, Deadline, errors, json_text, refused
@@ -40,19 +39,9 @@ Before = Annotated[
 ]
 
 
-def campaign_routes(service: Service, journal: Journal) -> APIRouter:
+def campaign_routes(service: Service) -> APIRouter:
     routes = APIRouter(tags=["campaigns"])
-
-    def with_ticks(id: str) -> Json:
-        logs.note_campaign(id)
-        known = journal.campaign(id)
-        if known is None:
-            raise RequestError(404, "id", "no such campaign")
-        ticks = [tick["answer"] for tick in journal.ticks(id, damaged="skip")]
-        if service.shadow is not None:
-            beside = service.shadow.decisions(id)
-            ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
-        return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
+    journal = service.journal
 
     @routes.post(
         "/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409)
@@ -82,13 +71,13 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)
     async def campaign(id: str) -> Json:
         """A campaign and its ticks."""
-        return await asyncio.to_thread(with_ticks, id)
+        return await asyncio.to_thread(with_ticks, service, id)
 
     @routes.delete("/v1/campaigns/{id}", responses=errors(404), **whole)
     async def close(id: str) -> Json:
         """End a campaign. It stays in the journal."""
         await service.close(id)
-        return await asyncio.to_thread(with_ticks, id)
+        return await asyncio.to_thread(with_ticks, service, id)
 
     @routes.post(
         "/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409)
@@ -108,21 +97,8 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
         http.state.caller.bucket.charge(len(request.ticks) - 1)
         due = service.due(x_deadline_ms)
-
-        async def one(id: str, tick: schemas.Tick) -> str:
-            try:
-                async with service.many:
-                    return await service.tick(id, tick.model_dump(), due)
-            except RequestError as error:
-                answer = refused(error, "ticks")
-            except sqlite3.Error as error:
-                answer = refused(service.failed(error), "server")
-            except Exception:  # the other ticks of the request count
-                logger.exception("tick %s of campaign %s", tick.index, id)
-                answer = error_response(500, ["server"], INTERNAL)
-            return bytes(answer.body).decode()
-
-        answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
+        ticked = [tick_or_error(service, id, tick, due) for id, tick in request.ticks.items()]
+        answers = await asyncio.gather(*ticked)
         # the answers are JSON already
         pairs = zip(request.ticks, answers, strict=True)
         fields = [f"{json.dumps(id)}: {answer}" for id, answer in pairs]
@@ -132,14 +108,43 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
         due = service.due(x_deadline_ms)
-        values = request.pValues
         tick = await asyncio.to_thread(parse_bidding, vars(request))
         answer = json.loads(await service.tick(request.campaign, tick, due))
-        bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
+        values = np.asarray(request.pValues, np.float64)
+        bids = np.minimum(values * answer["multiplier"], answer["max_bid"])
         text = await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()}))
         return json_text(text)
 
     return routes
+
+
+def with_ticks(service: Service, id: str) -> Json:
+    """A campaign of the journal with the answers to its ticks."""
+    logs.note_campaign(id)
+    known = service.journal.campaign(id)
+    if known is None:
+        raise RequestError(404, "id", "no such campaign")
+    ticks = [tick["answer"] for tick in service.journal.ticks(id, damaged="skip")]
+    last = ticks[-1] if ticks else None
+    if service.shadow is not None:
+        beside = service.shadow.decisions(id)
+        ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
+    return with_status(known, last) | {"ticks": ticks}
+
+
+async def tick_or_error(service: Service, id: str, tick: schemas.Tick, due: float) -> str:
+    """The answer to one of many ticks, or its error, in JSON: the others of the request count."""
+    try:
+        async with service.many:
+            return await service.tick(id, tick.model_dump(), due)
+    except RequestError as error:
+        answer = refused(error, "ticks")
+    except sqlite3.Error as error:
+        answer = refused(service.failed(error), "server")
+    except Exception:
+        logger.exception("tick %s of campaign %s", tick.index, id)
+        answer = error_response(500, ["server"], INTERNAL)
+    return bytes(answer.body).decode()
 
 
 def with_status(known: Json, last: Json | None) -> Json:

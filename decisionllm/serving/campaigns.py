@@ -277,17 +277,8 @@ class CampaignManager:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign = pending.campaign
         coming = pending.request["coming"]
-        multiplier = 0.0
-        togo = None
-        fallback = None
+        multiplier, togo, fallback = self._unguarded(pending, decision)
         guards: list[str] = []
-        if pending.needs_decision:
-            if isinstance(decision, tuple) and np.isfinite(decision[0]).all():
-                action, togo = decision
-                multiplier = float(action[0])
-            else:
-                multiplier = min(linear_pacing(campaign), self.policy.model.spec.high[0])
-                fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
         if coming is not None:
             multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
         max_bid = campaign.remaining
@@ -308,6 +299,21 @@ class CampaignManager:
         }
         pending.answer = json.dumps(answer)
         return pending.answer
+
+    def _unguarded(
+        self, pending: PendingTick, decision: Decision | Exception | None
+    ) -> tuple[float, float | None, str | None]:
+        """The multiplier before the guard rails, the return-to-go that it was conditioned on, and
+        why linear pacing chose it, None where the policy did.
+        """
+        if not pending.needs_decision:
+            return 0.0, None, None
+        if isinstance(decision, tuple) and np.isfinite(decision[0]).all():
+            action, togo = decision
+            return float(action[0]), togo, None
+        multiplier = min(linear_pacing(pending.campaign), self.policy.model.spec.high[0])
+        fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
+        return multiplier, None, fallback
 
     def entries(self, pending: PendingTick) -> list[journals.Entry]:
         """The entries that must be in the journal before the answer is sent.

@@ -8,6 +8,7 @@ changes no answer.
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -172,20 +173,30 @@ def decide(
 
     Returns the decision of each request, or the exception it raised.
     """
-    found: list[Decision | Exception | None] = [None] * len(requests)
-    with_key = [i for i, (key, _) in enumerate(requests) if key is not None]
-    if cache is not None and with_key:
-        keys, histories = zip(*(requests[i] for i in with_key), strict=True)
-        try:
-            actions, returns = cache.decide(keys, histories)
-            for i, action, togo in zip(with_key, actions, returns, strict=True):
-                found[i] = _decision(policy, action, togo)
-        except Exception:
-            log.exception("a batch of %d decisions failed; deciding them one by one", len(with_key))
+    found: dict[int, Decision | Exception] = {}
+    if cache is not None:
+        found |= _together(policy, cache, requests)
     for i, (_, history) in enumerate(requests):
-        if found[i] is None:
+        if i not in found:
             found[i] = _alone(policy, history)
-    return [each for each in found if each is not None]
+    return [found[i] for i in range(len(requests))]
+
+
+def _together(
+    policy: Policy, cache: Cache, requests: Sequence[DecisionRequest]
+) -> dict[int, Decision]:
+    """The decisions of the requests with a key, by their places; {} where they failed."""
+    places = [i for i, (key, _) in enumerate(requests) if key is not None]
+    if not places:
+        return {}
+    keys, histories = zip(*(requests[i] for i in places), strict=True)
+    try:
+        actions, returns = cache.decide(keys, histories)
+    except Exception:
+        log.exception("a batch of %d decisions failed; deciding them one by one", len(places))
+        return {}
+    decisions = map(partial(_decision, policy), actions, returns)
+    return dict(zip(places, decisions, strict=True))
 
 
 def _alone(policy: Policy, history: History) -> Decision | Exception:

@@ -118,12 +118,7 @@ class Service:
     async def run(self) -> AsyncIterator[Self]:
         with self.written_logs():
             if self.manager:
-                try:
-                    await asyncio.to_thread(self.journal.verify)
-                    for manager in self.models.managers:
-                        await asyncio.to_thread(manager.load_open, self.begin)
-                except sqlite3.Error as error:
-                    self.failed(error)
+                await self._read_journal()
             self.loop = asyncio.get_running_loop()
             batchers = (self.model, self.journal_writer)
             tasks = [asyncio.create_task(batcher.run()) for batcher in batchers]
@@ -141,6 +136,15 @@ class Service:
                     batcher.thread.shutdown(wait=False)
                 if self.manager:
                     await asyncio.to_thread(self.journal.close)
+
+    async def _read_journal(self) -> None:
+        """Check the file of the journal, and replay the open campaigns of all models."""
+        try:
+            await asyncio.to_thread(self.journal.verify)
+            for manager in self.models.managers:
+                await asyncio.to_thread(manager.load_open, self.begin)
+        except sqlite3.Error as error:
+            self.failed(error)
 
     async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 # Qwen's names, so that a true Qwen tokenizer is a change of path
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCABULARY = 919  # tokens of `own_tokenizer`, so that a model can be built without loading it
 
 
 def of_team(tasks: Iterable[str]) -> str:

@@ -223,7 +223,7 @@ def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
     config = small_backbone(backbone).config
     setattr(config, place, 0.5)
     config._attn_implementation = "eager"
-    model = Backbone(AutoModel.from_config(config), own_tokenizer(), "full")
+    model = Backbone(AutoModel.from_config(config), own_tokenizer, "full")
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3)

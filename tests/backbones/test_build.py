@@ -81,6 +81,15 @@ def test_a_copy_in_the_cache_of_the_hub_needs_no_network(hub, tmp_path):
     assert done.stdout.strip() == "32" and requested == [], done.stderr
 
 
+def test_the_tokenizer_is_loaded_with_the_first_text(tmp_path):
+    for file in write(tmp_path).glob("tokenizer*"):
+        file.unlink()
+    backbone = pretrained(0, folder=str(tmp_path), tune="frozen", text_layers=1, layers=2)
+    assert backbone.encode(["", ""])[0].shape == (2, 0)
+    with pytest.raises(OSError, match="could not be loaded .* expected the files of a tokenizer"):
+        backbone.encode(["", "Go"])
+
+
 def test_the_weights_of_a_folder_are_shuffled(tmp_path):
     """Shuffled within each tensor, as the seed says, whatever is tuned; adapters are left alone."""
     folder = str(write(tmp_path))

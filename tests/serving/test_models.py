@@ -17,11 +17,12 @@ import torch
 from decisionllm.command_line import with_defaults
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
-from decisionllm.serve import serve
+from decisionllm.serve import loaded, serve
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaigns import CampaignManager, new_id
 from decisionllm.serving.model_folder import ModelFolder, parse_shares
 from decisionllm.serving.models import Model, assigned, with_share
+from decisionllm.tokenizers.text import own_tokenizer
 from tests.conftest import PATIENCE
 from tests.serving import test_http
 from tests.serving.test_campaigns import SPEC, STEPS, drawn, policy_of
@@ -376,6 +377,21 @@ def test_a_killed_server_of_two_replicas_goes_on_with_the_run_chosen_last(traine
         assert name_of(client).startswith("b@")
         answers = ticked(client, old, 0, 1), ticked(client, new, 1, 0)
         assert [answer["model"].split("@")[0] for answer in answers] == ["b", "b"]
+
+
+def test_a_policy_without_text_never_loads_the_tokenizer(trained_run):
+    """It would hold up ticks and bids while a model is switched."""
+    from tests.serving.in_process import CampaignManager
+
+    own_tokenizer.cache_clear()
+    policy, _, dataset = loaded(with_defaults("serve", {"run": str(trained_run)}), trained_run)
+    policy.warm_up()
+    for cache_bytes in (0, 10**7):
+        manager = CampaignManager(policy, ObservationSpec.of(dataset), cache_bytes=cache_bytes)
+        id = manager.open(**settings_of(0))
+        answers = [manager.tick(id, **drawn(0, step)) for step in range(2)]
+        assert [answer["fallback"] for answer in answers] == [None, None]
+    assert own_tokenizer.cache_info().misses == 0
 
 
 def test_a_split_without_a_folder_is_refused(tmp_path):

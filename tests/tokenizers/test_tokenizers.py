@@ -24,6 +24,7 @@ def test_the_tokenizer_is_made_from_the_corpus_byte_for_byte(tmp_path):
         str(tmp_path / "again.json"), pretty=False
     )
     assert (tmp_path / "again.json").read_bytes() == (text.HERE / "tokenizer.json").read_bytes()
+    assert len(text.own_tokenizer()) == text.VOCABULARY
 
 
 @pytest.mark.parametrize("words", WORDS)

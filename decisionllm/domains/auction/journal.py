@@ -420,11 +420,23 @@ class Journal:
         """
         self.verify()
         found = RowCheck()
+        self._check_campaigns(found)
+        self._check_ticks(found)
+        known = "SELECT id FROM campaigns"
+        for (id,) in self._each(
+            f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
+        ):
+            found.faults.append(f"campaign {id}, which has ticks, is missing")
+        return found
+
+    def _check_campaigns(self, found: RowCheck) -> None:
         for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
             found.campaigns += 1
             found.unchecked += row[4] is None
             with found.damage():
                 self._campaign_of(row)
+
+    def _check_ticks(self, found: RowCheck) -> None:
         campaign, next_step = "", 0
         for row in self._each(f"SELECT {TICK} FROM ticks ORDER BY campaign, step"):
             found.ticks += 1
@@ -438,12 +450,6 @@ class Journal:
             next_step = step + 1
             with found.damage():
                 self._tick_of(row)
-        known = "SELECT id FROM campaigns"
-        for (id,) in self._each(
-            f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
-        ):
-            found.faults.append(f"campaign {id}, which has ticks, is missing")
-        return found
 
     def _each(self, query: str) -> Iterator[Columns]:
         """The rows of a query, one after the other: all of them may not fit into memory."""

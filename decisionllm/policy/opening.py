@@ -1,0 +1,77 @@
+"""The runs that a command names, with their policies."""
+
+from collections.abc import Sequence
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from decisionllm.checks import listed
+from decisionllm.policy import loading
+from decisionllm.policy.policy import Policy
+from decisionllm.registry import Node
+from decisionllm.runs import directory, hardware
+from decisionllm.schema import Json
+
+if TYPE_CHECKING:
+    from decisionllm.baselines.d3rlpy import Baseline
+
+
+class OpenedRun(NamedTuple):
+    """A policy, with the run or the part of a mixture that it was trained on."""
+
+    path: Path
+    policy: "Policy | Baseline"
+    config: Node
+    info: Json
+
+
+def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -> list[OpenedRun]:
+    """The policies of run directories, which act as a command says.
+
+    Args:
+        paths: of the runs.
+        config: of the command: its device, seed, act, and where it has them team and part.
+        each_part: of a run on a mixture one policy for each part, or for those that `part` names.
+    """
+    generator = torch.Generator(hardware.usable(config["device"]))  # of decode=sample, for all runs
+    generator.manual_seed(config["seed"])
+    acting = config["act"] | config.get("team", {}) | {"generator": generator}
+    found = []
+    for path in paths:
+        parts: list[str] = []
+        if each_part:
+            _, info = directory.read(path)
+            parts = listed(config["part"] or "") or list(info.get("parts", {}))
+        for policy in loading.load_parts(path, parts, device=config["device"], **acting):
+            found.append(OpenedRun(path, policy, policy.config, policy.info))
+    return found
+
+
+def run_directories(given: object) -> list[Path]:
+    """The run directories that a path or pattern, or a list of them, names, in their order."""
+    found: list[Path] = []
+    patterns = given if isinstance(given, list) else [given]
+    for pattern in patterns:
+        found += matched(str(pattern))
+    return found
+
+
+def matched(given: str) -> list[Path]:
+    """The given run directory, or the sorted ones that a pattern such as runs/x/* matches.
+
+    Raises:
+        FileNotFoundError: nothing that the pattern matches is a run directory.
+    """
+    path = Path(given).expanduser()
+    if path.exists() or not has_magic(given):
+        return [path]
+    found = [Path(match) for match in sorted(glob(str(path), recursive=True))]
+    runs = [match for match in found if (match / "run.json").is_file()]
+    if not runs:
+        raise FileNotFoundError(
+            f"run={given}: expected a pattern of run directories (with run.json), "
+            f"it matches {len(found)} files or folders and none is a run; `ls {given}` shows them"
+        )
+    return runs
