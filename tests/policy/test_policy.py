@@ -397,11 +397,27 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
     session = policy.begin(["", ""], 1)
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
         session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
+    with pytest.raises(ValueError, match=r"^observations: expected shape \(2, 3\).* got \(3,\)"):
+        session.act(np.zeros(3))
+    with pytest.raises(ValueError, match=r"^observations: expected shape \(2, 3\).* got \(2, 1\)"):
+        session.act(np.zeros((2, 1)))
     session.act(np.zeros((2, 3)))
     with pytest.raises(
         ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"
     ):
         session.act(np.zeros((2, 3)), np.zeros(2))
+    session = policy.begin(["", ""], 2)
+    session.act(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="^rewards: expected finite numbers, got nan"):
+        session.act(np.zeros((2, 3)), np.array([0, np.nan]))
+    with pytest.raises(ValueError, match=r"^rewards: expected shape \(2,\).* got \(2, 1\)"):
+        session.act(np.zeros((2, 3)), np.zeros((2, 1)))
+
+
+def test_a_mask_of_another_number_of_actions_is_refused():
+    session = make_policy(DISCRETE, head="discrete").begin([""], 5)
+    with pytest.raises(ValueError, match=r"^action_masks: expected shape \(1, 4\).* got \(1, 1\)"):
+        session.act(np.zeros((1, 3)), action_masks=np.ones((1, 1), bool))
 
 
 def test_a_policy_that_cannot_act_is_refused():
