@@ -353,8 +353,14 @@ class ImaginedValue(nn.Module):
             data: transitions.
             units: of the model, fitted with the changes.
             seed: of weights and batches.
+
+        Raises:
+            ValueError: no observation follows another.
         """
         steps, horizon = self.steps, self.horizon
+        if not len(data.pairs):
+            wanted = "some episodes of two steps or more, whose changes it learns"
+            raise ValueError(f"planner=value: expected {wanted}, got none")
         with seeded(seed):
             self._set_units(units)
             for net in self.members:
@@ -492,8 +498,10 @@ def fitted(net: nn.Module, loss: Callable[[int], Tensor], steps: int, what: str)
     """Train a network by this loss of a step; `what` is the title of the progress bar."""
     net.requires_grad_(True)
     optimizer = torch.optim.Adam(net.parameters(), 2e-3)
+    # a warm-up of exactly one step would be divided by its last step, which is 0
+    warmup = 0.05 if steps != 20 else 0.1
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 2e-3, steps, pct_start=0.05, cycle_momentum=False
+        optimizer, 2e-3, steps, pct_start=warmup, cycle_momentum=False
     )
     for step in track(range(steps), what):
         optimizer.zero_grad()
