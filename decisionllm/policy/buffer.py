@@ -120,6 +120,7 @@ class EpisodeBuffer(Player):
             self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
         if action_masks is not None and self.masks is not None:
             _check_step("action_masks", action_masks, (M, self.masks.shape[2]))
+            check_allowed(action_masks)
             self.masks[each, now] = action_masks
 
     def returns_to_go(self, rows: Rows = ALL) -> np.ndarray:
@@ -164,6 +165,12 @@ class EpisodeBuffer(Player):
         if self.masks is None:
             return None
         return np.asarray(self.masks[each, self.now[each]])
+
+
+def check_allowed(masks: np.ndarray) -> None:
+    """Raise a ValueError if some row of masks (M, C) allows no action."""
+    none = ~np.asarray(masks, bool).any(1)
+    refuse("action_masks", none, ": expected an allowed action in every row, got none")
 
 
 def _check_step(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> None:

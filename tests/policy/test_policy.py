@@ -414,8 +414,15 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
         session.act(np.zeros((2, 3)), np.zeros((2, 1)))
 
 
-def test_a_mask_of_another_number_of_actions_is_refused():
-    session = make_policy(DISCRETE, head="discrete").begin([""], 5)
+def test_a_mask_of_another_number_of_actions_or_without_any_is_refused():
+    policy = make_policy(DISCRETE, head="discrete")
+    start = np.zeros((1, 3)), np.zeros((0, 1)), np.zeros(0)
+    nothing = np.zeros((1, 4), bool)
+    with pytest.raises(ValueError, match="^action_masks: expected an allowed action"):
+        policy.act([History(*start, action_masks=nothing)])
+    session = policy.begin([""], 5)
+    with pytest.raises(ValueError, match="^action_masks: expected an allowed action"):
+        session.act(np.zeros((1, 3)), action_masks=nothing)
     with pytest.raises(ValueError, match=r"^action_masks: expected shape \(1, 4\).* got \(1, 1\)"):
         session.act(np.zeros((1, 3)), action_masks=np.ones((1, 1), bool))
 
