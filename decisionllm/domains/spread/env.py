@@ -16,6 +16,7 @@ from decisionllm.datasets.team_layout import canonical, entity_schema
 from decisionllm.domains.spread.dataset import blocks, describe
 from decisionllm.domains.spread.world import (
     HORIZON,
+    PUSHES,
     RULES,
     TEACHERS,
     TOUCH,
@@ -75,6 +76,7 @@ class SpreadTeams(TeamEnv):
     """
 
     horizon = HORIZON
+    action_dim = 2  # of continuous actions
     teachers = TEACHERS[:3]
     averages = ("covered", "touches")
 
@@ -109,6 +111,7 @@ class SpreadTeams(TeamEnv):
         # the step from which one agent is dead
         self.crash = np.tile([HORIZON, *crashes], len(numbers))[self.condition]
         self.discrete = actions == "discrete"
+        self.num_actions = len(PUSHES) if self.discrete else 0
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)
         meta = describe(sorted(numbers), actions)
         self.entity_schema = entity_schema(meta, capacity)
