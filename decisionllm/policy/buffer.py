@@ -20,10 +20,15 @@ def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     """Target returns (N,) float64, where None is the policy's own.
 
     NaN in the result, from an own target of None, is the predicted maximum return.
+
+    Raises:
+        ValueError: a target is not finite.
     """
     found = np.array(targets, np.float64)  # None becomes NaN
+    left_out = np.array([target is None for target in targets], bool)
+    wrong = ~np.isfinite(found) & ~left_out
+    refuse("target_return", wrong, ": expected a finite number, got {}", found)
     if own is not None:
-        left_out = np.array([target is None for target in targets], bool)
         found[left_out] = own
     return found
 

@@ -414,6 +414,15 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
         session.act(np.zeros((2, 3)), np.zeros((2, 1)))
 
 
+@pytest.mark.parametrize("target", [np.nan, np.inf])
+def test_a_target_that_is_no_number_is_refused(target):
+    policy = make_policy(CONTINUOUS)
+    with pytest.raises(ValueError, match=f"^target_return: expected a finite number, got {target}"):
+        policy.begin(["", ""], 5, [1.0, target])
+    with pytest.raises(ValueError, match=f"^target_return: expected a finite number, got {target}"):
+        policy.act([History(np.zeros((1, 3)), np.zeros((0, 2)), np.zeros(0), target)])
+
+
 def test_a_mask_of_another_number_of_actions_or_without_any_is_refused():
     policy = make_policy(DISCRETE, head="discrete")
     start = np.zeros((1, 3)), np.zeros((0, 1)), np.zeros(0)
