@@ -185,6 +185,12 @@ def more_than_zero(name: str) -> Rule:
     return Rule((name,), "more than 0", lambda config: bool(value(config) > 0))
 
 
+def not_negative(name: str) -> Rule:
+    """The rule of an option that may be 0."""
+    value = attrgetter(name)
+    return Rule((name,), "0 or more", lambda config: bool(value(config) >= 0))
+
+
 def one_agent_reads(config: TrainConfig) -> bool:
     """Whether each agent of a team reads its own episode alone."""
     return config.team.execution == "per_agent"
@@ -201,10 +207,32 @@ COUNTS = (
     "log.save_every",
     "log.rollout_episodes",
 )
+MAY_BE_0 = (
+    "log.rollout_every",
+    "log.validation_batches",
+    "text_wordings",
+    "minutes",
+    "model.return_horizon",
+    "optim.lr_backbone",
+    "optim.weight_decay",
+    "optim.warmup",
+    "optim.clip",
+    "act.stride",
+)
 # All that a config can be wrong about without a look at the data, one option or several together.
 RULES = (
     *map(more_than_zero, COUNTS),
-    Rule(("log.rollout_every",), "0 or more", lambda config: config.log.rollout_every >= 0),
+    *map(not_negative, MAY_BE_0),
+    Rule(
+        ("act.target_quantile",),
+        "a share within 0 .. 1",
+        lambda config: 0 <= config.act.target_quantile <= 1,
+    ),
+    Rule(
+        ("act.decode",),
+        "mode, mean, sample or unclipped",
+        lambda config: config.act.decode in ("mode", "mean", "sample", "unclipped"),
+    ),
     Rule(
         ("data.step_discount",),
         "above 0 and at most 1",

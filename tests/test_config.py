@@ -114,6 +114,17 @@ BROKEN = {
     "log.save_every: expected more than 0, got -1": {"log": {"save_every": -1}},
     "log.rollout_episodes: expected more than 0, got 0": {"log": {"rollout_episodes": 0}},
     "log.rollout_every: expected 0 or more, got -1": {"log": {"rollout_every": -1}},
+    "log.validation_batches: expected 0 or more, got -1": {"log": {"validation_batches": -1}},
+    "text_wordings: expected 0 or more, got -1": {"text_wordings": -1},
+    "minutes: expected 0 or more, got -0.5": {"minutes": -0.5},
+    "model.return_horizon: expected 0 or more, got -1": {"model": {"return_horizon": -1}},
+    "optim.lr_backbone: expected 0 or more, got -0.1": {"optim": {"lr_backbone": -0.1}},
+    "optim.weight_decay: expected 0 or more, got -1": {"optim": {"weight_decay": -1}},
+    "optim.warmup: expected 0 or more, got -1": {"optim": {"warmup": -1}},
+    "optim.clip: expected 0 or more, got -1": {"optim": {"clip": -1}},
+    "act.stride: expected 0 or more, got -1": {"act": {"stride": -1}},
+    "act.target_quantile: expected a share within 0 .. 1, got 2": {"act": {"target_quantile": 2}},
+    "act.decode: expected mode, mean, sample or unclipped, got best": {"act": {"decode": "best"}},
     "data.step_discount: expected above 0 and at most 1, got 1.5": {"data": {"step_discount": 1.5}},
     "team.execution: expected per_agent, joint or both, got alone": {
         "team": {"execution": "alone"}

@@ -58,6 +58,13 @@ def qwen2(
     """Qwen2 with random weights drawn from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
+    _check_heads(width, layers, heads)
+    if kv_heads < 1 or heads % kv_heads:
+        wanted = f"a divisor of backbone.heads={heads}"
+        raise ValueError(f"backbone.kv_heads: expected {wanted}, got {kv_heads}")
+    if width // heads % 2:
+        wanted = f"an even number for each of {heads} heads (rotary positions)"
+        raise ValueError(f"backbone.width: expected {wanted}, got {width}")
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=width,
@@ -92,6 +99,7 @@ def gpt2(
     """
     from transformers import GPT2Config
 
+    _check_heads(width, layers, heads)
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=width,
@@ -109,6 +117,15 @@ def gpt2(
     return tuned(
         drawn(config, seed), own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets
     )
+
+
+def _check_heads(width: int, layers: int, heads: int) -> None:
+    """Raise a ValueError unless there is a block, and each head has its share of the width."""
+    if layers < 1:
+        raise ValueError(f"backbone.layers: expected 1 or more, got {layers}")
+    if heads < 1 or width < 1 or width % heads:
+        wanted = "a multiple of backbone.heads"
+        raise ValueError(f"backbone.width: expected {wanted}={heads}, got {width}")
 
 
 @register("backbone", "pretrained")

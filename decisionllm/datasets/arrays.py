@@ -324,8 +324,16 @@ def check_shapes(
         widths: as in `blocks`.
 
     Raises:
-        ValueError: columns differ in length or have no row, or one has another shape or type.
+        ValueError: columns differ in length or have no row, or one has another shape or type, or
+            is a group of HDF5.
     """
+    for key, column in columns.items():
+        if isinstance(column, h5py.Group):
+            parts = ", ".join(column)
+            remedy = "np.hstack makes one of its parts"
+            raise ValueError(
+                f"{path}: expected {key} as one array, got a group of {parts}; {remedy}"
+            )
     sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
     if len(set(sizes.values())) > 1 or not sizes["rewards"]:
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")

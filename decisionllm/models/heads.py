@@ -67,7 +67,7 @@ class GaussianHead(nn.Module):
         deviation: in the model's units.
 
     Raises:
-        ValueError: the data has discrete actions.
+        ValueError: the data has discrete actions, or the deviation is not above 0.
     """
 
     entities: slice | None = None
@@ -75,6 +75,8 @@ class GaussianHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
         _check_continuous(spec, "gaussian")
+        if not deviation > 0:
+            raise ValueError(f"head.deviation: expected more than 0, got {deviation}")
         self.out = nn.Linear(width, spec.action_dim)
         self.deviation = deviation
         self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
@@ -131,7 +133,7 @@ class BinsHead(nn.Module):
         num_bins: per dimension.
 
     Raises:
-        ValueError: the data has discrete actions.
+        ValueError: the data has discrete actions, or there are fewer than two bins.
     """
 
     entities: slice | None = None
@@ -139,6 +141,8 @@ class BinsHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, num_bins: int = 33) -> None:
         super().__init__()
         _check_continuous(spec, "bins")
+        if num_bins < 2:
+            raise ValueError(f"head.num_bins: expected 2 or more, got {num_bins}")
         self.shape = (spec.action_dim, num_bins)
         self.loss_floor = spec.action_dim * math.log(bins.width(num_bins))
         self.out = nn.Linear(width, spec.action_dim * num_bins)

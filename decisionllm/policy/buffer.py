@@ -20,10 +20,15 @@ def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     """Target returns (N,) float64, where None is the policy's own.
 
     NaN in the result, from an own target of None, is the predicted maximum return.
+
+    Raises:
+        ValueError: a target is not finite.
     """
     found = np.array(targets, np.float64)  # None becomes NaN
+    left_out = np.array([target is None for target in targets], bool)
+    wrong = ~np.isfinite(found) & ~left_out
+    refuse("target_return", wrong, ": expected a finite number, got {}", found)
     if own is not None:
-        left_out = np.array([target is None for target in targets], bool)
         found[left_out] = own
     return found
 
@@ -81,7 +86,7 @@ class EpisodeBuffer(Player):
         """Choose the next actions (M, A) of the episodes that continue, see `Player.act`.
 
         Raises:
-            ValueError: an observation is not finite, or the horizon is exceeded.
+            ValueError: a number is not finite, a shape does not fit, or the horizon is exceeded.
         """
         self.observe(observations, rewards, action_masks, self.active)
         actions = self.decide(self.active)
@@ -112,16 +117,15 @@ class EpisodeBuffer(Player):
             raise ValueError(
                 f"session: expected at most {self.horizon} steps (the horizon), got one more"
             )
-        refuse(
-            "observations",
-            ~np.isfinite(observations),
-            ": expected finite numbers, got {}",
-            observations,
-        )
+        M = len(each)
+        _check_step("observations", observations, (M, self.observations.shape[2]))
         self.observations[each, now] = observations
         if rewards is not None:
+            _check_step("rewards", rewards, (M,))
             self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
         if action_masks is not None and self.masks is not None:
+            _check_step("action_masks", action_masks, (M, self.masks.shape[2]))
+            check_allowed(action_masks)
             self.masks[each, now] = action_masks
 
     def returns_to_go(self, rows: Rows = ALL) -> np.ndarray:
@@ -166,3 +170,20 @@ class EpisodeBuffer(Player):
         if self.masks is None:
             return None
         return np.asarray(self.masks[each, self.now[each]])
+
+
+def check_allowed(masks: np.ndarray) -> None:
+    """Raise a ValueError if some row of masks (M, C) allows no action."""
+    none = ~np.asarray(masks, bool).any(1)
+    refuse("action_masks", none, ": expected an allowed action in every row, got none")
+
+
+def _check_step(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError unless what a session is given has this shape and is finite.
+
+    Without this, numpy repeats a row of a smaller shape.
+    """
+    array = np.asarray(numbers)
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, a row an episode, got {array.shape}")
+    refuse(name, ~np.isfinite(array), ": expected finite numbers, got {}", array)

@@ -74,8 +74,13 @@ def recorded(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Deci
 
 
 def _is_fixed(model: SequenceModel, batch: Batch, decode: str) -> bool:
-    """Whether the operations do not depend on the numbers that are read."""
+    """Whether the operations do not depend on the numbers that are read.
+
+    Of discrete actions they do: each is checked to be an index, and a history may have masks.
+    """
     if model.team is not None or model.spec.entity_schema or model.backbone.layout is None:
+        return False
+    if model.spec.num_actions:
         return False
     return decode != "sample" and batch.action_masks is None and not batch.observations.is_cuda
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decisionllm.checks import one_of
 from decisionllm.models.heads import GaussianHead
+from decisionllm.policy.buffer import check_allowed
 from decisionllm.policy.deciding import Direct, ValuePlan
 from decisionllm.policy.one_step import Decide, columns, recorded
 from decisionllm.policy.reading import WindowReader
@@ -124,6 +125,7 @@ class Policy(WindowReader):
         for row, mask in zip(allowed, masks, strict=True):
             if mask is not None:
                 row[:] = mask[-1]
+        check_allowed(allowed)
         return self.on_device(allowed)
 
     def warm_up(self) -> None:

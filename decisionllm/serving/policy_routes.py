@@ -90,6 +90,13 @@ def parse_history(policy: Policy, request: Json) -> History:
     if masks is not None and not spec.num_actions:
         message = "expected none: this policy's actions are continuous"
         raise RequestError(422, "action_masks", message)
+    if request["target_return"] is not None and not policy.return_conditioned:
+        raise RequestError(
+            422, "target_return", "expected none: this policy conditions on no return"
+        )
+    if request["text"] and policy.info.get("tasks") == [""]:
+        message = "expected none: this policy was trained without task texts"
+        raise RequestError(422, "text", message)
     arrays: dict[str, np.ndarray] = {
         "observations": array(request, "observations", np.float32, t + 1, spec.observation_dim),
         "actions": array(request, "actions", np.float32, t, spec.action_dim),

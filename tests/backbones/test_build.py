@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import pretrained
+from decisionllm.registry import build
 from tests.backbones.test_backbones import weights, write
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, node
 
 
 @pytest.fixture
@@ -113,3 +114,23 @@ def test_the_weights_of_a_folder_are_shuffled(tmp_path):
     assert all(
         torch.equal(weight, adapted[name]) for name, weight in plain.items() if "lora_" in name
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nano", {"layers": 0}, "backbone.layers: expected 1 or more, got 0"),
+        ("nano", {"heads": 3}, "backbone.width: expected a multiple of backbone.heads=3, got 128"),
+        (
+            "nano",
+            {"kv_heads": 3},
+            "backbone.kv_heads: expected a divisor of backbone.heads=4, got 3",
+        ),
+        ("nano", {"width": 28}, "backbone.width: expected an even number for each of 4 heads"),
+        ("dt", {"heads": 3}, "backbone.width: expected a multiple of backbone.heads=3, got 128"),
+        ("dt", {"layers": 0}, "backbone.layers: expected 1 or more, got 0"),
+    ],
+)
+def test_a_shape_that_no_backbone_can_have_is_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(node("backbone", name, **options), 0)

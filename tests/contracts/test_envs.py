@@ -7,7 +7,9 @@ import pytest
 
 from decisionllm.datasets.store import write
 from decisionllm.eval.before import Trained, compare
+from decisionllm.eval.layout import check_actions
 from decisionllm.eval.rollout import rollout
+from decisionllm.schema import Spec
 from tests.contracts.worlds import DATASETS, ENVS, made, missing
 
 N = 3
@@ -127,3 +129,14 @@ def test_an_environment_fits_the_dataset_of_its_name(name, tmp_path):
     store = write(tmp_path / "store", source)
     trained = Trained("", {}, store.spec, store.info, store.tasks)
     assert compare(made("env", name, tmp_path, 1), trained, longest=None) == []
+
+
+@pytest.mark.parametrize("name", [name for name in ENVS if name not in ("smax", "tmaze")])
+def test_an_environment_refuses_actions_of_another_kind(name, tmp_path):
+    """The two that are left out have as many actions as their map, and masks."""
+    env = made("env", name, tmp_path, 1)
+    other = Spec(1, 1, 9, num_actions=77)
+    if env.num_actions:
+        other = Spec(1, 1, 9, low=(-1.0,), high=(1.0,))
+    with pytest.raises(ValueError, match="a run: trained on .* actions, the environment has"):
+        check_actions(other, env, "a run")

@@ -127,6 +127,16 @@ def test_a_constant_text_needs_a_task(tmp_path):
         load(path=put(tmp_path / "a.npz"), text="goal")
 
 
+def test_a_column_that_is_a_group_of_hdf5_is_refused(tmp_path):
+    with h5py.File(tmp_path / "dict.hdf5", "w") as file:
+        for key, column in columns().items():
+            file[f"{key}/goal" if key == "observations" else key] = column
+    with pytest.raises(
+        ValueError, match="expected observations as one array, got a group of goal; np.hstack"
+    ):
+        load(path=str(tmp_path / "dict.hdf5"))
+
+
 def test_an_hdf5_file_has_the_same_layout(tmp_path):
     with h5py.File(tmp_path / "mine.hdf5", "w") as file:
         for key, column in columns().items():

@@ -77,6 +77,7 @@ CONTINUOUS = Spec(observation_dim=2, action_dim=1, horizon=9, low=(0.0,), high=(
 def discrete_env(num_actions):
     env = PointEnv(1)
     env.num_actions = num_actions
+    env.action_dim = None
     return env
 
 

@@ -208,3 +208,17 @@ def test_a_pointed_action_depends_on_its_own_target_alone():
             head(hidden, torch.tensor([[[True, True, False, True]]]), targets).logits[0, 0, 2]
             == -torch.inf
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gaussian", {"deviation": 0.0}, "head.deviation: expected more than 0, got 0.0"),
+        ("gaussian", {"deviation": -1.0}, "head.deviation: expected more than 0, got -1.0"),
+        ("bins", {"num_bins": 1}, "head.num_bins: expected 2 or more, got 1"),
+        ("bins", {"num_bins": 0}, "head.num_bins: expected 2 or more, got 0"),
+    ],
+)
+def test_a_size_that_no_head_can_have_is_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        made(name, options)

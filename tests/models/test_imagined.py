@@ -234,3 +234,28 @@ def test_a_regression_is_fitted():
     x = torch.linspace(-1, 1, 64)[:, None]
     minimise(net, lambda step: (net(x) - x.abs()).square().mean(), 200, "test")
     assert (net(x) - x.abs()).abs().mean() < 0.05 and not net.last.weight.requires_grad
+
+
+def test_a_fit_may_take_any_number_of_steps():
+    """A warm-up of 5 % of 20 steps is one step long."""
+    for steps in (1, 19, 20, 21):
+        net = nn.Linear(1, 1)
+        fitted(net, lambda step, net=net: net(torch.ones(1, 1)).sum(), steps, "test")
+
+
+def test_a_log_in_which_no_step_follows_another_is_refused():
+    none = torch.zeros(0, dtype=torch.long)
+    texts = torch.zeros(3, dtype=torch.long)
+    alone = Transitions(
+        torch.zeros(3, 1),
+        torch.zeros(3, 1),
+        torch.zeros(3),
+        torch.ones(3),
+        none,
+        texts,
+        torch.zeros(1, 0),
+    )
+    with pytest.raises(
+        ValueError, match="planner=value: expected some episodes of two steps or more"
+    ):
+        ImaginedValue(LINE).fit(alone, Normalizer(LINE), seed=0)

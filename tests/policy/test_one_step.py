@@ -10,6 +10,7 @@ from tests.tokenizers.test_entities import SPEC as ENTITIES
 
 pytestmark = pytest.mark.numeric
 SPEC = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-2.0, 0.0), high=(2.0, 1.0))
+DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=9, num_actions=4)
 
 
 def histories(spec, targets=(None, 2.0, -1.0), steps=6):
@@ -56,10 +57,15 @@ def test_recorded_operations_give_the_same_actions(options, monkeypatch):
         )
 
 
-def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_differ(monkeypatch):
+def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_differ(
+    monkeypatch, caplog
+):
     policy = make_policy(ENTITIES, window=1, stride=1, head="discrete", entity_layers=1)
     policy.warm_up()
     assert not policy.recorded
+    policy = make_policy(DISCRETE, window=1, stride=1, head="discrete")
+    policy.warm_up()
+    assert not policy.recorded and not caplog.text
     policy = make_policy(SPEC, window=1, stride=1)
     freeze = torch.jit.freeze
 

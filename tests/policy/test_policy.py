@@ -397,11 +397,43 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
     session = policy.begin(["", ""], 1)
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
         session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
+    with pytest.raises(ValueError, match=r"^observations: expected shape \(2, 3\).* got \(3,\)"):
+        session.act(np.zeros(3))
+    with pytest.raises(ValueError, match=r"^observations: expected shape \(2, 3\).* got \(2, 1\)"):
+        session.act(np.zeros((2, 1)))
     session.act(np.zeros((2, 3)))
     with pytest.raises(
         ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"
     ):
         session.act(np.zeros((2, 3)), np.zeros(2))
+    session = policy.begin(["", ""], 2)
+    session.act(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="^rewards: expected finite numbers, got nan"):
+        session.act(np.zeros((2, 3)), np.array([0, np.nan]))
+    with pytest.raises(ValueError, match=r"^rewards: expected shape \(2,\).* got \(2, 1\)"):
+        session.act(np.zeros((2, 3)), np.zeros((2, 1)))
+
+
+@pytest.mark.parametrize("target", [np.nan, np.inf])
+def test_a_target_that_is_no_number_is_refused(target):
+    policy = make_policy(CONTINUOUS)
+    with pytest.raises(ValueError, match=f"^target_return: expected a finite number, got {target}"):
+        policy.begin(["", ""], 5, [1.0, target])
+    with pytest.raises(ValueError, match=f"^target_return: expected a finite number, got {target}"):
+        policy.act([History(np.zeros((1, 3)), np.zeros((0, 2)), np.zeros(0), target)])
+
+
+def test_a_mask_of_another_number_of_actions_or_without_any_is_refused():
+    policy = make_policy(DISCRETE, head="discrete")
+    start = np.zeros((1, 3)), np.zeros((0, 1)), np.zeros(0)
+    nothing = np.zeros((1, 4), bool)
+    with pytest.raises(ValueError, match="^action_masks: expected an allowed action"):
+        policy.act([History(*start, action_masks=nothing)])
+    session = policy.begin([""], 5)
+    with pytest.raises(ValueError, match="^action_masks: expected an allowed action"):
+        session.act(np.zeros((1, 3)), action_masks=nothing)
+    with pytest.raises(ValueError, match=r"^action_masks: expected shape \(1, 4\).* got \(1, 1\)"):
+        session.act(np.zeros((1, 3)), action_masks=np.ones((1, 1), bool))
 
 
 def test_a_policy_that_cannot_act_is_refused():

@@ -693,6 +693,19 @@ def test_a_policy_of_other_data_acts_without_campaigns():
         assert client.get("/v1/campaigns").status_code == 404
 
 
+def test_an_action_asks_for_what_the_policy_reads():
+    """A text or a target that the policy was not trained with is refused, as for a campaign."""
+    spec = Spec(observation_dim=3, action_dim=1, horizon=5, num_actions=4)
+    policy = make_policy(spec, head="discrete", condition_on="none")
+    policy.info["tasks"] = [""]
+    with serving(create_app(policy, MODEL_INFO)) as client:
+        body = {"observations": [[1, 2, 3]], "actions": [], "rewards": []}
+        assert client.post("/v1/act", json=body).status_code == 200
+        for name, value in {"text": "Go.", "target_return": 4.0}.items():
+            answer = client.post("/v1/act", json=body | {name: value})
+            assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", name])
+
+
 def test_arguments_of_auctionnet_are_a_tick(client):
     id, rng = begun(client), np.random.default_rng(0)
     values = rng.uniform(0, 0.001, 50)

@@ -122,6 +122,8 @@ class Auction(Env):
     """
 
     horizon = STEPS
+    num_actions = 0
+    action_dim = 1
     unit = "conversions, with a penalty for exceeding the target CPA"
 
     def __init__(

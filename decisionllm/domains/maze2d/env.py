@@ -121,6 +121,8 @@ class Maze2D(Env):
     """
 
     reference: tuple[float, float]
+    num_actions = 0
+    action_dim = 2
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class PointMaze(Env):
 
     unit = "episodes that reach the goal, %"
     horizon = HORIZON
+    num_actions = 0
     action_dim = 2
 
     def __init__(

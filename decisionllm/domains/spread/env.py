@@ -17,6 +17,7 @@ from decisionllm.datasets.team_layout import canonical, entity_schema
 from decisionllm.domains.spread.dataset import describe, observed
 from decisionllm.domains.spread.world import (
     HORIZON,
+    PUSHES,
     RULES,
     TEACHERS,
     TOUCH,
@@ -84,6 +85,7 @@ class SpreadTeams(TeamEnv):
     """
 
     horizon = HORIZON
+    action_dim = 2  # of continuous actions
     teachers = TEACHERS[:3]
     averages = ("covered", "touches")
 
@@ -119,6 +121,7 @@ class SpreadTeams(TeamEnv):
         super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
         self.agents, self.crash = np.array(conditions)[self.condition].T
         self.discrete = actions == "discrete"
+        self.num_actions = len(PUSHES) if self.discrete else 0
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)
         meta = describe(sorted(numbers), actions)
         self.entity_schema = entity_schema(meta, capacity)

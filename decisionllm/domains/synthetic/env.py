@@ -25,6 +25,7 @@ class PointEnv(Env):
     unit = "return"
 
     horizon = point.HORIZON
+    action_dim = 2
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class PointEnv(Env):
         self.goal = np.array(GOALS[goal])
         self.text = text
         self.discrete = discrete
+        self.num_actions = len(point.MOVES) if discrete else 0
         self.tasks = [""] * num_episodes
         if text == "goal":
             self.protocol = "goal-text"
