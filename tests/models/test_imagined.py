@@ -240,7 +240,7 @@ def test_a_fit_may_take_any_number_of_steps():
     """A warm-up of 5 % of 20 steps is one step long."""
     for steps in (1, 19, 20, 21):
         net = nn.Linear(1, 1)
-        fitted(net, lambda step, net=net: net(torch.ones(1, 1)).sum(), steps, "test")
+        minimise(net, lambda step, net=net: net(torch.ones(1, 1)).sum(), steps, "test")
 
 
 def test_a_log_in_which_no_step_follows_another_is_refused():
