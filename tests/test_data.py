@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from decisionllm.data import card, data, window
 from decisionllm.datasets.arrays import from_episodes
+from decisionllm.datasets.spaces import action_spec
 from decisionllm.datasets.store import open_store, write
 from decisionllm.domains.maze2d.dataset import load, name_in, read_hdf5
 from decisionllm.eval.gymnasium import make
@@ -283,7 +284,7 @@ def record(tmp_path, monkeypatch, world, **options):
     monkeypatch.setitem(gymnasium.registry, name, spec)
     env = make(4, id=name)
     log = rollout(env.baselines(0)["random"], env, seed=0)
-    facts = Spec(observation_dim=log[0].observations.shape[1], **env.action, horizon=3)
+    facts = Spec(observation_dim=log[0].observations.shape[1], **action_spec(env.space), horizon=3)
     dataset = from_episodes(
         log, tmp_path / world, name=world, spec=facts, observation_parts=env.observation_parts
     )

@@ -95,20 +95,24 @@ class TeamSampler(Sampler):
         begin = self.start[episodes] + within
         group = self.group[episodes]
 
+        # -- one row for each episode of the groups, and which of them overlap the window --
         sizes = self.count[group]
-        window = np.repeat(np.arange(B), sizes)  # one row for each member of the group
+        window = np.repeat(np.arange(B), sizes)
         nth = np.arange(len(window)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
         is_there = (offset < self.length[member]) & (offset > -self.T)
+
+        # -- window by window, the members of each in an order that is drawn --
         # used no more; without it, a seed would draw other orders than in earlier versions
         rng.random(len(member))
         (there,) = np.nonzero(is_there)
-        # window by window, the members of each in an order that is drawn
         rows = there[np.lexsort((rng.random(len(there)), window[there]))]
         window = window[rows]
         member = member[rows]
         offset = offset[rows]
+
+        # -- teams, identities and texts --
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
         split = window < round(self.alone * B)

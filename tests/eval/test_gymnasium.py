@@ -15,7 +15,7 @@ from minari.data_collector import EpisodeBuffer
 
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.minari import load, save
-from decisionllm.datasets.spaces import stack
+from decisionllm.datasets.spaces import action_spec, stack
 from decisionllm.datasets.store import open_store
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
@@ -592,7 +592,7 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
     monkeypatch.setitem(gym.registry, "Reach-v0", spec)
     env = make(40, id="Reach-v0")
     log = rollout(env.baselines(0)["random"], env, seed=0)
-    facts = Spec(observation_dim=3, **env.action, horizon=3)
+    facts = Spec(observation_dim=3, **action_spec(env.space), horizon=3)
     node = from_episodes(
         log, tmp_path / "log", name="log", spec=facts, observation_parts=env.observation_parts
     )

@@ -91,6 +91,12 @@ TRAJECTORIES: Schema = {
     "done": FLAG,
     "next_state": None,
 }
+PRICES: Schema = {"timeStepIndex": STEP, "leastWinningCost": ABOVE_0}
+SCHEMAS = {
+    "traffic log": TRAFFIC,
+    "trajectory log": TRAJECTORIES,
+    "file of market prices": PRICES,
+}
 # summed over the opportunities of a step
 ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")
 WHO = "period {:g}, advertiser {:g}: "  # in messages
@@ -194,16 +200,25 @@ def read(path: str | Path, *, periods: str = "") -> Log:
 
 def read_file(file: Path) -> Log:
     """The log of one file; its header decides which of the two schemas it has."""
+    kind = kind_of(file, "traffic log", "trajectory log")
+    return read_traffic(file) if kind == "traffic log" else read_trajectories(file)
+
+
+def kind_of(file: Path, *kinds: str) -> str:
+    """Which of these kinds of SCHEMAS a file is: the one that has most of its columns.
+
+    Raises:
+        ValueError: the file lacks a column of that kind.
+    """
     names = header(file)
-    traffic = len(TRAFFIC.keys() & names) >= len(TRAJECTORIES.keys() & names)
-    schema = TRAFFIC if traffic else TRAJECTORIES
+    kind = max(kinds, key=lambda kind: len(SCHEMAS[kind].keys() & names))
+    schema = SCHEMAS[kind]
     lacking = [name for name in schema if name not in names]
     if lacking:
-        kind = "traffic" if traffic else "trajectory"
         unknown = ", ".join(name for name in names if name not in schema) or "nothing"
-        wanted = f"the columns of a {kind} log, {', '.join(lacking)} not among them"
+        wanted = f"the columns of a {kind}, {', '.join(lacking)} not among them"
         raise ValueError(f"{file}: expected {wanted}; it has {unknown} besides the known ones")
-    return read_traffic(file) if traffic else read_trajectories(file)
+    return kind
 
 
 @contextmanager

@@ -8,21 +8,17 @@ import numpy as np
 
 from decisionllm.domains.auction import days
 from decisionllm.domains.auction.auctionnet import (
-    ABOVE_0,
     CAMPAIGN,
     NUMBER,
-    STEP,
+    PRICES,
     TRAFFIC,
-    Schema,
-    header,
     joined,
+    kind_of,
     log_files,
 )
 from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.domains.auction.market import PUBLISHED, scaled_traffic
 from decisionllm.schema import differs
-
-PRICES: Schema = {"timeStepIndex": STEP, "leastWinningCost": ABOVE_0}
 
 
 def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
@@ -42,16 +38,9 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
         ValueError: a file is neither.
     """
     for file in log_files(path):
-        names = set(header(file))
-        traffic = "pValue" in names
-        schema = TRAFFIC if traffic else PRICES
-        lacking = schema.keys() - names
-        if lacking:
-            wanted = "a traffic log or a file of market prices"
-            missing = f"{', '.join(sorted(lacking))} not among its columns"
-            raise ValueError(f"{file}: expected {wanted}, {missing}")
+        kind = kind_of(file, "file of market prices", "traffic log")
         try:
-            if traffic:
+            if kind == "traffic log":
                 yield from traffic_days(file, prices)
             else:
                 yield price_day(file, prices)

@@ -8,7 +8,6 @@ name, `maze2d-umaze-v1`, only if it is like D4RL's in all that is known of it, s
 `d4rl.py`; else `maze2d-umaze-v1@file-<digest>`.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -20,6 +19,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets import arrays
+from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
 from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.domains.maze2d import d4rl
 from decisionllm.domains.maze2d.maze import Maze, Planner, reward
@@ -148,9 +148,7 @@ def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json
     """Raise a ValueError about an option of `load` that is unknown, out of range, or of goals in the
     text where there are none.
     """
-    if not 0 <= noise < np.inf:
-        wanted = "a deviation of actions within -1 .. 1, 0 or more"
-        raise ValueError(f"dataset.noise: expected {wanted}, got {noise}")
+    check_noise(noise)
     for option, value in of_goals.items():
         if value and text not in GOAL_TEXTS:
             raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
@@ -172,28 +170,22 @@ def open_log(
 ) -> tuple[Path | None, Callable[[], Iterator[Log]], Json]:
     """The file of a log, None if it is regenerated; what reads its blocks; what is said of it."""
     published = f"maze2d-{maze}-dense-v1" if dense else f"maze2d-{maze}-v1"
-    file = find_file(published, maze=maze, dense=dense, path=path, source=source)
-    if file:
-        info = describe_file(file, simulator, published, maze, dense=dense)
-        return file, partial(read_hdf5, file), info
-    count = steps or STEPS[maze]
-    log = generate(simulator, count, seed=seed, time_limit=HORIZON[maze], noise=noise)
-    log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
-    info = {"name": regenerated_name(published, steps=steps, noise=noise, seed=seed)}
-    return None, partial(iter, [log]), info
-
-
-def find_file(published: str, *, maze: str, dense: bool, path: str, source: str) -> Path | None:
-    """The file to read, None if the log is regenerated; an error if a file was asked for."""
     found = files(maze=maze, dense=dense, path=path, source=source)
     if found:
-        return found[0]
+        file = found[0]
+        info = describe_file(file, simulator, published, maze, dense=dense)
+        return file, partial(read_hdf5, file), info
     if source == "file" or path:
         places = "no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets"
         name = file_names(maze, dense)[0]
         remedy = f"put {name} in one of them, or use dataset.source=regenerate"
         raise FileNotFoundError(f"{path or published}: {places}; {remedy}")
-    return None
+
+    count = steps or STEPS[maze]
+    log = generate(simulator, count, seed=seed, time_limit=HORIZON[maze], noise=noise)
+    log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
+    info = {"name": regenerated_name(published, count=steps, noise=noise, seed=seed)}
+    return None, partial(iter, [log]), info
 
 
 def logged_goals(blocks: Iterable[Log], what: str) -> np.ndarray:
@@ -217,16 +209,6 @@ def drawn_goals(logged: np.ndarray, cuts: np.ndarray, seed: int) -> np.ndarray:
     """
     rows = np.random.default_rng(seed).integers(cuts[:, 0], cuts[:, 1])
     return logged[rows].astype(int)
-
-
-def regenerated_name(published: str, *, steps: int, noise: float, seed: int) -> str:
-    """The name of a regenerated log, with what differs from the published one."""
-    name = f"{published}@regen-seed{seed}"
-    if steps:
-        name += f"-{steps}"
-    if noise != 0.5:
-        name += f"-noise{noise:g}"
-    return name
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
@@ -269,8 +251,7 @@ def describe_file(file: Path, simulator: Maze, published: str, maze: str, *, den
         "name" of the dataset, "digest" of the bytes (blake2b, 16 bytes), "recognised" and
         "content", see `d4rl.content`.
     """
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    digest = file_digest(file)
     current, former = file_names(maze, dense)
     original = d4rl.Published(published, current, STEPS[maze], dense)
     known = d4rl.content(file, read_hdf5(file), simulator, original)

@@ -7,7 +7,6 @@ the reward 1. Regenerated logs are equal in their statistics, not in their bytes
 `pointmaze-large-stitch-v0@regen-seed0`.
 """
 
-import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
 from decisionllm.domains.ogbench.world import (
     HORIZON,
     Maze,
@@ -30,7 +30,6 @@ from decisionllm.schema import Episode, Json, Spec, refuse
 
 VERSION = 1  # of how a log is cut into episodes
 FOLDER = "~/.ogbench/data"  # where OGBench's own package keeps its files
-PUBLISHED_NOISE = 0.5  # standard deviation of the noise on the actions of the published logs
 STITCH = 4  # moves from the start of a stitch episode to its goal
 TEXTS = ("none", "goal")
 # (log, maze): episodes of the published log and rows of each
@@ -105,9 +104,7 @@ def load(
         wanted = "a piece of 1 or more steps, and numbers of 0 or more"
         got = f"{piece}, {random_goals} and {episodes}"
         raise ValueError(f"dataset.piece, random_goals, episodes: expected {wanted}, got {got}")
-    if not 0 <= noise < np.inf:
-        wanted = "a deviation of actions within -1 .. 1, 0 or more"
-        raise ValueError(f"dataset.noise: expected {wanted}, got {noise}")
+    check_noise(noise)
     maze = Maze.named(maze_name)
     file = find_file(published, path=path, source=source)
     info: Json = {
@@ -122,7 +119,7 @@ def load(
     else:
         count, steps = SIZES[kind, maze_name]
         log = generate(maze, kind, episodes or count, steps, noise=noise, seed=seed)
-        info["name"] = regenerated_name(published, episodes=episodes, noise=noise, seed=seed)
+        info["name"] = regenerated_name(published, count=episodes, noise=noise, seed=seed)
     if text == "none":
         info["observation_parts"] = [["position", 2], ["goal", 2]]
     made = hindsight(log, maze_name, text=text, piece=piece, random_goals=random_goals, seed=seed)
@@ -260,16 +257,6 @@ def stitch_goal(maze: Maze, start: np.ndarray, rng: np.random.Generator) -> np.n
     return far[rng.integers(len(far))] if len(far) else start
 
 
-def regenerated_name(published: str, *, episodes: int, noise: float, seed: int) -> str:
-    """The name of a regenerated log, with what differs from the published one."""
-    name = f"{published}@regen-seed{seed}"
-    if episodes:
-        name += f"-{episodes}"
-    if noise != PUBLISHED_NOISE:
-        name += f"-noise{noise:g}"
-    return name
-
-
 def files(*, name: str, path: str = "", source: str = "auto", **options: object) -> list[Path]:
     """The one file that `load` would read with these options; none where it regenerates."""
     if source == "regenerate":
@@ -329,8 +316,7 @@ def describe_file(file: Path, log: Log, published: str) -> Json:
 
     It has the published name if it has as many episodes and rows as the published one.
     """
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    digest = file_digest(file)
     _, maze, kind = parse(published)
     episodes, steps = SIZES[kind, maze]
     last = steps * np.arange(1, episodes + 1) - 1
