@@ -44,9 +44,9 @@ demo-llm: $(READY)
 	rm -f runs/demo-llm/results.jsonl runs/demo-llm/*.png
 	$(BIN)/python -c 'from decisionllm.backbones.build import smollm2; smollm2(0)'
 	trap 'kill 0' INT TERM; \
-	$(DEMO) train experiment=demo-dt run=runs/demo-llm/dt minutes=4 fresh=true & other=$$!; \
-	$(DEMO) train experiment=umaze-teacher run=runs/demo-llm/teacher steps=300 fresh=true \
-	&& $(DEMO) data dataset=imagined dataset.run=runs/demo-llm/teacher text=goal dataset.episodes=1200 dataset.noise=0.3 && wait $$other
+	$(DEMO) train experiment=demo-dt run=runs/demo-llm/dt minutes=3 fresh=true & other=$$!; \
+	$(DEMO) train experiment=umaze-teacher run=runs/demo-llm/teacher steps=300 planner.steps=1000 fresh=true \
+	&& $(DEMO) data dataset=imagined dataset.run=runs/demo-llm/teacher text=goal dataset.episodes=2400 dataset.steps=20 dataset.noise=0.3 && wait $$other
 	trap 'kill 0' INT TERM; \
 	$(DEMO) train experiment=demo-llm backbone.weights=shuffled fresh=true & other=$$!; \
 	$(DEMO) train experiment=demo-llm fresh=true && wait $$other
