@@ -12,6 +12,7 @@ from decisionllm.schema import Spec
 def an_env(*parts):
     env = PointEnv(1)
     env.observation_parts = parts
+    env.num_actions = 6
     return env
 
 
