@@ -42,12 +42,14 @@ def hub():
 
 
 def of_hub(name, address, home):
-    """What another process says that takes this model of the hub at this address, with its cache in
-    `home`.
+    """What another process says that takes this model of the hub and its tokenizer at this address,
+    with its cache in `home`.
     """
     script = (
-        "from decisionllm.backbones.build import pretrained; print(pretrained(0, "
-        f"hub_id={name!r}).width)"
+        "from decisionllm.backbones.build import pretrained\n"
+        f"model = pretrained(0, hub_id={name!r})\n"
+        "model.encode(['Go'])\n"
+        "print(model.width)"
     )
     outside = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
