@@ -213,7 +213,6 @@ MAY_BE_0 = (
     "text_wordings",
     "minutes",
     "model.return_horizon",
-    "optim.lr_backbone",
     "optim.weight_decay",
     "optim.warmup",
     "optim.clip",

@@ -397,10 +397,10 @@ def test_runs_of_one_environment_build_it_once(runs, tmp_path, monkeypatch):
     assert built == [(3,)] and len({row["run"] for row in rows}) == 2
 
 
-def changed(own, given):
+def changed(own, given, A=2):
     """How `evaluate` labels this environment in place of a run's own."""
     config = {"env": given, "episodes": 1, "act": {}, "team": {}}
-    info = {"spec": asdict(Spec(3, 1, 20, (-2.0,), (2.0,))), "dataset": {}}
+    info = {"spec": asdict(Spec(3, A, 20, (-2.0,) * A, (2.0,) * A)), "dataset": {}}
     run = OpenedRun(Path("x"), None, {"env": own, "text": "none"}, info)
     return environment(run, config, lambda node: build(json.loads(node), 1))[1]
 
@@ -408,7 +408,8 @@ def changed(own, given):
 def test_another_environment_is_named_without_its_defaults():
     pytest.importorskip("gymnasium")
     pendulum = choice("env", "gymnasium", id="Pendulum-v1", horizon=2, text="none")
-    assert changed({"_target_": "none"}, pendulum) == "env=gymnasium, id=Pendulum-v1, horizon=2"
+    pendulum_label = "env=gymnasium, id=Pendulum-v1, horizon=2"
+    assert changed({"_target_": "none"}, pendulum, A=1) == pendulum_label
     own = choice("env", "synthetic", text="none", goal="south")
     north = choice("env", "synthetic", text="none")
     assert changed(own, north) == "goal=north", "a default, and not the run's own"

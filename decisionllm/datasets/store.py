@@ -544,6 +544,7 @@ def files(dataset: Node) -> list[Path]:
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
+    _check_columns(name, episode)
     taken = episode.actions
     masks = episode.action_masks
     C = spec.num_actions
@@ -575,3 +576,25 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         allowed = np.take_along_axis(masks, taken.astype(int), 1)[:, 0]
         forbidden = "{}: the mask forbids the recorded action {:.0f}"
         refuse(place, ~allowed & recorded, forbidden, steps, taken[:, 0])
+
+
+def _check_columns(name: str, episode: Episode) -> None:
+    """Raise a ValueError for a column that its type in a store would change: no numbers, masks that
+    are not bool, numbers beyond float32, or weights beyond 0 .. 1.
+    """
+    for column, dtype in (STEP_FIELDS | {"final_observation": np.float32}).items():
+        values = vars(episode)[column]
+        if values is None:
+            continue
+        if dtype is np.bool_ and values.dtype != bool:
+            raise ValueError(f"{name}: expected {column} of true and false, got {values.dtype}")
+        if values.dtype.kind not in "biuf":
+            raise ValueError(f"{name}: expected {column} of numbers, got {values.dtype}")
+        if values.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                wrong = ~np.isfinite(values.astype(np.float32))
+            refuse(f"{name}: ", wrong, f"expected {column} within float32, got {{}}", values)
+    weights = episode.action_weight
+    if weights is not None:
+        wrong = (weights < 0) | (weights > 1)
+        refuse(f"{name}: ", wrong, "expected action_weight within 0 .. 1, got {}", weights)

@@ -174,8 +174,12 @@ class EpisodeBuffer(Player):
 
 def check_allowed(masks: np.ndarray) -> None:
     """Raise a ValueError if some row of masks (M, C) allows no action."""
-    none = ~np.asarray(masks, bool).any(1)
-    refuse("action_masks", none, ": expected an allowed action in every row, got none")
+    allowed = np.any(masks, axis=1)  # (M,)
+    refuse(
+        "action_masks",
+        np.logical_not(allowed),
+        ": expected an allowed action in every row, got none",
+    )
 
 
 def _check_step(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> None:

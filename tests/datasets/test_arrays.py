@@ -394,6 +394,30 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rewards": np.full(2, 1e300)}, "expected rewards within float32, got 1e.300"),
+        ({"observations": np.full((2, 1), None)}, "expected observations of numbers, got object"),
+        ({"observations": np.full((2, 1), 1j)}, "expected observations of numbers, got complex"),
+        ({"loss_mask": np.full(2, 0.3)}, "expected loss_mask of true and false, got float64"),
+        ({"action_masks": np.ones((2, 3))}, "expected action_masks of true and false, got float64"),
+        ({"action_weight": np.array([1.0, 2.0])}, "expected action_weight within 0 .. 1, got 2.0"),
+        ({"final_observation": np.full(1, 1e300)}, "expected final_observation within float32"),
+    ],
+    ids=str,
+)
+def test_numbers_that_a_store_would_change_are_refused(changed, message, tmp_path):
+    given = {
+        "observations": np.zeros((2, 1)),
+        "actions": np.zeros((2, 1), int),
+        "rewards": np.ones(2),
+    }
+    spec = Spec(observation_dim=1, action_dim=1, horizon=2, num_actions=3)
+    with pytest.raises(ValueError, match=f"episode 0: {message}"):
+        from_episodes([Episode(**given | changed)], tmp_path / "store", name="mine", spec=spec)
+
+
 def test_a_store_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: expected a data store"):
         prepare(node("dataset", "store", path=str(tmp_path / "nowhere")), tmp_path)

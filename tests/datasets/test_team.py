@@ -598,6 +598,11 @@ def test_columns_that_do_not_fit_are_refused_by_name():
                     }
                 },
             )
+    for name, value in {"action": 1.5, "agent": 40_000, "group": np.nan, "agent_type": 3}.items():
+        column = np.full(12, value)
+        wanted = f"log, agents, {name}, row 1: expected a whole number within .*, got {value}"
+        with pytest.raises(ValueError, match=wanted):
+            replace(log, agents=log.agents | {name: column})
     with pytest.raises(ValueError, match="expected meta to have types and horizon, got name"):
         replace(log, meta={"name": "x"})
     with pytest.raises(ValueError, match="agents, available: expected 3 actions, got 2"):

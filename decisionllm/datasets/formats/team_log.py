@@ -113,6 +113,10 @@ class Log:
                     raise ValueError(f"{where}: expected {n} rows, got {len(column)}")
                 if TABLES[table].get(name) == "bool" and column.dtype != bool:
                     raise ValueError(f"{where}: expected true and false, got {column.dtype}")
+                most = None
+                if NAMES.get(name) in self.meta:
+                    most = len(self.meta[NAMES[name]]) - 1
+                _check_whole(where, TABLES[table].get(name, ""), column, most)
 
     @property
     def tables(self) -> dict[str, dict[str, np.ndarray]]:
@@ -179,6 +183,33 @@ def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
     if lacking or unknown:
         wrong = f"lacking {', '.join(lacking) or 'none'}, unknown {', '.join(unknown) or 'none'}"
         raise ValueError(f"{what}: expected columns {', '.join(known)}; {wrong}")
+
+
+def _check_whole(what: str, dtype: str, column: np.ndarray, most: int | None) -> None:
+    """Raise a ValueError if a column of whole numbers holds others, or some beyond its type.
+
+    Args:
+        what: the column, to begin a message with.
+        dtype: of the column in a file.
+        column: (n,).
+        most: of an index into names of meta, which begins at 0; None: the column is no index.
+    """
+    if not dtype.startswith("int"):
+        return
+    if column.dtype == dtype and most is None:
+        return
+    limits = np.iinfo(dtype)
+    low, high = limits.min, limits.max
+    if most is not None:
+        low, high = 0, most
+    wrong = (column != np.rint(column)) | (column < low) | (column > high)
+    refuse(
+        f"{what}, row ",
+        wrong,
+        f"{{}}: expected a whole number within {low} .. {high}, got {{}}",
+        np.arange(1, len(column) + 1),
+        column,
+    )
 
 
 # Limits of the actions of a type, and which of several is the widest
