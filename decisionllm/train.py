@@ -401,19 +401,20 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
 def log_if_due(training: Training, progress: float, *, over: bool) -> None:
     """Measure, roll out and record after a step, where the options say so or the run is over."""
     log, step = training.config.log, training.loop.step
-    # an interruption is no reason for a look, so that a resumed run has the same ones
+    # An interruption is no reason for a look or for held-out windows: a resumed run has the same
+    # ones, and so the same best weights, as one that was never interrupted.
     look = progress >= 1 or is_due(step, log.rollout_every)
-    due = over or look or is_due(step, log.every) or is_due(step, log.save_every)
-    if not due or not training.loop.count:
+    due = look or is_due(step, log.every) or is_due(step, log.save_every)
+    if not (due or over) or not training.loop.count:
         return
-    values = measure(training)
+    values = measure(training, held_out=due)
     if look and training.watch is not None:
         values |= watched(training, training.watch)
     record(training, values, progress, over=over)
 
 
-def measure(training: Training) -> dict[str, float]:
-    """Mean loss terms since the last log line and on held-out windows; logged to the tracker.
+def measure(training: Training, *, held_out: bool) -> dict[str, float]:
+    """Mean loss terms since the last log line, and on held-out windows; logged to the tracker.
 
     Raises:
         FloatingPointError: a term or a weight is not finite.
@@ -422,7 +423,7 @@ def measure(training: Training) -> dict[str, float]:
     values = {
         name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()
     }
-    if training.config.log.validation_batches:
+    if held_out and training.config.log.validation_batches:
         values |= validated(training)
     check_finite(training, values)
     values |= {"lr": loop.rate, "seconds": loop.elapsed}
@@ -529,7 +530,7 @@ def is_best(training: Training, values: Mapping[str, float]) -> bool:
     """Whether a log line has the lowest held-out loss, or the highest score, as log.keep_best says."""
     loop = training.loop
     if training.config.log.keep_best == "loss":
-        return values["held_out_nll"] < loop.lowest
+        return values.get("held_out_nll", math.inf) < loop.lowest
     if training.config.log.keep_best == "score" and "score" in values:
         return values["score"] > max(loop.scores, default=-math.inf)
     return False

@@ -122,6 +122,27 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     assert not (tmp_path / "resumed/best").exists()
 
 
+def test_an_interruption_is_no_reason_to_look_at_held_out_windows(tmp_path, monkeypatch):
+    """Else a run that was continued could keep the weights of a step that no other looks at."""
+    seldom = (
+        "train",
+        *LOOP,
+        *NANO,
+        "log.keep_best=loss",
+        "data.held_out=0.2",
+        "log.every=4",
+        "steps=4",
+    )
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=2)
+        assert command(*seldom, f"run={tmp_path}/run") == 130
+    (row,) = metrics(tmp_path / "run")
+    assert "nll" in row and "held_out_nll" not in row
+    assert not (tmp_path / "run/best").exists()
+    assert command(*seldom, f"run={tmp_path}/run") == 0
+    assert [row["step"] for row in metrics(tmp_path / "run") if "held_out_nll" in row] == [4]
+
+
 def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
     assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0
