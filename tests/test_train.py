@@ -143,6 +143,15 @@ def test_an_interruption_is_no_reason_to_look_at_held_out_windows(tmp_path, monk
     assert [row["step"] for row in metrics(tmp_path / "run") if "held_out_nll" in row] == [4]
 
 
+def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):
+    longest = 20  # of the synthetic world
+    for window in (longest, longest + 10):
+        given = ("train", *LOOP, *NANO, "steps=1", f"window={window}", f"run={tmp_path}/{window}")
+        assert command(*given) == 0
+        said = "note: no episode has more than 20 steps, and windows have 30"
+        assert (said in capsys.readouterr().out) == (window > longest)
+
+
 def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
     assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0

@@ -202,8 +202,13 @@ class DiscreteHead(nn.Module):
     def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
         if not spec.num_actions:
-            found = "continuous ones; take head=gaussian or bins"
-            raise ValueError(f"head=discrete: expected discrete actions, got {found}")
+            remedy = (
+                "take head=gaussian or bins, or dataset.num_actions=N where they are indices of N "
+                "actions"
+            )
+            raise ValueError(
+                f"head=discrete: expected discrete actions, got continuous ones; {remedy}"
+            )
         self.out = nn.Linear(width, spec.num_actions)
 
     def forward(
