@@ -49,6 +49,9 @@ class Backbone(nn.Module):
         load_tokenizer: loads the text tokenizer; called when the first text is read, since it takes
             a tenth of a second and more, in which no other thread runs.
         tune: `full`, `lora` or `frozen`: which weights are trained.
+
+    Raises:
+        TypeError: a tokenizer in place of the function.
     """
 
     model: Any
@@ -60,6 +63,9 @@ class Backbone(nn.Module):
         tune: str,
     ) -> None:
         super().__init__()
+        if hasattr(load_tokenizer, "decode"):
+            wanted = "a function that loads the tokenizer, such as `lambda: tokenizer`"
+            raise TypeError(f"Backbone: expected {wanted}, got a tokenizer")
         self.model = model
         self.load_tokenizer = cache(load_tokenizer)
         self.tune = tune

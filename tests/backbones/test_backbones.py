@@ -482,6 +482,12 @@ def test_an_incomplete_folder_says_so(tmp_path):
         pretrained(0, folder=str(tmp_path))
 
 
+def test_a_tokenizer_in_place_of_what_loads_it_is_refused():
+    model = small_backbone("qwen2").model
+    with pytest.raises(TypeError, match="expected a function that loads the tokenizer"):
+        Backbone(model, own_tokenizer(), "full")
+
+
 @both
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(backbone, tune):
