@@ -196,6 +196,7 @@ def one_agent_reads(config: TrainConfig) -> bool:
     return config.team.execution == "per_agent"
 
 
+DECODES = ("mode", "mean", "sample", "unclipped")  # how an action is chosen of a distribution
 COUNTS = (
     "window",
     "steps",
@@ -230,7 +231,7 @@ RULES = (
     Rule(
         ("act.decode",),
         "mode, mean, sample or unclipped",
-        lambda config: config.act.decode in ("mode", "mean", "sample", "unclipped"),
+        lambda config: config.act.decode in DECODES,
     ),
     Rule(
         ("data.step_discount",),

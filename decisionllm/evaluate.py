@@ -306,9 +306,9 @@ def headline(policy: Policy | Baseline) -> float | None:
 
 def policy_columns(run: OpenedRun, env: Env) -> Json:
     """The further columns that all result rows of a policy share."""
-    path, policy, config, info = run
+    policy, config, info = run.policy, run.config, run.info
     columns = {
-        "run": str(path),
+        "run": str(run.path),
         "decode": policy.decode,
         "planning_horizon": policy.planning_horizon,
         "execution": policy.execution,
@@ -398,7 +398,7 @@ def draw(
     results: Results,
 ) -> None:
     """Write pictures of a headline row of the first condition, unless its label is drawn already."""
-    path, policy, config, _ = run
+    path, policy, config = run.path, run.policy, run.config
     drawn = results.drawn
     changed = row.extra.get("changed", "")
     label = file_name(row.policy, row.protocol, changed, str(row.seed), config.get("part", ""))

@@ -323,9 +323,6 @@ def announce(training: Training) -> None:
     model = training.inner
     for data in training.data.values():
         announce_data(training, data)
-    if len(training.data) == 1:  # else each has a window of its own
-        (data,) = training.data.values()
-        note_long_window(training, data)
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     where = (
@@ -342,17 +339,6 @@ def announce(training: Training) -> None:
     )
 
 
-def note_long_window(training: Training, data: Data) -> None:
-    """Say that no episode fills a window, whose padding costs as much as its steps."""
-    window = training.config.window
-    longest = (data.steps.end - data.steps.first)[data.episodes].max()
-    if window > longest:
-        training.say(
-            f"note: no episode has more than {longest:,} steps, and windows have {window:,}, the "
-            f"rest of which is padding; window={longest} reads as much"
-        )
-
-
 def announce_data(training: Training, data: Data) -> None:
     """Print the size of a log, its faults, and how many of its actions are known."""
     held = held_out_words(data, training.config.data.held_out)
@@ -361,6 +347,11 @@ def announce_data(training: Training, data: Data) -> None:
         f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, "
         f"{lengths.sum():,} steps; {held}"
     )
+    if data.window > lengths.max():  # padding costs as much as steps
+        training.say(
+            f"note: no episode has more than {lengths.max():,} steps, and windows have "
+            f"{data.window:,}, the rest of which is padding; window={lengths.max()} reads as much"
+        )
     for fault in reported(data.store.info):
         training.say(f"fault: {fault}")
     weights = data.steps.action_weight

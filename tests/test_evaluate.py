@@ -7,6 +7,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -401,7 +402,8 @@ def changed(own, given, A=2):
     """How `evaluate` labels this environment in place of a run's own."""
     config = {"env": given, "episodes": 1, "act": {}, "team": {}}
     info = {"spec": asdict(Spec(3, A, 20, (-2.0,) * A, (2.0,) * A)), "dataset": {}}
-    run = OpenedRun(Path("x"), None, {"env": own, "text": "none"}, info)
+    policy = SimpleNamespace(config={"env": own, "text": "none"}, info=info)
+    run = OpenedRun(Path("x"), policy)
     return environment(run, config, lambda node: build(json.loads(node), 1))[1]
 
 

@@ -31,6 +31,7 @@ class Data:
     sampler: Callable[[int], Window]  # step -> training windows
     validators: Json  # {part: step -> held-out windows}; {} without held-out episodes
     tasks: Sequence[str]  # the texts of windows, by index
+    window: int  # steps of a window
 
 
 def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
@@ -85,7 +86,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     tasks: Sequence[str] = list(store.tasks)
     if isinstance(sampler, team_windows.TeamSampler):
         tasks = sampler.tasks
-    data = Data(store, steps, episodes, held_out, sampler, validators, tasks)
+    data = Data(store, steps, episodes, held_out, sampler, validators, tasks, config.window)
     return reworded(config, augmented(config, data), sampler.texts)
 
 

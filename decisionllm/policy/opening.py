@@ -1,9 +1,10 @@
 """The runs that a command names, with their policies."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,13 +19,20 @@ if TYPE_CHECKING:
     from decisionllm.baselines.d3rlpy import Baseline
 
 
-class OpenedRun(NamedTuple):
-    """A policy, with the run or the part of a mixture that it was trained on."""
+@dataclass(frozen=True)
+class OpenedRun:
+    """A policy, of a run or of a part of it, and the run's directory."""
 
     path: Path
     policy: "Policy | Baseline"
-    config: Node
-    info: Json
+
+    @property
+    def config(self) -> Node:
+        return self.policy.config
+
+    @property
+    def info(self) -> Json:
+        return self.policy.info
 
 
 def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -> list[OpenedRun]:
@@ -45,7 +53,7 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
             _, info = directory.read(path)
             parts = listed(config["part"] or "") or list(info.get("parts", {}))
         for policy in loading.load_parts(path, parts, device=config["device"], **acting):
-            found.append(OpenedRun(path, policy, policy.config, policy.info))
+            found.append(OpenedRun(path, policy))
     return found
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decisionllm.checks import one_of
+from decisionllm.config import DECODES
 from decisionllm.models.heads import GaussianHead
 from decisionllm.policy.buffer import check_allowed
 from decisionllm.policy.deciding import Direct, ValuePlan
@@ -54,7 +55,7 @@ class Policy(WindowReader):
 
     def __post_init__(self) -> None:
         model = self.model
-        one_of("decode", self.decode, ("mode", "mean", "sample", "unclipped"))
+        one_of("decode", self.decode, DECODES)
         one_of("team.execution", self.execution, ("per_agent", "joint"))
         if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
             raise ValueError(

@@ -107,16 +107,25 @@ class Log:
             _check_names(f"{self.path}, {table}", table, columns)
             n = len(columns["group"])
             for name, column in columns.items():
-                where = f"{self.path}, {table}, {name}"
-                rows = n + 1 if name.endswith("_offsets") else n
-                if f"{name}_offsets" not in columns and len(column) != rows:
-                    raise ValueError(f"{where}: expected {n} rows, got {len(column)}")
-                if TABLES[table].get(name) == "bool" and column.dtype != bool:
-                    raise ValueError(f"{where}: expected true and false, got {column.dtype}")
-                most = None
-                if NAMES.get(name) in self.meta:
-                    most = len(self.meta[NAMES[name]]) - 1
-                _check_whole(where, TABLES[table].get(name, ""), column, most)
+                if f"{name}_offsets" not in columns:  # else offsets say where each row begins
+                    self._check_length(table, name, column, n)
+                self._check_type(table, name, column)
+
+    def _check_length(self, table: str, name: str, column: np.ndarray, n: int) -> None:
+        rows = n + 1 if name.endswith("_offsets") else n
+        if len(column) != rows:
+            where = f"{self.path}, {table}, {name}"
+            raise ValueError(f"{where}: expected {n} rows, got {len(column)}")
+
+    def _check_type(self, table: str, name: str, column: np.ndarray) -> None:
+        where = f"{self.path}, {table}, {name}"
+        dtype = TABLES[table].get(name, "")
+        if dtype == "bool" and column.dtype != bool:
+            raise ValueError(f"{where}: expected true and false, got {column.dtype}")
+        most = None
+        if NAMES.get(name) in self.meta:
+            most = len(self.meta[NAMES[name]]) - 1
+        _check_whole(where, dtype, column, most)
 
     @property
     def tables(self) -> dict[str, dict[str, np.ndarray]]:

@@ -223,20 +223,25 @@ class Maze2D(Env):
         """
         found: Json = {}
         if not self.dense:
-            low, high = self.reference
-            touched = [np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]
-            latched = float(np.mean(touched))
-            found["latched_return"] = latched
-            found["latched_score"] = 100 * (latched - low) / (high - low)
-        if self.protocol == "standard":
-            return found
+            found |= self._latched(episodes)
+        if self.protocol != "standard":
+            found |= self._at_goals(episodes)
+        return found
 
+    def _latched(self, episodes: Sequence[Episode]) -> Json:
+        low, high = self.reference
+        touched = [np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]
+        latched = float(np.mean(touched))
+        return {"latched_return": latched, "latched_score": 100 * (latched - low) / (high - low)}
+
+    def _at_goals(self, episodes: Sequence[Episode]) -> Json:
+        """Whether balls come to the goals that the texts name, and stay there."""
         places = np.stack([path(e) for e in episodes])  # (M, T + 1, 2)
         goals = np.stack([self.meaning[e.task][0] for e in episodes])  # (M, 2)
         kinds = np.array([self.meaning[e.task][1] for e in episodes])  # (M,)
         inside = reward(places, goals[:, None]) > 0  # (M, T + 1)
         shares = {"reached": inside.any(1), "stayed": inside[:, -100:].mean(1) >= 0.5}
-        found |= {name: float(x.mean()) for name, x in shares.items()}
+        found: Json = {name: float(x.mean()) for name, x in shares.items()}
         named = cell_names(goals)
         if len(set(kinds)) > 1:
             found["by_kind"] = shares_by(kinds, shares)
