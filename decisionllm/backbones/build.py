@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from decisionllm.backbones.cut import bytes_of, cut_at, keep_blocks
-from decisionllm.backbones.forward import Backbone, LoadTokenizer
+from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
+from decisionllm.backbones.parts import LoadTokenizer
 from decisionllm.checks import one_of
 from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.randomness import seeded

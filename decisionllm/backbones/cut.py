@@ -14,7 +14,7 @@ for texts too, a step took 2.6 times as long and learned no more in the same tim
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.backbones.kept import KeptFeatures, TokenIds
+from decisionllm.backbones.parts import LoadTokenizer
 from decisionllm.files import cache_dir
 from decisionllm.tokenizers.text import padded
 
@@ -147,7 +148,7 @@ class TextLayers:
     def __init__(
         self,
         core: "PreTrainedModel",
-        load_tokenizer: Callable[[], "PreTrainedTokenizerBase"],
+        load_tokenizer: LoadTokenizer,
         text_layers: int,
     ) -> None:
         self.core = core

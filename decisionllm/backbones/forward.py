@@ -24,7 +24,7 @@ from decisionllm.backbones.attention import TextAttention, attend
 from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
-from decisionllm.backbones.parts import TextReader
+from decisionllm.backbones.parts import LoadTokenizer, TextReader
 from decisionllm.tokenizers import text
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
 Step = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # of block i: x, new keys and values
-LoadTokenizer = Callable[[], "PreTrainedTokenizerBase"]
 # extend(i, k, v) may keep the new keys and values of block i; it returns all to attend to.
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 

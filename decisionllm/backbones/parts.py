@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from decisionllm.backbones.kept import KeptFeatures
 
 Step = Callable[[Tensor], Tensor]
+LoadTokenizer = Callable[[], "PreTrainedTokenizerBase"]
 
 
 class Saved(FunctionCtx):
