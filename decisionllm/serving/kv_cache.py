@@ -71,9 +71,7 @@ class Cache:
         # no decision continues another one
         if self.policy.window == 1 and not any(h.task for h in histories):
             return self.policy.act_with_returns(histories)
-        longest = self.policy.model.backbone.encode([h.task for h in histories])[0].shape[1]
-        if self.session is not None and longest > self.session.text_room:
-            self._allocate(-(-longest // ROUND) * ROUND)
+        self._make_room([h.task for h in histories])
         parts = []
         if self.session is None:
             for history in histories:
@@ -84,6 +82,13 @@ class Cache:
                 parts.append(self._decide(self.session, keys[chunk], histories[chunk]))
         actions, returns = zip(*parts, strict=True)
         return np.concatenate(actions), np.concatenate(returns)
+
+    def _make_room(self, tasks: Sequence[str]) -> None:
+        """Allocate anew, and forget all rows, if one of these texts is longer than the room."""
+        ids, _ = self.policy.model.backbone.encode(tasks)
+        longest = ids.shape[1]
+        if self.session is not None and longest > self.session.text_room:
+            self._allocate(-(-longest // ROUND) * ROUND)
 
     def _decide(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]

@@ -114,8 +114,9 @@ def load(
     known: list[Facts] = [{}] * len(cuts)  # of each episode
     if text in GOAL_TEXTS:
         goals = drawn_goals(logged_goals(blocks(), f"{file}: text={text}"), cuts, seed)
-        kept = ~(goals[:, None] == left_out).all(-1).any(1)
-        cuts, goals = cuts[kept], goals[kept]
+        is_left_out = (goals[:, None] == left_out).all(-1).any(1)  # (E,)
+        cuts = cuts[~is_left_out]
+        goals = goals[~is_left_out]
         canonical = [task_text(maze, goal) for goal in goals]
         facts = {task: goal_facts(maze)[task] for task in canonical}
         known = [facts[task] for task in canonical]
@@ -132,11 +133,17 @@ def load(
             rewards = rows["rewards"]
             if goals is not None:
                 rewards = reward(observations[:, :2], goals[i], dense=dense)
-            rewards = rewards.astype(np.float32)
-            mask = None
+            is_target = None
             if steps_after_goal:
-                mask = np.arange(len(actions)) < last[i] - first[i]
-            yield Episode(observations, actions, rewards, task=tasks[i], group=i, loss_mask=mask)
+                is_target = np.arange(len(actions)) < last[i] - first[i]
+            yield Episode(
+                observations,
+                actions,
+                rewards.astype(np.float32),
+                task=tasks[i],
+                group=i,
+                loss_mask=is_target,
+            )
 
     horizon = longest + steps_after_goal
     low, high = (-1.0, -1.0), (1.0, 1.0)
