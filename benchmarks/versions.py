@@ -5,8 +5,11 @@ same minutes on the same machine.
 run with the packages of this environment and answer the same requests of the same client, one turn
 after the other, and which one begins changes each time. Measured are ticks and bids a second in a closed
 loop, the p99 of bids at a constant rate without and with a model that is switched all the time, and
-the ticks a second of two replicas. A row of each ratio goes to versions.jsonl and is printed. The
-run must be one that both versions read.
+the ticks a second of two replicas. A row of each ratio goes to versions.jsonl and is printed.
+
+Where the other version does not read this one's runs, `--other-run` names one that it trained with
+the same options. What it has no option for is left out: a version without `models_dir` is measured
+without changes of the model.
 """
 
 import argparse
@@ -23,23 +26,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from benchmarks import load
 
 ROWS = Path(__file__).parent / "versions.jsonl"
 HERE = Path(__file__).parents[1]
 WORDS = ("deadline_ms=60000", "max_campaigns=100000", "max_tick_age_s=1e9", "log=none")
+SWITCHED = "p99 of bids while a model is switched"
 # what both versions are compared by: measurement -> its unit
 UNITS = {
     "ticks": "ticks/s",
     "bids": "bids/s",
     "p99 of bids": "ms",
-    "p99 of bids while a model is switched": "ms",
+    SWITCHED: "ms",
     "ticks of two replicas": "ticks/s",
 }
 # what each version is compared with itself by: (measurement, the one it is divided by)
 WITHIN = (
-    ("p99 of bids while a model is switched", "p99 of bids"),
+    (SWITCHED, "p99 of bids"),
     ("ticks of two replicas", "ticks"),
 )
 
@@ -52,12 +57,16 @@ class Version:
         self.commit = commit_of(self.checkout)
         self.options = options
         self.stack = stack
+        known = yaml.safe_load((self.checkout / "configs" / "serve.yaml").read_text())
+        self.words = [word for word in WORDS if word.partition("=")[0] in known]
+        self.switches = "models_dir" in known
         models = folder / "models"
         for name in ("a", "b"):
             shutil.copytree(run, models / name)
         self.one = self.server(run, folder / "one", options.cores)
+        switched_words = [f"models_dir={models}"] if self.switches else []
         self.switched = self.server(
-            models / "a", folder / "switched", options.cores, f"models_dir={models}"
+            models / "a", folder / "switched", options.cores, *switched_words
         )
         # of no core in particular: two processes and the client share those there are
         self.two = self.server(run, folder / "two", "", "replicas=2")
@@ -69,7 +78,7 @@ class Version:
 
     def server(self, run, folder, cores, *words):
         folder.mkdir(parents=True)
-        given = [f"port={load.free_port()}", *WORDS, *words]
+        given = [f"port={load.free_port()}", *self.words, *words]
         server = load.Server(run, folder, cores, given, checkout=self.checkout)
         self.stack.callback(server.stop)
         return server
@@ -83,7 +92,7 @@ class Version:
             return load.ticks_per_second(self.two.port, seconds)
         if what == "bids":
             return load.bids_per_second(self.one.port, self.bids[self.one], seconds)
-        return load.run(self.p99(switching="switched" in what))
+        return load.run(self.p99(switching=what == SWITCHED))
 
     async def p99(self, *, switching):
         """ms of bids at a constant rate, from the moment that they were due."""
@@ -132,6 +141,8 @@ def turns(versions, rounds):
             order.reverse()
         for what in UNITS:
             for name in order:
+                if what == SWITCHED and not versions[name].switches:
+                    continue
                 number = versions[name].measured(what)
                 found[name, what].append(number)
                 print(f"{turn + 1}/{rounds} {name}: {what} {number:.1f} {UNITS[what]}", flush=True)
@@ -142,11 +153,14 @@ def ratios(found):
     """A row of each comparison. ratio: the median of those of the turns."""
     rows = []
     for what, unit in UNITS.items():
-        rows.append(ratio(f"{what}, this / other", unit, found["this", what], found["other", what]))
+        if found["other", what]:
+            case = f"{what}, this / other"
+            rows.append(ratio(case, unit, found["this", what], found["other", what]))
     for name in ("this", "other"):
         for upper, lower in WITHIN:
-            case = f"{upper} / {lower}, {name}"
-            rows.append(ratio(case, UNITS[upper], found[name, upper], found[name, lower]))
+            if found[name, upper]:
+                case = f"{upper} / {lower}, {name}"
+                rows.append(ratio(case, UNITS[upper], found[name, upper], found[name, lower]))
     return rows
 
 
@@ -170,6 +184,9 @@ def main():
     )
     parser.add_argument("run", type=Path, help="of an auction")
     parser.add_argument("other", type=Path, help="another checkout, such as a git worktree")
+    parser.add_argument(
+        "--other-run", type=Path, help="that the other checkout serves; default RUN"
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a turn")
     parser.add_argument("--rate", type=float, default=500.0, help="bids a second, for their p99")
@@ -178,6 +195,7 @@ def main():
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
     run = options.run.resolve()
+    other_run = (options.other_run or run).resolve()
     options.spin = False
     if options.cores and hasattr(os, "sched_setaffinity"):
         free = os.sched_getaffinity(0) - {int(core) for core in options.cores.split(",")}
@@ -191,7 +209,7 @@ def main():
         )
         versions = {
             "this": Version(HERE, run, folder / "this", stack, options),
-            "other": Version(options.other, run, folder / "other", stack, options),
+            "other": Version(options.other, other_run, folder / "other", stack, options),
         }
         rows = ratios(turns(versions, options.rounds))
     machine = {
