@@ -173,6 +173,8 @@ class CampaignManager:
             complete["text"] = Campaign.begin(complete, self.observation).task
             new = await write([journals.opened(id, key, complete, self.name)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
+            if known is not None and new:  # so that its first tick waits for no replay
+                self.remember(replace(self._begun(known), model=known["model"]))
         assert known is not None, "it was just written"
         for name, value in settings.items():
             own_text = name == "text" and value is None
@@ -405,8 +407,7 @@ class CampaignManager:
         if known is None:
             raise RequestError(404, "id", "no such campaign")
         if campaign is None:
-            settings = {name: known[name] for name in SETTINGS} | {**changed}
-            campaign = Campaign.begin(settings, self.observation, id=id)
+            campaign = self._begun(known, changed)
         ticks = self.journal.ticks(id, campaign.step)
         if until is not None:
             ticks = ticks[: until - campaign.step]
@@ -415,6 +416,11 @@ class CampaignManager:
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
         return replace(campaign, ended=known["ended"], model=known["model"])
+
+    def _begun(self, known: Json, changed: Mapping[str, object] = {}) -> Campaign:
+        """A campaign of the journal before its first tick. changed: settings in place of its own."""
+        settings = {name: known[name] for name in SETTINGS} | {**changed}
+        return Campaign.begin(settings, self.observation, id=known["id"])
 
 
 def new_id() -> str:

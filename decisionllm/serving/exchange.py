@@ -98,7 +98,7 @@ class Exchange:
             if self.shading is not None:
                 self.shading.close()
 
-    def bid(self, request: BidRequest, arrived: float) -> Json | None:
+    async def bid(self, request: BidRequest, arrived: float) -> Json | None:
         """Bid for the impressions of a request.
 
         Args:
@@ -112,20 +112,23 @@ class Exchange:
         reason: str | None = "busy"
         # before anything else, so that others are in time
         if time.monotonic() - arrived <= self.bid_wait:
-            response, reason = self._in_time(request, arrived)
+            response, reason = await self._in_time(request, arrived)
         self.counts.outcome(reason or "bid", request.test or 0).inc()
         if response is not None:
             self._prepare_notices(request, response["seatbid"][0]["bid"])
         return response
 
-    def _in_time(self, request: BidRequest, arrived: float) -> tuple[Json | None, str | None]:
+    async def _in_time(self, request: BidRequest, arrived: float) -> tuple[Json | None, str | None]:
         """`_decided`, unless it is too late or the journal cannot be read."""
         logs.note_campaign(request.ext.campaign)
         # nothing waits from here on: under load the first requests are in time, not all are late
         if request.tmax and time.monotonic() >= arrived + request.tmax / 1000 - RETURN:
             return None, "deadline"
         try:
-            return self._decided(request)
+            decided = self._decided(request)
+            # what the answer costs is in the file before it is sent
+            await self.open_bids.written()
+            return decided
         except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
             return None, "busy"
         except DamagedRowError:
@@ -187,7 +190,7 @@ class Exchange:
             if self.notice_url:
                 each |= notice_addresses(self.notice_url, each["id"], with_least=with_least)
 
-    def settle(self, id: str, kind: str, price: str, least: str) -> None:
+    async def settle(self, id: str, kind: str, price: str, least: str) -> None:
         """Count the result of a bid. Unknown and settled bids are ignored.
 
         Args:
@@ -198,7 +201,9 @@ class Exchange:
         """
         won = kind == "win"
         paid = paid_for(price) if won else 0.0
-        if self.open_bids.settle(id, paid):
+        was_open = self.open_bids.settle(id, paid)
+        await self.open_bids.written()
+        if was_open:
             self.counts.notices.labels(kind).inc()
         if self.shading is not None:
             told = [least] if won else [least, price]
@@ -248,7 +253,7 @@ def router(exchange: Exchange) -> APIRouter:
     )
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
-        response = exchange.bid(request, http.state.arrived)
+        response = await exchange.bid(request, http.state.arrived)
         if response is None:
             return no_bid
         return Response(to_json(response), headers=headers, media_type="application/json")
@@ -262,7 +267,7 @@ def router(exchange: Exchange) -> APIRouter:
         price: that was paid, per mille; least: the least bid that would have won, per mille.
         Unknown and settled bids are ignored.
         """
-        exchange.settle(id, kind, price, least)
+        await exchange.settle(id, kind, price, least)
 
     return routes
 

@@ -29,6 +29,7 @@ except ImportError:  # Windows has no limit on descriptors to raise
     resource = None  # type: ignore[assignment]
 
 MAX_CONNECTIONS = 4096
+JOINED = 65_536  # most bytes that wait for the end of a turn of the event loop
 TICKS_PER_SECOND = 10  # uvicorn calls `Server.on_tick` so often
 
 
@@ -51,7 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
     max_connections = MAX_CONNECTIONS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         now = self.loop.time()
         self.overhead = 0
         self.in_head = False
@@ -161,6 +162,47 @@ class BoundedProtocol(HttpToolsProtocol):
         self.requests += 1
         self.active = self.loop.time()
         super().on_message_complete()
+
+
+class JoinedWrites:
+    """A transport that joins what is written in one turn of the event loop.
+
+    uvicorn writes the head and the body of an answer apart; each write is a call of the system, a
+    packet and a client that wakes up.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport = transport
+        self.loop = loop
+        self.parts: list[bytes] = []
+        self.size = 0  # bytes of the parts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self.parts:
+            self.loop.call_soon(self._flush)
+        self.parts.append(data)
+        self.size += len(data)
+        if self.size > JOINED:  # so that the transport says when its client reads too slowly
+            self._flush()
+
+    def _flush(self) -> None:
+        joined = b"".join(self.parts)
+        self.parts = []
+        self.size = 0
+        if joined and not self.transport.is_closing():
+            self.transport.write(joined)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the client has not read yet."""
+        return self.size + self.transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        self._flush()
+        self.transport.close()
 
 
 def waited(connection: socket.socket) -> float:

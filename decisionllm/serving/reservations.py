@@ -6,15 +6,15 @@ without a notice counts as won at its price once it expires. What counts as spen
 next tick of the campaign, whose result has it.
 """
 
+import asyncio
 import math
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from decisionllm.domains.auction.journal import open_beside, transaction
+from decisionllm.domains.auction.journal import open_beside
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 100  # most expired bids that one call books
@@ -28,11 +28,87 @@ CREATE TABLE IF NOT EXISTS totals (
     step INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+# what was spent before the tick of a step is in the result of that tick
+SPENT = "CASE WHEN step < :step THEN 0 ELSE spent END"
+RESERVE = f"""
+INSERT INTO totals VALUES (:campaign, :total, 0, :step)
+ON CONFLICT (campaign) DO UPDATE
+SET open = open + :total, spent = {SPENT}, step = MAX(step, :step)
+WHERE open + {SPENT} + :total <= :most
+"""
+CLOSE = f"""
+UPDATE totals
+SET open = open - :price, spent = {SPENT} + :spent, step = MAX(step, :step)
+WHERE campaign = :campaign
+"""
+
+
+class TurnTransaction:
+    """Writes of one turn of the event loop share a transaction: a commit costs more than they do.
+
+    `with turn:` holds statements that are written with all others of the turn. If one such block
+    fails, nothing of its turn is.
+
+    Args:
+        file: that nobody but the thread of the event loop writes with.
+    """
+
+    def __init__(self, file: sqlite3.Connection) -> None:
+        self.file = file
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def __enter__(self) -> None:
+        if not self.file.in_transaction:
+            self.file.execute("BEGIN IMMEDIATE")
+            # behind all that is ready to run now
+            asyncio.get_running_loop().call_soon(self.commit)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._roll_back(error)
+
+    async def written(self) -> None:
+        """Wait until what this turn wrote is in the file.
+
+        Raises:
+            sqlite3.OperationalError: nothing of it is.
+        """
+        if self.file.in_transaction:
+            end = asyncio.get_running_loop().create_future()
+            self.waiting.append(end)
+            await end
+
+    def commit(self) -> None:
+        """End the turn's transaction, if it is still open, and tell all who wait."""
+        if not self.file.in_transaction:
+            return
+        try:
+            self.file.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back(error)
+            return
+        for end in self._ends():
+            end.set_result(None)
+
+    def _roll_back(self, error: BaseException) -> None:
+        if self.file.in_transaction:  # SQLite ends it by itself if the disk is full
+            self.file.execute("ROLLBACK")
+        for end in self._ends():
+            end.set_exception(sqlite3.OperationalError(f"nothing was written: {error}"))
+
+    def _ends(self) -> list[asyncio.Future[None]]:
+        """Those who wait, without requests that were cancelled. Nobody waits afterwards."""
+        waiting = [end for end in self.waiting if not end.done()]
+        self.waiting = []
+        return waiting
 
 
 class Reservations:
     """Open bids of all campaigns. Prices are whole numbers of nano-currency, so that sums are
     exact.
+
+    Its methods are called from one event loop. What they return holds at once for all calls after
+    them, and for other processes and a restart once `written` has returned.
 
     Args:
         path: of the file, created if there is none; `:memory:` is shared with nobody.
@@ -48,8 +124,8 @@ class Reservations:
     ) -> None:
         self.expiry = expiry
         self.last_step = last_step
-        self.lock = threading.Lock()
         self.file = open_beside(path, SCHEMA, wait=WAIT)
+        self.turn = TurnTransaction(self.file)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
         if str(path) != ":memory:":
@@ -61,8 +137,7 @@ class Reservations:
         """
         self._book_expired()
         query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
-        with self.lock:
-            row = self.file.execute(query, (campaign,)).fetchone()
+        row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
             return 0.0
         reserved, spent, since = row
@@ -84,28 +159,27 @@ class Reservations:
             Ids of the bids, which cannot be guessed; None: another process reserved the budget
             since `committed`.
         """
-        ids = [secrets.token_urlsafe(12) for _ in prices]
-        expires = time.time() + self.expiry
-        rows = [(id, campaign, nano(price), expires) for id, price in zip(ids, prices, strict=True)]
+        now = time.time()
+        rows = [(new_id(now), campaign, nano(price), now + self.expiry) for price in prices]
         total = sum(price for _, _, price, _ in rows)
-        with self.lock, transaction(self.file):
-            self.file.execute("INSERT OR IGNORE INTO totals VALUES (?, 0, 0, ?)", (campaign, step))
-            self._begin_step(campaign, step)
-            room = "UPDATE totals SET open = open + ? WHERE campaign = ? AND open + spent + ? <= ?"
-            if not self.file.execute(room, (total, campaign, total, nano(left))).rowcount:
+        most = nano(left)
+        if total > most:
+            return None
+        with self.turn:
+            reserved = {"campaign": campaign, "step": step, "total": total, "most": most}
+            if not self.file.execute(RESERVE, reserved).rowcount:
                 return None
             self.file.executemany("INSERT INTO bids VALUES (?, ?, ?, ?)", rows)
-        return ids
+        return [id for id, *_ in rows]
 
     def settle(self, id: str, paid: float) -> bool:
         """Book a bid as won for this price, at most its own, currency, or as lost for 0.
 
         Returns whether it was open.
         """
-        with self.lock, transaction(self.file):
-            found = self.file.execute(
-                "SELECT campaign, price FROM bids WHERE id = ?", (id,)
-            ).fetchone()
+        with self.turn:
+            query = "SELECT campaign, price FROM bids WHERE id = ?"
+            found = self.file.execute(query, (id,)).fetchone()
             if found is None:
                 return False
             campaign, price = found
@@ -113,35 +187,31 @@ class Reservations:
             self._close(id, campaign, price, spent)
         return True
 
+    async def written(self) -> None:
+        """Wait until what was reserved and settled in this turn of the event loop is in the file.
+
+        Raises:
+            sqlite3.OperationalError: nothing of it is.
+        """
+        await self.turn.written()
+
     def _book_expired(self) -> None:
         """Count bids that have expired as won at their price."""
         query = "SELECT id, campaign, price FROM bids WHERE expires <= ? LIMIT ?"
-        with self.lock:
-            if not self.file.execute(query, (time.time(), 1)).fetchone():
-                return
-            with transaction(self.file):
-                for id, campaign, price in self.file.execute(
-                    query, (time.time(), EXPIRED)
-                ).fetchall():
-                    self._close(id, campaign, price, price)
+        if not self.file.execute(query, (time.time(), 1)).fetchone():
+            return
+        with self.turn:
+            for id, campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
+                self._close(id, campaign, price, price)
 
     def _close(self, id: str, campaign: str, price: int, spent: int) -> None:
         """Free the price of a bid and add what it cost to what was spent since the last tick."""
+        closed = {"campaign": campaign, "price": price, "spent": spent}
+        closed["step"] = self.last_step(campaign)
         self.file.execute("DELETE FROM bids WHERE id = ?", (id,))
-        self._begin_step(campaign, self.last_step(campaign))
-        self.file.execute(
-            "UPDATE totals SET open = open - ?, spent = spent + ? WHERE campaign = ?",
-            (price, spent, campaign),
-        )
+        self.file.execute(CLOSE, closed)
         self.file.execute(
             "DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,)
-        )
-
-    def _begin_step(self, campaign: str, step: int) -> None:
-        """Forget what was spent before the tick of a step: it is in the result of that tick."""
-        self.file.execute(
-            "UPDATE totals SET spent = 0, step = ? WHERE campaign = ? AND step < ?",
-            (step, campaign, step),
         )
 
     def count(self) -> int:
@@ -149,9 +219,17 @@ class Reservations:
         return int(self.counting.execute("SELECT COUNT(*) FROM bids").fetchone()[0])
 
     def close(self) -> None:
-        with self.lock:
-            self.counting.close()
-            self.file.close()
+        self.turn.commit()
+        self.counting.close()
+        self.file.close()
+
+
+def new_id(now: float) -> str:
+    """An id that cannot be guessed. now: seconds since 1970.
+
+    It begins with the time, so that new rows lie together in the file.
+    """
+    return f"{int(1000 * now):011x}{secrets.token_urlsafe(12)}"
 
 
 def nano(currency: float) -> int:

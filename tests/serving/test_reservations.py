@@ -2,9 +2,12 @@
 processes.
 """
 
+import asyncio
+import sqlite3
+
 import pytest
 
-from decisionllm.serving.reservations import Reservations
+from decisionllm.serving.reservations import Reservations, new_id
 
 
 @pytest.fixture
@@ -20,9 +23,27 @@ def steps():
     return {"c": 0, "other": 0}
 
 
+class Turns:
+    """Reservations of which each call has a turn of the event loop of its own."""
+
+    def __init__(self, *where, steps):
+        self.made = Reservations(*where, expiry=60, last_step=steps.__getitem__)
+
+    def __getattr__(self, name):
+        async def call(*arguments):
+            found = getattr(self.made, name)(*arguments)
+            await self.made.written()
+            return found
+
+        return lambda *arguments: asyncio.run(call(*arguments))
+
+    def close(self):
+        self.made.close()
+
+
 @pytest.fixture
 def bids(clock, steps):
-    return Reservations(expiry=60, last_step=steps.__getitem__)
+    return Turns(steps=steps)
 
 
 def test_a_bid_reserves_its_price_until_its_result_is_known(bids):
@@ -68,16 +89,61 @@ def test_no_two_bids_take_the_same_money(bids):
 
 
 def test_another_process_and_a_restart_know_them(tmp_path, steps):
-    first, second = (
-        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__) for _ in range(2)
-    )
+    first, second = (Turns(tmp_path / "bids", steps=steps) for _ in range(2))
     (id,) = first.reserve("c", 0, 10, [6.0])
     assert second.committed("c", 0) == 6 and second.reserve("c", 0, 10, [6.0]) is None
     assert second.settle(id, 0.0) and first.committed("c", 0) == 0
     first.reserve("c", 0, 10, [5.0])
     for each in (first, second):
         each.close()
-    assert (
-        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__).committed("c", 0)
-        == 5
+    assert Turns(tmp_path / "bids", steps=steps).committed("c", 0) == 5
+
+
+def statements(file):
+    """The statements that a connection runs from here on."""
+    seen = []
+    file.set_trace_callback(seen.append)
+    return seen
+
+
+def test_bids_of_one_turn_know_each_other_and_share_a_commit(tmp_path, steps):
+    first, second = (
+        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__) for _ in range(2)
     )
+    seen = statements(first.file)
+
+    async def bid(price):
+        ids = first.reserve("c", 0, 10, [price])
+        await first.written()
+        return ids, second.committed("c", 0)
+
+    async def play():
+        return await asyncio.gather(*[bid(price) for price in (6.0, 5.0, 4.0)])
+
+    (one, at_one), (two, _), (three, _) = asyncio.run(play())
+    assert one and three and two is None, "6 + 4 are the budget of 10"
+    assert at_one == 10, "another process knows them before an answer is sent"
+    assert seen.count("COMMIT") == 1
+
+
+def test_a_turn_that_cannot_be_written_reserves_nothing(tmp_path, steps):
+    bids = Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__)
+
+    async def bid(campaign, step):
+        bids.reserve(campaign, step, 10, [6.0])
+        await bids.written()
+
+    async def play():
+        # a step that is none breaks the rule of the table
+        return await asyncio.gather(bid("c", 0), bid("other", None), return_exceptions=True)
+
+    errors = asyncio.run(play())
+    assert [isinstance(error, sqlite3.Error) for error in errors] == [True, True]
+    assert bids.committed("c", 0) == 0 and not bids.file.in_transaction
+    asyncio.run(bid("c", 0))
+    assert bids.committed("c", 0) == 6, "the next turn goes on"
+
+
+def test_ids_lie_in_the_order_of_time_and_are_not_alike():
+    first, same, later = new_id(1000.0), new_id(1000.0), new_id(1000.001)
+    assert first != same and max(first, same) < later

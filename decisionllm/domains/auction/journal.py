@@ -57,6 +57,7 @@ READ_WAIT = 0.25  # seconds: a read waits for no write in WAL mode, so that the 
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
+REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
 # tables of the files beside a journal that have rows of a campaign
 BESIDE = {
     "shadow": ("decisions",),
@@ -127,6 +128,8 @@ class Journal:
         if self.path.startswith("file:"):
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
+        self._remembered: dict[str, Row] = {}  # what `last` found at the version `_remembered_at`
+        self._remembered_at = -1
         self._writing = threading.Lock()
         kind = "a file to write, or one written by a server"
         if read_only:
@@ -289,9 +292,27 @@ class Journal:
         """A campaign with the answer to its last tick. `ticked` of the campaign is the time of that
         tick, seconds since 1970; None: there is none.
 
+        Kept in memory until something is written, by whatever process. Change nothing of it.
+
         Raises:
             DamagedRowError: the campaign or the tick is damaged.
         """
+        if self._reader is self._writer:  # the version tells of writes by other connections alone
+            return self._read_last(id)
+        # before the rows are read, so that they are of this version or newer
+        ((version,),) = self._read("PRAGMA data_version")
+        if version != self._remembered_at or len(self._remembered) >= REMEMBERED:
+            self._remembered = {}
+            self._remembered_at = version
+        remembered = self._remembered
+        found = remembered.get(id)
+        if found is None:
+            found = self._read_last(id)
+            if found is not None:
+                remembered[id] = found
+        return found
+
+    def _read_last(self, id: str) -> Row | None:
         rows = self._read(f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} WHERE id = ?", id)
         if not rows:
             return None

@@ -218,3 +218,33 @@ def test_a_journal_with_damaged_pages_or_without_room_is_found_out(tmp_path):
     with pytest.raises(sqlite3.OperationalError, match="full"):
         journal.check_room()
     assert journal.steps("c") == 300
+
+
+def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(tmp_path):
+    journal = written(tmp_path / "j", 2)
+    other = Journal(tmp_path / "j")
+    read = []
+    journal._reader.set_trace_callback(read.append)
+    for _ in range(3):
+        campaign, answer = journal.last("c")
+        assert campaign["ended"] is None and answer == {"a": 1}
+    assert sum("FROM ticks" in statement for statement in read) == 1, "the row is read once"
+    other.write([ticked("c", 2, "{}", '{"a": 2}')])
+    assert journal.last("c")[1] == {"a": 2}
+    journal.write([ticked("c", 3, "{}", '{"a": 3}')])
+    assert journal.last("c")[1] == {"a": 3}
+    other.write([ended("c", "finished")])
+    assert journal.last("c")[0]["ended"] == "finished"
+    assert journal.last("unknown") is None
+    other.write([opened("unknown", None, SETTINGS)])
+    assert journal.last("unknown")[1] is None, "opened, without a tick"
+
+
+def test_no_more_answers_are_kept_than_there_is_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "REMEMBERED", 2)
+    journal = written(tmp_path / "j", 1)
+    for id in ("d", "e", "f"):
+        journal.write([opened(id, None, SETTINGS)])
+    for id in ("c", "d", "e", "f"):
+        assert journal.last(id)[0]["id"] == id
+        assert len(journal._remembered) <= 2
