@@ -3,13 +3,16 @@ a bounded wait.
 """
 
 import asyncio
+import heapq
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from itertools import count
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from decisionllm.serving.tracing import Timing
 
@@ -30,6 +33,50 @@ class Call(NamedTuple, Generic[Item, Result]):
     item: Item
     result: asyncio.Future[Result]
     timing: Timing
+
+
+class Deadlines:
+    """Futures that fail with TimeoutError at their time.
+
+    All of them share one timer of the event loop: one for each call costs as much as the call.
+    """
+
+    def __init__(self) -> None:
+        # (time of the loop, a number that no two have, future), the first to end at the front
+        self.waiting: list[tuple[float, int, asyncio.Future[Any]]] = []
+        self.numbers = count()
+        self.timer: asyncio.TimerHandle | None = None
+        self.rings = math.inf  # when the timer does
+
+    def add(self, future: asyncio.Future[Any], due: float) -> None:
+        """Let a future fail at this time of the event loop, unless it is done by then."""
+        self._forget_done()
+        heapq.heappush(self.waiting, (due, next(self.numbers), future))
+        if due < self.rings:
+            self.set_timer()
+
+    def _forget_done(self) -> None:
+        while self.waiting and self.waiting[0][2].done():
+            heapq.heappop(self.waiting)
+
+    def set_timer(self) -> None:
+        """Set the timer of the event loop that runs now for the first future."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = None
+        self.rings = math.inf
+        if self.waiting:
+            self.rings = self.waiting[0][0]
+            self.timer = asyncio.get_running_loop().call_at(self.rings, self._ring)
+
+    def _ring(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._forget_done()
+        while self.waiting and self.waiting[0][0] <= now:
+            _, _, future = heapq.heappop(self.waiting)
+            future.set_exception(TimeoutError())
+            self._forget_done()
+        self.set_timer()
 
 
 class Batcher(Generic[Item, Result]):
@@ -62,13 +109,26 @@ class Batcher(Generic[Item, Result]):
         self.waiting: deque[Call[Item, Result]] = deque()
         self.working: float | None = None  # time of the first call of the batch at work
         self.arrived = asyncio.Event()
+        self.deadlines = Deadlines()
         self.thread = ThreadPoolExecutor(1)
 
-    async def __call__(self, item: Item, timing: Timing | None = None) -> Result:
-        """The result of the work on an item. timing: is given the times of the call."""
+    async def __call__(
+        self, item: Item, timing: Timing | None = None, *, due: float = math.inf
+    ) -> Result:
+        """The result of the work on an item.
+
+        Args:
+            timing: is given the times of the call.
+            due: time of the event loop.
+
+        Raises:
+            TimeoutError: there was none when it was due.
+        """
         if len(self.waiting) >= self.queue:
             raise QueueFullError
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if due < math.inf:
+            self.deadlines.add(future, due)
         self.waiting.append(Call(item, future, timing or Timing()))
         self.arrived.set()
         return await future
@@ -85,7 +145,9 @@ class Batcher(Generic[Item, Result]):
         """Work until cancelled. An error of any step is logged and raised to the calls of its batch;
         the next batch is taken.
         """
-        self.arrived = asyncio.Event()  # belongs to the event loop that runs now
+        # both belong to the event loop that runs now
+        self.arrived = asyncio.Event()
+        self.deadlines.set_timer()
         if self.waiting:
             self.arrived.set()
         while True:

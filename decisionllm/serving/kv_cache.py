@@ -8,7 +8,6 @@ changes no answer.
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -68,10 +67,12 @@ class Cache:
 
         Returns actions (N, A) and the returns-to-go they were conditioned on (N,).
         """
+        texts = [history.task for history in histories if history.task]
         # no decision continues another one
-        if self.policy.window == 1 and not any(h.task for h in histories):
+        if self.policy.window == 1 and not texts:
             return self.policy.act_with_returns(histories)
-        self._make_room([h.task for h in histories])
+        if texts:
+            self._make_room(texts)
         parts = []
         if self.session is None:
             for history in histories:
@@ -122,8 +123,10 @@ class Cache:
         ones, restored.
         """
         misses = []
-        for key, history in zip(keys, histories, strict=True):
-            if key in self.taken and self._holds(session, self.taken[key], history):
+        targets = self.policy.resolve_targets([history.target_return for history in histories])
+        for key, history, target in zip(keys, histories, targets, strict=True):
+            row = self.taken.get(key)
+            if row is not None and self._holds(session, row, history, target):
                 self.taken.move_to_end(key)
             else:
                 misses.append((key, history))
@@ -143,9 +146,9 @@ class Cache:
                 session.record_action(history.actions[-1:], [row])
         return rows
 
-    def _holds(self, session: Session, row: int, history: History) -> bool:
+    def _holds(self, session: Session, row: int, history: History, target: float) -> bool:
         """Whether a row holds this past, except for the last reward and possibly the last
-        action.
+        action. target: the history's target return; NaN: the predicted maximum.
         """
         t = len(history.actions)
         n = session.now[row]
@@ -153,9 +156,8 @@ class Cache:
             return False
         if session.tasks[row] != history.task:
             return False
-        target = self.policy.resolve_targets([history.target_return])[0]
-        # NaN: the predicted maximum
-        if not np.array_equal(session.targets[row], target, equal_nan=True):
+        held_target = session.targets[row]
+        if held_target != target and not (np.isnan(held_target) and np.isnan(target)):
             return False
         pairs = (
             (session.observations[row, :t], history.observations[:t].astype(np.float32)),
@@ -200,19 +202,23 @@ def _together(
     except Exception:
         log.exception("a batch of %d decisions failed; deciding them one by one", len(places))
         return {}
-    decisions = map(partial(_decision, policy), actions, returns)
-    return dict(zip(places, decisions, strict=True))
+    return dict(zip(places, _decisions(policy, actions, returns), strict=True))
 
 
 def _alone(policy: Policy, history: History) -> Decision | Exception:
     """The decision of one request, or the exception it raised."""
     try:
         actions, returns = policy.act_with_returns([history])
-        return _decision(policy, actions[0], returns[0])
+        (decision,) = _decisions(policy, actions, returns)
+        return decision
     except Exception as error:
         log.exception("a decision failed")
         return error
 
 
-def _decision(policy: Policy, action: np.ndarray, togo: float) -> Decision:
-    return action, float(togo) if policy.return_conditioned else None
+def _decisions(policy: Policy, actions: np.ndarray, returns: np.ndarray) -> list[Decision]:
+    """Actions (N, A) and returns-to-go (N,) as decisions."""
+    conditioned_on: list[float | None] = [None] * len(actions)
+    if policy.return_conditioned:
+        conditioned_on = returns.tolist()
+    return list(zip(actions, conditioned_on, strict=True))

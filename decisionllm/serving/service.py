@@ -275,9 +275,8 @@ class Service:
     ) -> Decision | Exception:
         timing = Timing()
         try:
-            async with asyncio.timeout_at(due):
-                decision: Decision = await self.model((decide, request), timing)
-                return decision
+            decision: Decision = await self.model((decide, request), timing, due=due)
+            return decision
         except QueueFullError:
             raise self._queue_full() from None
         except Exception as error:  # whatever a model can raise, and TimeoutError
@@ -293,12 +292,12 @@ class Service:
         """Write entries to the disk before the loop's time `due`. Returns whether the first of them
         was new.
         """
-        left = max(due - asyncio.get_running_loop().time(), LEAST_WAIT)
+        now = asyncio.get_running_loop().time()
+        left = max(due - now, LEAST_WAIT)
         began = time.monotonic()
         request = WriteRequest(entries, began + left)
         try:
-            async with asyncio.timeout(left + COMMIT):
-                new = bool(await self.journal_writer(request))
+            new = bool(await self.journal_writer(request, due=now + left + COMMIT))
             if isinstance(self.fault, sqlite3.OperationalError):
                 self.fault = None
             return new

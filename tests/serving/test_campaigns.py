@@ -210,7 +210,7 @@ def test_a_manager_reads_only_the_ticks_that_another_one_answered(tmp_path, monk
     )
     for t, which in enumerate((0, 0, 1, 0, 1, 1)):
         managers[which].tick(id, **drawn(0, t))
-    assert read == [0, 0, 2, 3], "each begins at the step that it knows"
+    assert read == [0, 2, 3], "each begins at the step that it knows, that of the opening at none"
 
 
 def test_an_evicted_campaign_continues_with_the_same_answers(tmp_path):

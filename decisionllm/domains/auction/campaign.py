@@ -165,7 +165,10 @@ def context_numbers(
 ) -> np.ndarray:
     """(..., 5) float64 in the order of CONTEXT, from arrays of shapes that broadcast."""
     numbers = np.log(budget), target_cpa, spend / target_cpa, conversions, exposed_value
-    return np.stack(np.broadcast_arrays(*numbers), -1)
+    found = np.empty((*np.broadcast(*numbers).shape, len(numbers)))
+    for i, each in enumerate(numbers):
+        found[..., i] = each
+    return found
 
 
 def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarray:
