@@ -422,6 +422,7 @@ def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
 def test_a_replay_does_not_delay_other_requests():
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
         id, manager = begun(client), client.app.state.service.manager
+        manager.campaigns.clear()  # as if another process had opened it
         replayed = manager.replayed
         begins = threading.Event()
         gate = threading.Event()
@@ -818,6 +819,7 @@ def test_one_bad_tick_fails_alone(client):
         )
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
+    client.app.state.service.manager.campaigns.clear()  # as after a restart
     client.app.state.service.manager.journal._writer.execute(
         "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (other,)
     )
@@ -831,6 +833,7 @@ def test_one_bad_tick_fails_alone(client):
 
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
+    client.app.state.service.manager.campaigns.clear()  # as after a restart
     client.app.state.service.manager.journal._writer.execute(
         "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (id,)
     )
