@@ -17,8 +17,6 @@ from pathlib import Path
 from decisionllm.domains.auction.journal import open_beside
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-# of the write-ahead log; then the file is brought up to date, for which a bid waits for the disk
-LOG_PAGES = 10_000
 EXPIRED = 100  # most expired bids that one call books
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
@@ -127,7 +125,6 @@ class Reservations:
         self.expiry = expiry
         self.last_step = last_step
         self.file = open_beside(path, SCHEMA, wait=WAIT)
-        self.file.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
         self.turn = TurnTransaction(self.file)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
