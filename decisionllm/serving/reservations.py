@@ -17,7 +17,7 @@ from pathlib import Path
 from decisionllm.domains.auction.journal import open_beside
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-EXPIRED = 100  # most expired bids that one call books
+EXPIRED = 10  # most expired bids that one call books: others wait meanwhile
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS expiry ON bids (expires);
