@@ -19,7 +19,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from contextlib import ExitStack
@@ -42,6 +41,7 @@ UNITS = {
     SWITCHED: "ms",
     "ticks of two replicas": "ticks/s",
 }
+RECORDED = ("rounds", "seconds", "rate", "campaigns", "cores")  # options that a row has
 # what each version is compared with itself by: (measurement, the one it is divided by)
 WITHIN = (
     (SWITCHED, "p99 of bids"),
@@ -215,7 +215,7 @@ def main():
     machine = {
         "commits": {name: version.commit for name, version in versions.items()},
         "load": os.getloadavg()[0],
-        "command": " ".join(sys.argv[1:]),
+        "options": {name: getattr(options, name) for name in RECORDED},
     }
     with options.out.open("a") as file:
         for row in rows:

@@ -363,6 +363,11 @@ class Journal:
         ((count,),) = self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)
         return int(count)
 
+    def last_step(self, id: str) -> int:
+        """Index of the last tick of a campaign; -1: it has none."""
+        ((step,),) = self._read("SELECT MAX(step) FROM ticks WHERE campaign = ?", id)
+        return -1 if step is None else int(step)
+
     def tick_sum(self, id: str, step: int) -> int | None:
         """The checksum of a tick as it was written; None: there is no such tick, or it has none."""
         rows = self._read("SELECT sum FROM ticks WHERE campaign = ? AND step = ?", id, step)

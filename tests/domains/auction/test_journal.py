@@ -238,6 +238,12 @@ def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(
     assert journal.last("unknown") is None
     other.write([opened("unknown", None, SETTINGS)])
     assert journal.last("unknown")[1] is None, "opened, without a tick"
+    assert (journal.last_step("c"), journal.last_step("unknown")) == (3, -1)
+    memory = Journal()  # the connection that reads is the one that writes
+    memory.write([opened("c", None, SETTINGS)])
+    assert memory.last("c")[1] is None
+    memory.write([ticked("c", 0, "{}", '{"a": 1}')])
+    assert memory.last("c")[1] == {"a": 1}
 
 
 def test_no_more_answers_are_kept_than_there_is_room_for(tmp_path, monkeypatch):
