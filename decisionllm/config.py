@@ -215,6 +215,7 @@ MAY_BE_0 = (
     "minutes",
     "model.return_horizon",
     "optim.weight_decay",
+    "optim.lr_backbone",
     "optim.warmup",
     "optim.clip",
     "act.stride",

@@ -119,6 +119,7 @@ BROKEN = {
     "minutes: expected 0 or more, got -0.5": {"minutes": -0.5},
     "model.return_horizon: expected 0 or more, got -1": {"model": {"return_horizon": -1}},
     "optim.weight_decay: expected 0 or more, got -1": {"optim": {"weight_decay": -1}},
+    "optim.lr_backbone: expected 0 or more, got -0.1": {"optim": {"lr_backbone": -0.1}},
     "optim.warmup: expected 0 or more, got -1": {"optim": {"warmup": -1}},
     "optim.clip: expected 0 or more, got -1": {"optim": {"clip": -1}},
     "act.stride: expected 0 or more, got -1": {"act": {"stride": -1}},
