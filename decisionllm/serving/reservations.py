@@ -59,9 +59,9 @@ class TurnTransaction:
 
     def __enter__(self) -> None:
         if not self.file.in_transaction:
+            loop = asyncio.get_running_loop()
             self.file.execute("BEGIN IMMEDIATE")
-            # behind all that is ready to run now
-            asyncio.get_running_loop().call_soon(self.commit)
+            loop.call_soon(self.commit)  # behind all that is ready to run now
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
