@@ -493,22 +493,42 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
 
     The main process writes, all gather.
     """
-    config, loop = training.config, training.loop
-    run = Path(config.run)
+    loop = training.loop
     if training.main:
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": loop.step} | values) + "\n")
-    if broadcast_object_list([is_best(training, values)])[0]:
-        checkpoint.save(run / "best", training.inner, {}, {"step": loop.step}, write=training.main)
+        write_line(training, values)
+    (is_kept,) = broadcast_object_list([is_best(training, values)])
+    if is_kept:
+        save_best(training)
     take_note(loop, values)
     if "score" in values:
         warn_of_a_stall(training)
-    if over or prints_often(training.console) or loop.elapsed - loop.printed > 10:
+    is_time_to_print = loop.elapsed - loop.printed > 10
+    if over or is_time_to_print or prints_often(training.console):
         say_values(training, values, progress)
-    if over or is_due(loop.step, config.log.save_every):
-        state = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
-        tensors = moments(training.inner, training.optimizer)
-        checkpoint.save(run, training.inner, tensors, state, write=training.main)
+    if over or is_due(loop.step, training.config.log.save_every):
+        save(training, finished=progress >= 1)
+
+
+def write_line(training: Training, values: Mapping[str, float]) -> None:
+    """Add a line to metrics.jsonl."""
+    line = json.dumps({"step": training.loop.step, **values})
+    with (Path(training.config.run) / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+def save_best(training: Training) -> None:
+    """Keep these weights as the best so far."""
+    folder = Path(training.config.run) / "best"
+    state = {"step": training.loop.step}
+    checkpoint.save(folder, training.inner, {}, state, write=training.main)
+
+
+def save(training: Training, *, finished: bool) -> None:
+    """Write a checkpoint from which training goes on."""
+    loop = training.loop
+    state = {"step": loop.step, "elapsed": loop.elapsed, "finished": finished}
+    tensors = moments(training.inner, training.optimizer)
+    checkpoint.save(Path(training.config.run), training.inner, tensors, state, write=training.main)
 
 
 def prints_often(console: Console | None) -> bool:

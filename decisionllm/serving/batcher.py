@@ -46,7 +46,9 @@ class Deadlines:
         self.waiting: list[tuple[float, int, asyncio.Future[Any]]] = []
         self.numbers = count()
         self.timer: asyncio.TimerHandle | None = None
-        self.rings = math.inf  # when the timer does
+        # when the timer does; it is left as it is while the futures before it are done, so that it
+        # is seldom set
+        self.rings = math.inf
 
     def add(self, future: asyncio.Future[Any], due: float) -> None:
         """Let a future fail at this time of the event loop, unless it is done by then."""
@@ -71,11 +73,11 @@ class Deadlines:
 
     def _ring(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._forget_done()
         while self.waiting and self.waiting[0][0] <= now:
             _, _, future = heapq.heappop(self.waiting)
-            future.set_exception(TimeoutError())
-            self._forget_done()
+            if not future.done():
+                future.set_exception(TimeoutError())
+        self._forget_done()
         self.set_timer()
 
 

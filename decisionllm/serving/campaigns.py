@@ -168,19 +168,21 @@ class CampaignManager:
         """
         known = self.journal.keyed(key) if key else None
         if known is None:
-            id = id or new_id()
-            complete = self.check(settings)
-            complete["text"] = Campaign.begin(complete, self.observation).task
-            new = await write([journals.opened(id, key, complete, self.name)])
-            known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
-            if known is not None and new:  # so that its first tick waits for no replay
-                self.remember(replace(self._begun(known), model=known["model"]))
+            known = await self._opened(id or new_id(), settings, key, write)
+        check_same_settings(known, settings)
+        return known
+
+    async def _opened(self, id: str, settings: Json, key: str | None, write: Write) -> Json:
+        """A campaign that is written now, or the one that another process has just opened with its
+        key.
+        """
+        complete = self.check(settings)
+        complete["text"] = Campaign.begin(complete, self.observation).task
+        is_new = await write([journals.opened(id, key, complete, self.name)])
+        known = self.journal.campaign(id) if is_new else self.journal.keyed(key or "")
         assert known is not None, "it was just written"
-        for name, value in settings.items():
-            own_text = name == "text" and value is None
-            if known[name] != value and not own_text:
-                message = f"campaign {known['id']} was opened with this key and other settings"
-                raise RequestError(409, "key", message)
+        if is_new:  # so that its first tick waits for no replay
+            self.remember(self._begun(known))
         return known
 
     async def tick_async(self, id: str, request: Json, decide: Decide, write: Write) -> str:
@@ -420,11 +422,23 @@ class CampaignManager:
     def _begun(self, known: Json, changed: Mapping[str, object] = {}) -> Campaign:
         """A campaign of the journal before its first tick. changed: settings in place of its own."""
         settings = {name: known[name] for name in SETTINGS} | {**changed}
-        return Campaign.begin(settings, self.observation, id=known["id"])
+        begun = Campaign.begin(settings, self.observation, id=known["id"])
+        return replace(begun, model=known["model"])
 
 
 def new_id() -> str:
     return secrets.token_hex(8)
+
+
+def check_same_settings(known: Json, settings: Json) -> None:
+    """Raise a RequestError if a campaign was opened with other settings than these; without a text
+    it has one of its own.
+    """
+    for name, value in settings.items():
+        own_text = name == "text" and value is None
+        if known[name] != value and not own_text:
+            message = f"campaign {known['id']} was opened with this key and other settings"
+            raise RequestError(409, "key", message)
 
 
 def guard_multiplier(

@@ -226,7 +226,7 @@ def open_exchange(
         options: of `Exchange`.
     """
     open_bids = Reservations(
-        journal.beside("bids"), expiry=bid_expiry_s, last_step=journal.last_step
+        journal.beside("bids"), expiry=bid_expiry_s, last_step=lambda id: journal.steps(id) - 1
     )
     lowers = None
     if shading:

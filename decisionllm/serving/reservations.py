@@ -201,6 +201,7 @@ class Reservations:
         if not self.file.execute(query, (time.time(), 1)).fetchone():
             return
         with self.turn:
+            # again, now that other processes book none
             for id, campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
                 self._close(id, campaign, price, price)
 

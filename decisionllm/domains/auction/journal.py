@@ -298,7 +298,7 @@ class Journal:
             DamagedRowError: the campaign or the tick is damaged.
         """
         if self._reader is self._writer:  # the version tells of writes by other connections alone
-            return self._read_last(id)
+            return self._found_last(id)
         # before the rows are read, so that they are of this version or newer
         ((version,),) = self._read("PRAGMA data_version")
         if version != self._remembered_at or len(self._remembered) >= REMEMBERED:
@@ -307,12 +307,13 @@ class Journal:
         remembered = self._remembered
         found = remembered.get(id)
         if found is None:
-            found = self._read_last(id)
+            found = self._found_last(id)
             if found is not None:
                 remembered[id] = found
         return found
 
-    def _read_last(self, id: str) -> Row | None:
+    def _found_last(self, id: str) -> Row | None:
+        """`last`, from the file."""
         rows = self._read(f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} WHERE id = ?", id)
         if not rows:
             return None
@@ -362,11 +363,6 @@ class Journal:
         """Number of ticks of a campaign."""
         ((count,),) = self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)
         return int(count)
-
-    def last_step(self, id: str) -> int:
-        """Index of the last tick of a campaign; -1: it has none."""
-        ((step,),) = self._read("SELECT MAX(step) FROM ticks WHERE campaign = ?", id)
-        return -1 if step is None else int(step)
 
     def tick_sum(self, id: str, step: int) -> int | None:
         """The checksum of a tick as it was written; None: there is no such tick, or it has none."""

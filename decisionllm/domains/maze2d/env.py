@@ -240,17 +240,17 @@ class Maze2D(Env):
         goals = np.stack([self.meaning[e.task][0] for e in episodes])  # (M, 2)
         kinds = np.array([self.meaning[e.task][1] for e in episodes])  # (M,)
         inside = reward(places, goals[:, None]) > 0  # (M, T + 1)
-        shares = {"reached": inside.any(1), "stayed": inside[:, -100:].mean(1) >= 0.5}
-        found: Json = {name: float(x.mean()) for name, x in shares.items()}
+        near_the_end = inside[:, -100:].mean(1)  # (M,) share of steps
+        # of each episode
+        outcomes = {"reached": inside.any(1), "stayed": near_the_end >= 0.5}
+        found: Json = {name: float(outcome.mean()) for name, outcome in outcomes.items()}
         named = cell_names(goals)
         if len(set(kinds)) > 1:
-            found["by_kind"] = shares_by(kinds, shares)
+            found["by_kind"] = shares_by(kinds, outcomes)
         if len(set(named)) > 1:
-            found["by_goal"] = shares_by(named, shares)
             ends = cell_names(np.rint(places[:, -1]).astype(int))
-            columns = np.unique([*named, *ends]).tolist()
-            rows = np.unique(named).tolist()
-            found["final_cell"] = confusion(named, ends, rows=rows, columns=columns)
+            found["by_goal"] = shares_by(named, outcomes)
+            found["final_cell"] = final_cells(named, ends)
         return found
 
     def probe(self, policy: "Policy") -> Json:
@@ -285,6 +285,13 @@ class Maze2D(Env):
             return ScriptedPlayer(lambda seen, rows: controller.act(seen)[0], tasks)
 
         return {"random": uniform_player(seed, 2), "planner": planner}
+
+
+def final_cells(named: np.ndarray, ends: np.ndarray) -> Json:
+    """How often balls that were sent to a cell ended in which one. Both arguments are names (M,)."""
+    rows = np.unique(named).tolist()
+    columns = np.unique([*named, *ends]).tolist()
+    return confusion(named, ends, rows=rows, columns=columns)
 
 
 def path(episode: Episode) -> np.ndarray:
