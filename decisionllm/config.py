@@ -150,18 +150,24 @@ def plain(config: "TrainConfig | DictConfig | Json") -> Node:
 
 
 def train_config(options: Node) -> TrainConfig:
-    """Resolved plain dicts as a TrainConfig; an option left out has its default.
+    """Plain dicts as a TrainConfig; an option left out has its default, resolved as well.
 
     Raises:
         ValueError: options that cannot be, see `RULES`.
     """
+    with_defaults = _of_groups(options)
+    config = _of_groups(plain(with_defaults))
+    check(config)
+    return config
+
+
+def _of_groups(options: Node) -> TrainConfig:
+    """Options as a TrainConfig whose groups are the dataclasses above."""
     groups: Json = {
         f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)
     }
     made = {name: group(**options.get(name, {})) for name, group in groups.items()}
-    config = TrainConfig(**options | made)
-    check(config)
-    return config
+    return TrainConfig(**options | made)
 
 
 @dataclass(frozen=True)
