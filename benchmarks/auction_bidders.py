@@ -60,6 +60,7 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
             found = env.score(part)
             low, high = interval(found)
             row = Report(
+                world=env.name,
                 dataset=info["dataset"]["name"],
                 policy=name,
                 protocol=protocol,

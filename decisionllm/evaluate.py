@@ -92,24 +92,24 @@ class Results:
         self.report = report
         self.path = folder / "results.jsonl"
         self.console = Console(soft_wrap=True, markup=False, highlight=False)
-        self.published: dict[str, dict[str, float]] = {}  # scores by dataset
-        self.units: dict[str, str] = {}  # of the score, by dataset
-        self.worlds_of_baselines: set[str] = set()  # where scripted players have played
+        self.published: dict[str, dict[str, float]] = {}  # scores by world
+        self.units: dict[str, str] = {}  # of the score, by world
+        self.played_by_baselines: set[tuple[str, ...]] = set()  # worlds with their protocols
         self.drawn: dict[str, Path] = {}  # the run by the label of its pictures
         folder.mkdir(parents=True, exist_ok=True)
 
     def say(self, line: str) -> None:
         self.console.print(line)
 
-    def describe(self, dataset: Json, env: Env) -> None:
-        """Keep what the report shows beside the scores of a dataset."""
-        self.published[dataset["name"]] = published_scores(env, dataset)
-        self.units[dataset["name"]] = env.unit
+    def describe(self, world: str, dataset: Json, env: Env) -> None:
+        """Keep what the report shows beside the scores of a world."""
+        self.published.setdefault(world, {}).update(published_scores(env, dataset))
+        self.units[world] = env.unit
 
-    def lacks_baselines(self, world: str) -> bool:
-        """Whether this is asked for a world for the first time."""
-        is_new = world not in self.worlds_of_baselines
-        self.worlds_of_baselines.add(world)
+    def lacks_baselines(self, *place: str) -> bool:
+        """Whether this is asked for a world, its protocols and its changes for the first time."""
+        is_new = place not in self.played_by_baselines
+        self.played_by_baselines.add(place)
         return is_new
 
     def add(self, row: Report) -> None:
@@ -132,10 +132,11 @@ def evaluate_run(
     """Roll out a run with each of its targets, and scripted players once in each world."""
     env, changed, note = environment(run, config, make)
     say_notes(results, note, run, config)
-    dataset = run.info["dataset"]
-    results.describe(dataset, env)
+    world = world_name(run, env)
+    results.describe(world, run.info["dataset"], env)
     contenders = policy_contenders(run, env, config)
-    if config["baselines"] and results.lacks_baselines(dataset["name"] + changed):
+    protocols = env.conditions(run.policy.execution, scripted=False)
+    if config["baselines"] and results.lacks_baselines(world, changed, *protocols):
         contenders += scripted_contenders(env, config["seed"])
     where = {"env_seed": config["seed"]}
     if changed:
@@ -148,6 +149,11 @@ def evaluate_run(
             results.add(row)
             if results.report:
                 draw(row, part, contender, env, run, results)
+
+
+def world_name(run: OpenedRun, env: Env) -> str:
+    """The name of an environment's world in results; see `Env.name`."""
+    return env.name or str(run.info["dataset"]["name"])
 
 
 def environment(
@@ -360,6 +366,8 @@ def result_rows(
 ) -> Iterator[tuple[Report, list[Episode]]]:
     """A result row for each condition of the environment, with the episodes that it is about."""
     conditions = env.conditions(run.policy.execution, contender.scripted)
+    world = world_name(run, env)
+    dataset = world if contender.scripted else run.info["dataset"]["name"]
     for protocol, members in conditions.items():
         part = [episodes[i] for i in members]
         scores = env.score(part)
@@ -367,7 +375,8 @@ def result_rows(
         returns = [episode.rewards.sum() for episode in part]
         row = Report(
             **contender.about,
-            dataset=run.info["dataset"]["name"],
+            world=world,
+            dataset=dataset,
             policy=contender.name,
             protocol=protocol,
             n=len(part),

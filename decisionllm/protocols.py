@@ -69,6 +69,8 @@ class Env(Protocol):
     Attributes:
         tasks: N task texts.
         horizon: most steps of an episode.
+        name: of the world, such as `maze2d-umaze`; results of one world are one table, whatever
+            their policies were trained on. Empty: the name of each dataset.
         protocol: label of the evaluation protocol in results, such as `standard` or `goal-text`.
         text: the text option the tasks were made with, such as `none` or `goal`.
         unit: of the score; empty for a normalised score (0: random policy, 100: reference).
@@ -89,6 +91,7 @@ class Env(Protocol):
 
     tasks: Sequence[str]
     horizon: int
+    name: str = ""
     protocol: str = "standard"
     text: str = "none"
     unit: str = ""

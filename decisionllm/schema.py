@@ -344,7 +344,8 @@ class Batch(WindowColumns["torch.Tensor"]):
 class Report:
     """One line of results.jsonl: what was evaluated, how, and what came out."""
 
-    dataset: str
+    world: str  # that it was evaluated in; results of one world are one table
+    dataset: str  # that it was trained on; of a scripted player, the world
     policy: str
     protocol: str
     text: str

@@ -27,6 +27,7 @@ from tests.conftest import LOOP, NANO, command, node
 pytestmark = pytest.mark.slow
 
 KEYS = {
+    "world",
     "dataset",
     "policy",
     "protocol",
@@ -105,6 +106,7 @@ def test_a_row_describes_its_evaluation(runs, tmp_path):
     info = json.loads((runs / "plain" / "run.json").read_text())
     assert row.keys() >= KEYS
     known = {
+        "world": "synthetic",
         "dataset": "synthetic",
         "policy": "plain",
         "protocol": "standard",
@@ -262,6 +264,25 @@ def test_scripted_players_are_played_once(runs, tmp_path):
     ] == ["maze"]
     # without a report there are no pictures
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["results.jsonl"]
+
+
+def test_scripted_players_play_once_in_a_world_though_two_runs_name_their_data_differently(
+    runs, tmp_path
+):
+    maze = ("dataset=maze2d-umaze", "dataset.steps=3000", "env.maze=umaze")
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    other = f"run={tmp_path}/other"
+    assert command("train", *loop, *NANO, *maze, "name=other", other) == 0
+    rows = evaluated(tmp_path, f"run=[{runs}/maze,{tmp_path}/other]")
+    learned = [row for row in rows if "run" in row]
+    assert [row["policy"] for row in learned] == ["maze", "other"]
+    assert len({row["dataset"] for row in learned}) == 2
+    scripted = [row for row in rows if "run" not in row]
+    names = [row["policy"] for row in scripted]
+    assert len(names) == len(set(names)) > 0
+    assert {row["world"] for row in rows} == {"maze2d-umaze"}
+    assert {row["dataset"] for row in scripted} == {"maze2d-umaze"}
+    assert len(report.tables(report.summarise(report.read_rows(tmp_path)))) == 1
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_a_batch_moves_whole_and_what_is_missing_stays_missing():
 
 def test_a_report_is_one_line_whose_return_is_called_return():
     report = Report(
+        "w",
         "d",
         "p",
         "standard",

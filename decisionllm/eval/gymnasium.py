@@ -59,6 +59,7 @@ class GymnasiumEnv(Env):
         if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
             name = spec and spec.id
             raise ValueError(f"{name}: expected an environment with a time limit; set env.horizon")
+        self.name = spec.id
         self.unit = "return"
         if reference:
             if len(reference) != 2 or reference[0] == reference[1]:

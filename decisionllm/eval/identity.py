@@ -27,7 +27,7 @@ DEFAULT_CHOICES = {"tokenizer": "trajectory", "objective": "likelihood"} | dict.
 # `decode` and `part` are columns of a row, `name` is the policy
 NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
-ALIKE = ("dataset", "protocol", "policy", "changed")
+ALIKE = ("world", "protocol", "policy", "changed")
 # an option may follow the training seed: dataset.seed='${seed}', init_from='runs/start-${seed}'
 MAY_FOLLOW = ("seed", "init_from", "folder")
 # columns, and how a label names them

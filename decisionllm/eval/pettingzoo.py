@@ -119,6 +119,7 @@ class PettingZooTeams(TeamEnv):
         super().__init__(num_episodes, [label], text=text, wordings=wordings, frames=frames)
 
         # -- the environment, and what the log says of it --
+        self.name = id
         self.envs = make_copies(id, arguments, num_episodes)
         env = self.envs[0]
         kinds = agent_types(env)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
+Published = Mapping[str, Mapping[str, float]]  # {world: {name: score}}
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 FEWEST_SHARES = 3  # of a budget that are drawn as lines
 STYLES = ("-", "--", ":")
@@ -38,17 +38,17 @@ def draw_scores(
     published: Published,
     labels: Mapping[str, str],
 ) -> "Figure":
-    """One panel for each dataset: policies, best mean on top, and published scores in grey."""
-    by_dataset = grouped(results, "dataset")
+    """One panel for each world: policies, best mean on top, and published scores in grey."""
+    by_world = grouped(results, "world")
     protocols = list(grouped(results, "protocol"))
     heights = []
-    for name, members in by_dataset.items():
+    for name, members in by_world.items():
         lines = len(grouped(members, "policy")) + len(published.get(name, {}))
         height = 4.5 if has_curves(members) else 0.35 * lines + 1.2
         heights.append(height)
     made = figure(8, sum(heights))
     panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (name, members) in zip(panels, by_dataset.items(), strict=True):
+    for axis, (name, members) in zip(panels, by_world.items(), strict=True):
         if has_curves(members):
             draw_by_share(axis, members, published.get(name, {}))
             axis.set(xlabel="% of the budget", ylabel=labels[name], title=name)
@@ -93,7 +93,7 @@ def shares(results: Sequence[Json]) -> dict[str, float]:
 
 
 def has_curves(results: Sequence[Json]) -> bool:
-    """Whether the results of a dataset are drawn over shares of a budget."""
+    """Whether the results of a world are drawn over shares of a budget."""
     return len(shares(results)) >= FEWEST_SHARES
 
 

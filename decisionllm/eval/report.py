@@ -20,6 +20,7 @@ from decisionllm.eval.pictures import (
     draw_curves,
     draw_scores,
     draw_tables,
+    grouped,
 )
 from decisionllm.files import read_lines
 from decisionllm.schema import Json
@@ -33,6 +34,7 @@ Row = Json
 # rows that agree in these, in their configuration and in how they were evaluated are one result,
 # over seeds: see `identity.pools`
 KEYS = (
+    "world",
     "dataset",
     "protocol",
     "policy",
@@ -43,7 +45,7 @@ KEYS = (
     "changed",
 )
 SCORES = ["score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds"]
-COLUMNS = [*KEYS[:5], *SCORES, "headline"]
+COLUMNS = [*KEYS[:6], *SCORES, "headline"]
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
@@ -60,10 +62,12 @@ def interval(values: ArrayLike) -> tuple[float, float]:
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl.
 
-    Of rows about the same run, protocol and seed of the environment, only the last.
+    Of rows about the same run, protocol and seed of the environment, only the last. A row of an
+    earlier version names no world; its dataset stands for it.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for row in read_lines(Path(folder) / "results.jsonl"):
+        row.setdefault("world", row["dataset"])
         key = tuple(str(row.get(name)) for name in (*KEYS, "seed", "run"))
         if "options" in row:
             # a row of an earlier version has no options; it is replaced like any other
@@ -106,7 +110,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             "seconds": sum(row["seconds"] for row in members),
         }
         results.append(result)
-    return sorted(results, key=lambda r: (r["dataset"], not r["headline"], -r["score"]))
+    return sorted(results, key=lambda r: (r["world"], not r["headline"], -r["score"]))
 
 
 def policy_names(rows: Sequence[Row]) -> list[str]:
@@ -124,17 +128,17 @@ def named_pools(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def tables(results: Sequence[Row]) -> list["Table"]:
-    """Results as one table for each dataset: a row for each policy, a column for each protocol or
+    """Results as one table for each world: a row for each policy, a column for each protocol or
     condition, such as a share of the budget. They fit into the width of the terminal.
     """
     found = []
-    for dataset in dict.fromkeys(result["dataset"] for result in results):
-        found.append(table(dataset, [r for r in results if r["dataset"] == dataset]))
+    for world, members in grouped(results, "world").items():
+        found.append(table(world, members))
     return found
 
 
-def table(dataset: str, results: Sequence[Row]) -> "Table":
-    """The table of one dataset, the best policies first; see `tables`.
+def table(world: str, results: Sequence[Row]) -> "Table":
+    """The table of one world, the best policies first; see `tables`.
 
     A cell has the mean score and, below it, its 95 % interval.
     """
@@ -148,7 +152,7 @@ def table(dataset: str, results: Sequence[Row]) -> "Table":
 
     # What all rows have alike needs no column.
     labels = {}
-    title = [dataset, shared]
+    title = [world, shared]
     if set(targets) != {"-"}:
         labels["target"] = targets
     if len(set(counts)) > 1:
@@ -207,9 +211,9 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
 
     Args:
         folder: of results.jsonl.
-        published: scores of other work, on other data: {dataset: {name: score}}.
-        units: of the scores: {dataset: unit}; empty for normalised scores. A dataset that is
-            missing has an unknown unit.
+        published: scores of other work, on other data: {world: {name: score}}.
+        units: of the scores: {world: unit}; empty for normalised scores. A world that is missing
+            has an unknown unit.
 
     Returns:
         The path of report.html.
@@ -217,8 +221,8 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     folder = Path(folder)
     rows = read_rows(folder)
     results = summarise(rows)
-    datasets = [result["dataset"] for result in results]
-    labels = {name: units.get(name, "score") or NORMALISED for name in datasets}
+    worlds = [result["world"] for result in results]
+    labels = {name: units.get(name, "score") or NORMALISED for name in worlds}
     published = {name: scores for name, scores in published.items() if name in labels and scores}
     pictures = draw_pictures(rows, results, published, labels)
     for name, made in pictures.items():

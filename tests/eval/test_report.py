@@ -18,6 +18,7 @@ from decisionllm.registry import discover
 
 def row(score, seed=0, **fields):
     common = {
+        "world": "w",
         "dataset": "d",
         "protocol": "standard",
         "policy": "p",
@@ -54,6 +55,28 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
         assert result["iqm"] == mean
 
 
+def test_policies_of_one_world_share_a_table_whatever_they_were_trained_on():
+    rows = [row(10), row(20, policy="q", dataset="other"), row(30, policy="r", world="v")]
+    titles = [table.title for table in report.tables(report.summarise(rows))]
+    assert titles == ["v, standard, 1 x 10 episodes", "w, standard, 1 x 10 episodes"]
+    assert sum("20.0" in line for line in printed(rows[:2], 100)) == 1
+
+
+def test_a_policy_trained_on_other_data_is_named_by_it():
+    data = [{"dataset": "maze2d-umaze"}, {"dataset": "maze2d-umaze", "dataset.steps": 7}]
+    rows = [row(i, dataset=str(i), options=each) for i, each in enumerate(data)]
+    names = report.policy_names(rows)
+    assert names == ["p, dataset.steps=0", "p, dataset.steps=7"]
+
+
+def test_the_dataset_stands_for_the_world_of_a_row_of_an_earlier_version(tmp_path):
+    old = row(1)
+    del old["world"]
+    written(tmp_path, old)
+    (result,) = report.summarise(report.read_rows(tmp_path))
+    assert result["world"] == "d"
+
+
 def test_rows_of_several_seeds_are_one_result():
     (result,) = report.summarise([row(10, seed=0), row(20, seed=1), row(60, seed=2)])
     assert (result["score"], result["return"], result["seeds"], result["n"], result["seconds"]) == (
@@ -79,15 +102,17 @@ def test_rows_that_differ_in_another_key_are_other_results():
         row(20, policy="q"),
         row(5, protocol="goal-text"),
         row(7, dataset="c"),
+        row(8, world="v"),
         row(6, changed="agents=5"),
     ]
     results = report.summarise(rows)
     assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], (
         "the table says so"
     )
-    found = [(r["dataset"], r["score"]) for r in results]
-    assert found == [("c", 7), ("d", 20), ("d", 10), ("d", 6), ("d", 5), ("d", 30)], (
-        "by dataset, headlines first, the best first"
+    found = [(r["world"], r["dataset"], r["score"]) for r in results]
+    of_one_world = [("d", 20), ("d", 10), ("c", 7), ("d", 6), ("d", 5), ("d", 30)]
+    assert found == [("v", "d", 8), *(("w", *each) for each in of_one_world)], (
+        "by world, headlines first, the best first"
     )
 
 
@@ -121,7 +146,7 @@ def test_a_table_has_a_row_for_each_policy_and_a_column_for_each_protocol():
         row(3, headline=False),
     ]
     lines = printed(rows, 100)
-    assert lines[0].strip() == "d, standard, 1 x 10 episodes"
+    assert lines[0].strip() == "w, standard, 1 x 10 episodes"
     assert lines[1].split() == ["policy", "target", "score", "50", "%"]
     assert lines[3].split() == ["p", "5.0", "10.0", "30.0"]
     assert lines[4].split() == ["9.0..11.0", "29.0..31.0"]
@@ -180,7 +205,7 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     losses = [{"step": 1, "nll": 2.0}, {"step": 2, "nll": 1.0, "held_out_nll": 1.5}]
     (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(loss) + "\n" for loss in losses))
     pictures.figure(7, 4).savefig(tmp_path / "rollout-p.png")
-    source = report.write_report(tmp_path, {"d": {"DT (a paper)": 31.5}}, {"d": ""}).read_text()
+    source = report.write_report(tmp_path, {"w": {"DT (a paper)": 31.5}}, {"w": ""}).read_text()
     page = Page(source)
     assert page.links == [] and not re.search("https?://|url\\(|@import", source)
     for image in page.images:
@@ -195,9 +220,9 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     assert "DT (a paper)" in page.text and "31.5" in page.text and "10.2" in page.text
 
 
-def test_published_scores_and_units_belong_to_one_dataset(tmp_path):
+def test_published_scores_and_units_belong_to_one_world(tmp_path):
     """`old` was evaluated before, by another command that knew its unit."""
-    written(tmp_path, row(1, dataset="auction"), row(2, dataset="maze"), row(3, dataset="old"))
+    written(tmp_path, row(1, world="auction"), row(2, world="maze"), row(3, world="old"))
     published = {"auction": {"DT": 37.1}, "maze": {}}
     units = {"auction": "conversions", "maze": ""}
     text = Page(report.write_report(tmp_path, published, units).read_text()).text
@@ -331,7 +356,7 @@ def test_a_long_value_is_cut_and_still_told_from_others():
 def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidden():
     """Three budgets of two policies: a line each, and each published score has a name beside it."""
     rows = [
-        row(score + bonus, policy=policy, dataset="auction", protocol=protocol)
+        row(score + bonus, policy=policy, world="auction", protocol=protocol)
         for policy, bonus in (("ours", 2), ("theirs", 0))
         for protocol, score in (("replay", 30), ("replay, 50 %", 20), ("replay, 150 %", 40))
     ]

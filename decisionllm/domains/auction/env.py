@@ -124,6 +124,7 @@ class Auction(Env):
     horizon = STEPS
     num_actions = 0
     action_dim = 1
+    name = "auction"
     unit = "conversions, with a penalty for exceeding the target CPA"
 
     def __init__(

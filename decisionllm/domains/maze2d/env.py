@@ -136,6 +136,7 @@ class Maze2D(Env):
         frames: int = 0,
         goal: str = "fixed",
     ) -> None:
+        self.name = f"maze2d-{maze}-dense" if dense else f"maze2d-{maze}"
         self.maze = Maze.named(maze)
         self.dense = dense
         self.text = text

@@ -70,6 +70,7 @@ class PointMaze(Env):
         one_of("env.text", text, TEXTS)
         if not 0 <= task <= len(TASKS[self.maze_name]):
             raise ValueError(f"env.task: expected 1 to 5, or 0 for all tasks, got {task}")
+        self.name = f"pointmaze-{self.maze_name}"
         self.maze = Maze.named(self.maze_name)
         self.published = PUBLISHED.get(published, {})
         self.text = text

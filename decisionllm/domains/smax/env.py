@@ -47,6 +47,7 @@ class SmaxTeams(WorldTeams[Smax]):
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         labels = ["", *(f"crash at {c}" for c in crashes)]
         options = {"text": text, "wordings": wordings, "frames": frames}
+        self.name = f"smax-{map}"
         super().__init__(game(map), num_episodes, labels, **options)
         self.crash = np.array([HORIZON, *crashes])[self.condition]  # the step of the crash
 

@@ -115,6 +115,7 @@ class SpreadTeams(TeamEnv):
             wanted = "agents=3 and actions=continuous, as in its paper"
             raise ValueError(f"env.rules=omar: expected {wanted}, got {agents} and {actions}")
 
+        self.name = "spread-omar" if rules == "omar" else f"spread-{actions}"
         # of each condition: the number of agents, and the step from which one of them is dead
         conditions = [*product(numbers, (HORIZON, *crashes))]
         labels = [label(n, step, usual=numbers == [3]) for n, step in conditions]

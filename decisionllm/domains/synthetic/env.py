@@ -22,6 +22,7 @@ class PointEnv(Env):
         goal: north, south, east or west.
     """
 
+    name = "synthetic"
     unit = "return"
 
     horizon = point.HORIZON

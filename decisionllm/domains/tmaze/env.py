@@ -33,5 +33,6 @@ class TMazeTeams(WorldTeams[TMaze]):
         wordings: str = "trained",
         frames: int = 0,
     ) -> None:
+        self.name = f"tmaze, {agents} agents, length {length}"
         made = game(agents, length)
         super().__init__(made, num_episodes, text=text, wordings=wordings, frames=frames)
