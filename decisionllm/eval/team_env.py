@@ -209,6 +209,7 @@ class WorldTeams(TeamEnv, Generic[W]):
         seeds = STARTS * seed + np.tile(np.arange(E), len(self.labels))
         self.world = self.game.begin(seeds)
         self.meta = self.game.describe(self.world)
+        self.num_actions = self.world.masks.shape[-1]
         kinds: np.ndarray = np.zeros(self.world.alive.shape, int)
         if self.game.types:
             kinds = self.game.types(self.world)
