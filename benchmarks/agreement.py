@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.multiagent import ROWS, Row
 from decisionllm.backbones.forward import Backbone
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.policy.team_session import TeamSession
@@ -76,7 +76,7 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     (joint, passes, ms), (alone, passes_alone, ms_alone) = (
         scores(run, how, episodes, seed) for how in ("joint", "per_agent")
     )
-    low, high = interval(joint - alone)
+    low, high = over_episodes(joint - alone)
     config, info = directory.read(run)
     return {
         "dataset": info["dataset"]["name"],

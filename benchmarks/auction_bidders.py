@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.played import append, replay_options
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.protocols import Begin
@@ -58,7 +58,7 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
         for protocol, members in env.conditions("per_agent", not run).items():
             part = [episodes[i] for i in members]
             found = env.score(part)
-            low, high = interval(found)
+            low, high = over_episodes(found, env.clusters[members])
             row = Report(
                 world=env.name,
                 dataset=info["dataset"]["name"],
@@ -92,7 +92,11 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
     for protocol, members in env.conditions("per_agent", False).items():
         apart = (mean - pooled)[members]
         score = float(mean[members].mean())
-        compared[protocol] = (score, float(apart.mean()), *interval(apart))
+        compared[protocol] = (
+            score,
+            float(apart.mean()),
+            *over_episodes(apart, env.clusters[members]),
+        )
     return compared
 
 

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.played import append, replay_options, scores_of_runs
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.runs import directory
 
 ROWS = Path(__file__).parent / "auction_words.jsonl"
@@ -34,7 +34,7 @@ def main() -> None:
         another = scores_of_runs(given.runs, options | {"text_of": "another"})[0].mean(0)
         for protocol, members in env.conditions("per_agent", False).items():
             apart = (own - another)[members]
-            low, high = interval(apart)
+            low, high = over_episodes(apart, env.clusters[members])
             row = {
                 "protocol": protocol,
                 "policy": name,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.played import append, replay_options, scores_of_runs
 from decisionllm.domains.auction.env import Auction
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.runs import directory
 
@@ -37,8 +37,9 @@ def rows_of(policy: str, scores: np.ndarray, env: Auction, about: dict[str, obje
     """
     rows = []
     for budget, factor in BUDGETS.items():
-        of_budget = scores[:, np.isclose(env.entries.budget_factor, factor)]
-        low, high = interval(of_budget.mean(0))
+        has_budget = np.isclose(env.entries.budget_factor, factor)
+        of_budget = scores[:, has_budget]
+        low, high = over_episodes(of_budget.mean(0), env.clusters[has_budget])
         row = {
             "policy": policy,
             "budget": budget,

@@ -27,7 +27,7 @@ from decisionllm.datasets import sampling
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.estimates.acting import policy_actions
 from decisionllm.estimates.log import logged
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.policy import loading
 from decisionllm.protocols import Begin, Candidate, Env, Logged
@@ -261,7 +261,7 @@ def row_of(one: Judged, played: dict[str, Scores]) -> dict[str, Any]:
         found[name] = [estimate.value, estimate.low, estimate.high]
     for protocol, scores in played.items():
         each = scores[one.name]
-        found[protocol] = [float(each.mean()), *interval(each)]
+        found[protocol] = [float(each.mean()), *over_episodes(each)]
     return found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from benchmarks.played import append, open_run, replay_options, roll_out
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.registry import choice
 from decisionllm.runs import directory
 from decisionllm.schema import Episode
@@ -83,7 +83,7 @@ def effects(
         text, measure = one["text"], one["measure"]
         plain = measured(neutral, measure)
         change = one["sign"] * (measured(play(text), measure) - plain) / max(plain.std(), 1e-9)
-        low, high = interval(change)
+        low, high = over_episodes(change)
         effect = float(change.mean())
         rows.append({"text": text, "measure": measure, "effect": effect, "low": low, "high": high})
         print(f"{effect:+.2f} [{low:+.2f}, {high:+.2f}] {measure}: {text}", flush=True)

@@ -39,7 +39,7 @@ from decisionllm.domains.auction.market import (
 )
 from decisionllm.domains.auction.rules import PID, TargetCPA, roster
 from decisionllm.domains.auction.win_curve import WinCurve, counted, fit
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 
 ARMS = ("none", "outcome", "price")
 POSITIONS = (0, 8, 16, 24, 32, 40)  # one of each category
@@ -193,7 +193,7 @@ def compare(
             for name, values in found.items():
                 row[name] = round(float(values.mean()), 4)
                 if plain:
-                    low, high = interval(values - plain[name])
+                    low, high = over_episodes(values - plain[name])
                     row[f"{name}_gain"] = [round(low, 4), round(high, 4)]
             plain = plain or found
             yield row

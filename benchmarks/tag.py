@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.multiagent import ROWS, Row
 from decisionllm.datasets.team import collect, write
 from decisionllm.domains.spread import tag
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.pettingzoo import PettingZooTeams
-from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.policy import loading
 from decisionllm.protocols import Player
@@ -128,8 +128,8 @@ def row(chasers: str, prey: str, outcome: Mapping[str, np.ndarray]) -> Row:
     """The result row of a pairing."""
     won = 100.0 * (outcome["return_0"] > 0)
     captures = outcome["return_0"] / TOUCH
-    low, high = interval(won)
-    least, most = interval(captures)
+    low, high = over_episodes(won)
+    least, most = over_episodes(captures)
     return {
         "dataset": "simple_tag",
         "policy": chasers,
@@ -189,7 +189,7 @@ def main() -> None:
         ("chasers", ours - clones),
         ("prey", won["scripted", "clone"] - won["scripted", "checkpoint"]),
     ):
-        low, high = interval(gain)
+        low, high = over_episodes(gain)
         print(
             f"the checkpoint as {role} wins {gain.mean():.1f} points more than the clone does, "
             f"against scripted ones [{low:.1f}, {high:.1f}]"

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
-from decisionllm.eval import attention, report
+from decisionllm.eval import attention, intervals, report
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
@@ -371,7 +371,8 @@ def result_rows(
     for protocol, members in conditions.items():
         part = [episodes[i] for i in members]
         scores = env.score(part)
-        low, high = report.interval(scores)
+        clusters = None if env.clusters is None else env.clusters[members]
+        low, high = intervals.over_episodes(scores, clusters)
         returns = [episode.rewards.sum() for episode in part]
         row = Report(
             **contender.about,

@@ -86,6 +86,8 @@ class Env(Protocol):
         action_parts: sizes of the parts whose combination a discrete action is,
             `np.ravel_multi_index`; empty: unknown.
         groups: (N,) which rows share a world; None: every row has its own.
+        clusters: (N,) rows with the same number repeat one case with other chance, such as a
+            campaign of a day; an interval takes them as one. None: no row repeats another.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
 
@@ -102,6 +104,7 @@ class Env(Protocol):
     observation_parts: Sequence[tuple[str, int]] = ()
     action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None
+    clusters: np.ndarray | None = None
 
     @property
     def action_masks(self) -> np.ndarray | None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from decisionllm.datasets.store import Store
-from decisionllm.eval.report import interval
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.protocols import Estimate, Logged
 
 
@@ -52,5 +52,5 @@ def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
 
 def mean_of(values: np.ndarray) -> Estimate:
     """The mean of one value for each episode (E,), with its interval."""
-    low, high = interval(values)
+    low, high = over_episodes(values)
     return Estimate(float(values.mean()), low, high)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import stats
 
-from decisionllm.eval import identity
+from decisionllm.eval import identity, intervals
 from decisionllm.eval.pictures import (
     NORMALISED,
     Published,
@@ -49,16 +48,6 @@ COLUMNS = [*KEYS[:6], *SCORES, "headline"]
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
-def interval(values: ArrayLike) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a mean: (low, high). Percentile method, 10,000 resamples."""
-    values = np.asarray(values, np.float64)
-    if np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
-    rng = np.random.default_rng(0)
-    found = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=rng)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl.
 
@@ -84,7 +73,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     Returns:
         Results with their mean score, the interquartile mean (`iqm`: one lucky seed moves it less
         than the mean, one bad seed less than the median), and an interval over seeds, or over the
-        episodes of one seed.
+        episodes of one seed, see `intervals`.
     """
     results = []
     for policy, members in named_pools(rows):
@@ -95,7 +84,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         latched = float(np.mean(latched_scores)) if latched_scores else None  # of Maze2D alone
         low, high = members[0]["low"], members[0]["high"]
         if len(members) > 1:
-            low, high = interval(scores)
+            low, high = intervals.over_runs(scores)
         result |= {
             "policy": policy,
             "protocol": ", ".join(filter(None, labels)),

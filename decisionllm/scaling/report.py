@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from decisionllm.eval.report import interval, write_page
+from decisionllm.eval.intervals import over_runs
+from decisionllm.eval.report import write_page
 from decisionllm.files import explained
 from decisionllm.scaling import figures, law
 from decisionllm.schema import Json
@@ -215,7 +216,7 @@ def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: list[str], sign
     alike = []
     for size in sizes:
         pairs = paired(grid, metric, "size", size, best)
-        low, high = interval(pairs) if len(pairs) > 1 else (0.0, 0.0)
+        low, high = over_runs(pairs) if len(pairs) > 1 else (0.0, 0.0)
         if low <= 0 <= high:
             alike.append(size)
     if len(alike) == 1:
@@ -275,7 +276,7 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
     """A sentence about at least two differences. sign: 1 if more is better, -1 if less."""
     if len(pairs) < 2:
         return []
-    low, high = interval(pairs)
+    low, high = over_runs(pairs)
     judgement = "worse"
     if low <= 0 <= high:
         judgement = "no difference beyond chance"

@@ -144,7 +144,7 @@ def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality():
 def test_a_crossover_is_reported():
     """The largest size is the worst on the least data."""
     worse = lambda N, D: TRUE(N, D) * (2 if N > 5e6 and D < 2e4 else 1)  # noqa: E731
-    text = found_in(planted(worse))
+    text = found_in(planted(worse, noise=0.001))
     assert (
         "1% of the data: the best size is 2500k" in text
         and "100% of the data: the best size is 10000k" in text

@@ -179,6 +179,9 @@ class Auction(Env):
         grid = np.meshgrid(self.factors, range(repeats), self.days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)  # (N,) each
         self.entries = Entries(period, advertiser, factor, repeat)
+        # a campaign is the same in each of its repetitions
+        campaign = np.stack([period, advertiser, factor])
+        _, self.clusters = np.unique(campaign, axis=1, return_inverse=True)
         self.budgets = factor * BUDGETS[advertiser]
         self.target_cpa = TARGET_CPA[advertiser]
         self.category = industries(48)[advertiser]

@@ -402,6 +402,19 @@ def test_each_budget_has_a_row_with_its_own_metrics():
         }
 
 
+def test_repetitions_of_a_campaign_are_one_cluster():
+    env = Auction(1, periods="0-1", budgets="1,0.5", repeats=3, **SMALL)
+    campaigns = set()
+    for number in np.unique(env.clusters):
+        rows = np.flatnonzero(env.clusters == number)
+        assert sorted(env.entries.repeat[rows]) == [0, 1, 2]
+        campaign = {env.entries.period[row] for row in rows}, {env.budgets[row] for row in rows}
+        assert [len(values) for values in campaign] == [1, 1]
+        (advertiser,) = {env.entries.advertiser[row] for row in rows}
+        campaigns.add((*campaign[0], *campaign[1], advertiser))
+    assert len(campaigns) == 2 * 2 * 48
+
+
 def test_scores_and_metrics_follow_from_the_episodes_alone():
     """100 conversions of 50 currency each at a target of 100 keep their score; at 200 each a
     quarter of it is left.
