@@ -1,11 +1,12 @@
 """Options: the typed configuration of training, and the table of what cannot be."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
+from decisionllm.checks import unknown_key
 from decisionllm.registry import Node
 from decisionllm.schema import Json
 
@@ -149,25 +150,31 @@ def plain(config: "TrainConfig | DictConfig | Json") -> Node:
     return {str(key): value for key, value in resolved.items()}
 
 
-def train_config(options: Node) -> TrainConfig:
-    """Plain dicts as a TrainConfig; an option left out has its default, resolved as well.
+def train_config(options: TrainConfig | Node) -> TrainConfig:
+    """Options in their types; one left out has its default, and references are resolved.
+
+    Args:
+        options: plain dicts of the form of a TrainConfig, or one.
 
     Raises:
-        ValueError: options that cannot be, see `RULES`.
+        ValueError: an unknown option, one of another type, or options that cannot be, see `RULES`.
     """
-    with_defaults = _of_groups(options)
-    config = _of_groups(plain(with_defaults))
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+    given = asdict(options) if isinstance(options, TrainConfig) else options
+    try:
+        merged_options = OmegaConf.merge(OmegaConf.structured(TrainConfig), given)
+        config = OmegaConf.to_object(merged_options)
+    except ConfigKeyError as error:
+        known = flat(asdict(TrainConfig({}, {}, {})))
+        raise ValueError(unknown_key(str(error.full_key), known)) from error
+    except OmegaConfBaseException as error:
+        place = f"{error.full_key}: " if error.full_key else ""
+        raise ValueError(place + str(error).splitlines()[0]) from error
+    assert isinstance(config, TrainConfig)
     check(config)
     return config
-
-
-def _of_groups(options: Node) -> TrainConfig:
-    """Options as a TrainConfig whose groups are the dataclasses above."""
-    groups: Json = {
-        f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)
-    }
-    made = {name: group(**options.get(name, {})) for name, group in groups.items()}
-    return TrainConfig(**options | made)
 
 
 @dataclass(frozen=True)

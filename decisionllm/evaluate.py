@@ -94,7 +94,7 @@ class Results:
         self.console = Console(soft_wrap=True, markup=False, highlight=False)
         self.published: dict[str, dict[str, float]] = {}  # scores by world
         self.units: dict[str, str] = {}  # of the score, by world
-        self.played_by_baselines: set[tuple[str, ...]] = set()  # worlds with their protocols
+        self.played_by_baselines: set[str] = set()  # environments, as JSON
         self.drawn: dict[str, Path] = {}  # the run by the label of its pictures
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -106,8 +106,9 @@ class Results:
         self.published.setdefault(world, {}).update(published_scores(env, dataset))
         self.units[world] = env.unit
 
-    def lacks_baselines(self, *place: str) -> bool:
-        """Whether this is asked for a world, its protocols and its changes for the first time."""
+    def lacks_baselines(self, node: Node) -> bool:
+        """Whether this is asked for an environment for the first time."""
+        place = as_json(node)
         is_new = place not in self.played_by_baselines
         self.played_by_baselines.add(place)
         return is_new
@@ -130,14 +131,15 @@ def evaluate_run(
     run: OpenedRun, config: Node, make: Callable[[str], Env], results: Results
 ) -> None:
     """Roll out a run with each of its targets, and scripted players once in each world."""
-    env, changed, note = environment(run, config, make)
+    node, changed = chosen_environment(run, config)
+    env = make(as_json(node))
+    note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
     say_notes(results, note, run, config)
     world = world_name(run, env)
     results.describe(world, run.info["dataset"], env)
     contenders = policy_contenders(run, env, config)
-    protocols = env.conditions(run.policy.execution, scripted=False)
-    if config["baselines"] and results.lacks_baselines(world, changed, *protocols):
-        contenders += scripted_contenders(env, config["seed"])
+    if config["baselines"] and results.lacks_baselines(node):
+        contenders += scripted_contenders(env, node, config["seed"])
     where = {"env_seed": config["seed"]}
     if changed:
         where["changed"] = changed
@@ -156,21 +158,9 @@ def world_name(run: OpenedRun, env: Env) -> str:
     return env.name or str(run.info["dataset"]["name"])
 
 
-def environment(
-    run: OpenedRun,
-    config: Node,
-    make: Callable[[str], Env],
-) -> tuple[Env, str, str]:
-    """The environment that a run is rolled out in.
-
-    Args:
-        run: with its policy.
-        config: of the evaluation.
-        make: builds the environment of a config node, as JSON.
-
-    Returns:
-        The environment; what is not the run's own, such as "agents=5, act.stride=1"; and a note
-        of one line for the user, or "", see `check_env`.
+def chosen_environment(run: OpenedRun, config: Node) -> tuple[Node, str]:
+    """The environment that a run is rolled out in, as its config node, and what is not the run's
+    own, such as "agents=5, act.stride=1".
     """
     own = run.config["env"]
     given = env_options_of(run.config, config["env"])
@@ -184,9 +174,12 @@ def environment(
     changed = changed_acting(run.config, config)
     if given:
         changed = changed_env(own, given, node, run.config) + changed
-    env = make(json.dumps(node, sort_keys=True))
-    note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
-    return env, ", ".join(changed), note
+    return node, ", ".join(changed)
+
+
+def as_json(node: Node) -> str:
+    """A config node as a key that equal nodes share."""
+    return json.dumps(node, sort_keys=True)
 
 
 def changed_env(own: Node, given: Node, node: Node, run_config: Node) -> list[str]:
@@ -282,7 +275,7 @@ def policy_contenders(
             "options": options_of(run.config),
         }
         label = f"{name}+max-return" if predicted else name
-        begin = partial(begin_in, policy, env, each)
+        begin = partial(begin_in, policy, env, each, config["seed"])
         contenders.append(Contender(label, False, begin, about, columns))
     return contenders
 
@@ -330,9 +323,15 @@ def policy_columns(run: OpenedRun, env: Env) -> Json:
     return columns
 
 
-def scripted_contenders(env: Env, seed: int) -> list[Contender]:
-    """The scripted players of an environment."""
-    about = {"text": "none", "seed": seed, "target_return": None, "headline": True, "options": {}}
+def scripted_contenders(env: Env, node: Node, seed: int) -> list[Contender]:
+    """The scripted players of an environment. node: its config."""
+    about = {
+        "text": "none",
+        "seed": seed,
+        "target_return": None,
+        "headline": True,
+        "options": options_of({"env": node, "name": ""}),
+    }
     players = env.baselines(seed)
     return [Contender(name, True, begin, about, {}) for name, begin in players.items()]
 

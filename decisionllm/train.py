@@ -22,13 +22,14 @@ from rich.console import Console
 from torch import nn
 
 from decisionllm import distributed
-from decisionllm.config import TrainConfig, plain, train_config
+from decisionllm.config import TrainConfig, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
 from decisionllm.datasets.store import Store
 from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
+from decisionllm.files import atomic
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
@@ -130,7 +131,7 @@ def train(config: TrainConfig | Json) -> Path:
             it, others a SystemExit.
         KeyboardInterrupt: interrupted; the run is saved.
     """
-    config = train_config(plain(config))
+    config = train_config(config)
     accelerator = processes(config)
     reports = distributed.counter(accelerator)
     with ExitStack() as held:
@@ -628,5 +629,6 @@ def trim(path: Path, step: int) -> list[Json]:
     for line in lines:
         if line.endswith("}") and json.loads(line)["step"] <= step:
             kept.append(line)
-    path.write_text("".join(f"{line}\n" for line in kept))
+    with atomic(path) as whole:
+        whole.write_text("".join(f"{line}\n" for line in kept))
     return [json.loads(line) for line in kept]

@@ -2,10 +2,12 @@
 
 import re
 import shlex
+from dataclasses import asdict
 
 import pytest
 import yaml
 
+from decisionllm import choice
 from decisionllm.checks import listed, one_of, ranges
 from decisionllm.config import RULES, TrainConfig, merged, plain, train_config
 from tests.conftest import LOOP, NANO, command
@@ -156,6 +158,29 @@ def test_each_rule_of_a_config_is_broken_by_one_of_these():
         with pytest.raises(ValueError, match=re.escape(message)) as error:
             train_config(merged(right, wrong))
         assert str(error.value).startswith(f"{rule.names[0]}: expected {rule.expected}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"stepz": 3}, "no key 'stepz' in the config; did you mean steps"),
+        ({"optim": {"lrr": 0.1}}, "no key 'optim.lrr' in the config; did you mean optim.lr"),
+        ({"steps": "many"}, "steps: Value 'many' of type 'str' could not be converted"),
+        ({"dataset": "data/mine"}, "dataset: Cannot assign str to Dict"),
+    ],
+)
+def test_in_python_a_wrong_option_is_one_clear_error(wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train_config(asdict(TrainConfig({}, {}, {})) | wrong)
+
+
+def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value():
+    given = {"dataset": choice("dataset", "synthetic"), "backbone": {}, "head": {}, "steps": "7"}
+    config = train_config(given | {"optim": {"lr": 0.5}})
+    assert config.dataset["text"] == config.text == "none"
+    assert (config.steps, config.optim.lr_backbone) == (7, 0.5)
+    with pytest.raises(ValueError, match="missing mandatory value: head"):
+        train_config({"dataset": {}, "backbone": {}})
 
 
 def test_a_rule_is_kept_by_the_command_before_anything_is_written(tmp_path, capsys):

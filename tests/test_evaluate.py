@@ -17,7 +17,7 @@ from decisionllm.datasets.store import prepare
 from decisionllm.domains.maze2d.dataset import save
 from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval import report
-from decisionllm.evaluate import environment, evaluate, published_scores
+from decisionllm.evaluate import chosen_environment, evaluate, published_scores
 from decisionllm.files import DIGESTS
 from decisionllm.policy.opening import OpenedRun
 from decisionllm.registry import build, choice
@@ -134,6 +134,13 @@ def test_an_evaluation_repeats_even_with_sampled_actions(runs, tmp_path):
     )
     assert first["return"] == second["return"] and first["decode"] == "sample"
     assert len({first["return"], mode["return"], other["return"]}) == 3
+
+
+def test_samples_do_not_depend_on_what_is_evaluated_before(runs, tmp_path):
+    sampled = "act.decode=sample"
+    (alone,) = evaluated(tmp_path / "alone", f"run={runs}/cloned", sampled)
+    both = evaluated(tmp_path / "both", f"run=[{runs}/plain,{runs}/cloned]", sampled)
+    assert both[-1]["return"] == alone["return"]
 
 
 def test_the_report_is_one_page_with_its_pictures(runs, tmp_path):
@@ -425,7 +432,7 @@ def changed(own, given, A=2):
     info = {"spec": asdict(Spec(3, A, 20, (-2.0,) * A, (2.0,) * A)), "dataset": {}}
     policy = SimpleNamespace(config={"env": own, "text": "none"}, info=info)
     run = OpenedRun(Path("x"), policy)
-    return environment(run, config, lambda node: build(json.loads(node), 1))[1]
+    return chosen_environment(run, config)[1]
 
 
 def test_another_environment_is_named_without_its_defaults():

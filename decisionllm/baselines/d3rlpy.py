@@ -187,6 +187,9 @@ class Baseline(Player):
     def __init__(self, weights: dict[str, torch.Tensor], device: str) -> None:
         self.weights = {name: x.to(device) for name, x in weights.items()}
 
+    def reseed(self, seed: int) -> None:
+        """Nothing: it does not sample."""
+
     def begin(
         self,
         tasks: Sequence[str],

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 
+from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.store import Store
 from decisionllm.registry import register
 from decisionllm.schema import Window
@@ -43,7 +44,7 @@ def symmetries(
 
     def drawn(step: int) -> Window:
         window = sampler(step)
-        rng = np.random.default_rng((seed, step, 2))
+        rng = of_step(seed, step, Draw.SYMMETRIES)
         number = rng.integers(len(TURNS), size=len(window.mask))
         if window.team is not None:
             number = number[window.team]

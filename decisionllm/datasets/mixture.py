@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import TrainConfig, plain
+from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.store import NO_TRANSFORM, Store, data_node, prepare, retold, with_texts
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
@@ -449,5 +450,5 @@ def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -
     if len(shares) == 1:
         return next(iter(shares))
     total = np.cumsum([sum(each) for each in shares.values()])
-    drawn = np.random.default_rng((seed, step, 1)).random() * total[-1]
+    drawn = of_step(seed, step, Draw.EMBODIMENT).random() * total[-1]
     return list(shares)[int(np.searchsorted(total, drawn, side="right"))]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
 from decisionllm.schema import Window
@@ -60,7 +61,7 @@ class Sampler:
         return np.sort(episodes)
 
     def __call__(self, step: int) -> Window:
-        return self.at(self.draw(np.random.default_rng((self.seed, step))))
+        return self.at(self.draw(of_step(self.seed, step, Draw.ROWS)))
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """The first steps of the windows of a batch (B,), counted as in `at`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
@@ -89,7 +90,7 @@ class TeamSampler(Sampler):
 
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""
-        rng = np.random.default_rng((self.seed, step))
+        rng = of_step(self.seed, step, Draw.ROWS)
         B = self.batch_size
         episodes, within = self.find(self.draw(rng))
         begin = self.start[episodes] + within

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.registry import PACKAGE
 from decisionllm.schema import Window
 
@@ -321,7 +322,7 @@ class Wordings(Sequence[str]):
         def drawn(step: int) -> Window:
             window = sampler(step)
             own = task[window.episodes]
-            rng = np.random.default_rng((seed, step, 1))
+            rng = of_step(seed, step, Draw.WORDINGS)
             number = self.draw(own[:texts], rng)[np.arange(len(own)) % texts]
             if worded is not None:
                 number = np.where(worded[window.episodes], number, -1 - own)

@@ -25,6 +25,8 @@ from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 
+STARTS = 1_000_000  # of each evaluation seed
+
 
 class GymnasiumEnv(Env):
     """N Gymnasium environments, stepped one by one.
@@ -84,8 +86,10 @@ class GymnasiumEnv(Env):
             self.write = writer("env.task", task, self.observation_parts)
 
     def reset(self, seed: int) -> np.ndarray:
-        """Episode i starts as `env.reset(seed=seed + i)` does."""
-        self.observations = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
+        """Episode i starts as `env.reset(seed=STARTS * seed + i)` does."""
+        self.observations = [
+            env.reset(seed=STARTS * seed + i)[0] for i, env in enumerate(self.envs)
+        ]
         self.ended = np.zeros(len(self.envs), bool)
         rows = self._rows()
         if self.write is not None:

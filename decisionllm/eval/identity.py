@@ -128,22 +128,29 @@ def pools(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
     """The rows of each result.
 
     Rows of a result agree in these columns, in their configuration and in how they were evaluated.
-    Rows without `options` were written by an earlier version; they are compared by the columns
-    alone.
+    Their targets agree too, but headline targets are of the data of each seed. Rows without
+    `options` were written by an earlier version; they are compared by the columns alone.
     """
-    exact: dict[str, list[Row]] = defaultdict(list)
+    exact: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        exact[_key(row, columns)].append(row)
+        exact[_key(row, columns), _target(row)].append(row)
     found: list[list[Row]] = []
-    alone: dict[str, list[list[Row]]] = defaultdict(list)  # by all but the options that may follow
-    for members in exact.values():
+    # by all but the options that may follow
+    alone: dict[tuple[str, str], list[list[Row]]] = defaultdict(list)
+    for (_, target), members in exact.items():
         if "options" in members[0] and len({row["seed"] for row in members}) == 1:
-            alone[_key(members[0], columns, following=False)].append(members)
+            alone[_key(members[0], columns, following=False), target].append(members)
         else:
             found.append(members)
     for singles in alone.values():
         found += _joined(singles)
     return found
+
+
+def _target(row: Row) -> str:
+    """What of a row's target return says whether another row is of the same result."""
+    target = row["target_return"]
+    return "headline" if row["headline"] and target is not None else str(target)
 
 
 def _joined(singles: Sequence[list[Row]]) -> list[list[Row]]:
@@ -184,7 +191,7 @@ def _follow_seeds(one: Row, other: Row) -> bool:
         counterpart = other["options"].get(key)
         if not _may_follow(key) or value == counterpart:
             continue
-        if _as_seed(value, one["seed"]) != _as_seed(counterpart, other["seed"]):
+        if not _name_their_seeds(value, one["seed"], counterpart, other["seed"]):
             return False
         own_data |= key.startswith("data")
     return own_data or one.get("fingerprint") == other.get("fingerprint")
@@ -194,9 +201,16 @@ def _may_follow(key: str) -> bool:
     return key.rpartition(".")[2] in MAY_FOLLOW
 
 
-def _as_seed(value: object, seed: int) -> str:
-    """The value with {seed} in place of this number: "runs/start-3" -> "runs/start-{seed}"."""
-    return re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", str(value))
+def _name_their_seeds(value: object, seed: int, counterpart: object, other_seed: int) -> bool:
+    """Whether two values are alike but for numbers that are the seeds: runs/v1/start-1 of seed 1
+    and runs/v1/start-2 of seed 2.
+    """
+    words = re.split(r"(\d+)", str(value))
+    counterparts = re.split(r"(\d+)", str(counterpart))
+    if len(words) != len(counterparts):
+        return False
+    seeds = (str(seed), str(other_seed))
+    return all(a == b or (a, b) == seeds for a, b in zip(words, counterparts, strict=True))
 
 
 def names(results: Sequence[Sequence[Row]]) -> list[str]:

@@ -17,7 +17,7 @@ from decisionllm.datasets.formats.pettingzoo import (
 )
 from decisionllm.datasets.team import meta_of
 from decisionllm.datasets.team_layout import canonical_rows, entity_schema, with_blocks
-from decisionllm.eval.team_env import TeamEnv
+from decisionllm.eval.team_env import TeamEnv, start_seeds
 from decisionllm.policy import loading
 from decisionllm.registry import build, register
 from decisionllm.runs import directory
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from decisionllm.datasets.spaces import AnySpace
 
-# Copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
-FIRST = 2_000_000_000
-STARTS = 1000
+FIRST = 2_000_000_000  # added to the seeds of an evaluation, as no log has them
 
 Actions = dict[tuple[int, str], object]  # by copy and agent, as the environment takes them
 
@@ -207,7 +205,8 @@ class PettingZooTeams(TeamEnv):
     def reset(self, seed: int) -> np.ndarray:
         self.rngs = [np.random.default_rng((seed, w)) for w in range(len(self.envs))]
         # Observations and infos by agent, of each copy
-        self.views = [env.reset(seed=FIRST + STARTS * seed + w) for w, env in enumerate(self.envs)]
+        seeds = FIRST + start_seeds(seed, len(self.envs))
+        self.views = [env.reset(seed=int(s)) for s, env in zip(seeds, self.envs, strict=True)]
         for rival in self.rivals:
             rival.begin(self)
         return self.begin()

@@ -51,13 +51,15 @@ CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl.
 
-    Of rows about the same run, protocol and seed of the environment, only the last. A row of an
+    Of rows about the same run, protocol and seed of the environment, only the last; of a scripted
+    player, which has no run, those about the same options of the environment. A row of an
     earlier version names no world; its dataset stands for it.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for row in read_lines(Path(folder) / "results.jsonl"):
         row.setdefault("world", row["dataset"])
-        key = tuple(str(row.get(name)) for name in (*KEYS, "seed", "run"))
+        player = row.get("run") or row.get("options")
+        key = (*(str(row.get(name)) for name in (*KEYS, "seed")), str(player))
         if "options" in row:
             # a row of an earlier version has no options; it is replaced like any other
             if key in rows and rows[key].get("env_seed") in (None, row.get("env_seed")):
@@ -87,6 +89,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             low, high = intervals.over_runs(scores)
         result |= {
             "policy": policy,
+            "target_return": mean_target(members),
             "protocol": ", ".join(filter(None, labels)),
             "score": float(np.mean(scores)),
             "iqm": float(stats.trim_mean(scores, 0.25)),
@@ -102,6 +105,12 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     return sorted(results, key=lambda r: (r["world"], not r["headline"], -r["score"]))
 
 
+def mean_target(rows: Sequence[Row]) -> float | None:
+    """The target return of rows of one result; of headline targets, which may differ, the mean."""
+    targets = [row["target_return"] for row in rows]
+    return None if None in targets else float(np.mean(targets))
+
+
 def policy_names(rows: Sequence[Row]) -> list[str]:
     """The policy of each row as `summarise` names its result."""
     named: dict[int, str] = {}
@@ -112,7 +121,7 @@ def policy_names(rows: Sequence[Row]) -> list[str]:
 
 def named_pools(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """The name and the rows of each result."""
-    groups = identity.pools(rows, KEYS)
+    groups = identity.pools(rows, [key for key in KEYS if key != "target_return"])
     return list(zip(identity.names(groups), groups, strict=True))
 
 

@@ -106,12 +106,14 @@ def recorded(
 
 
 def begin_in(
-    policy: "Policy | Baseline", env: Env, target_returns: Targets, tasks: Sequence[str]
+    policy: "Policy | Baseline", env: Env, target_returns: Targets, seed: int, tasks: Sequence[str]
 ) -> Player:
     """A session of a `Policy`, or of a baseline, in an environment.
 
-    The groups are read here, since a reset may change them.
+    Its samples are drawn from the seed, whatever was played before. The groups are read here, since
+    a reset may change them.
     """
+    policy.reseed(seed)
     player: Player = policy.begin(
         tasks, horizon=env.horizon, target_returns=target_returns, groups=env.groups
     )

@@ -20,8 +20,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Evaluation `seed` draws its worlds with seeds from STARTS * seed on; logs begin at a million
-STARTS = 1000
+STARTS = 1000  # of each evaluation seed
+# seeds of worlds from 900,000 on measure the returns of references, those from a million make logs
+REFERENCE_STARTS = 900_000
+
+
+def start_seeds(seed: int, worlds: int) -> np.ndarray:
+    """(worlds,) seeds of the worlds of an evaluation, which no log and no other evaluation has.
+
+    Raises:
+        ValueError: there are none for this evaluation seed, or not as many.
+    """
+    most = REFERENCE_STARTS // STARTS - 1
+    if not 0 <= seed <= most:
+        raise ValueError(f"seed: expected 0 .. {most}, so that no start is in a log, got {seed}")
+    if worlds > STARTS:
+        wanted = f"at most {STARTS}, so that no other seed= has the same starts"
+        raise ValueError(f"episodes: expected {wanted}, got {worlds}")
+    return STARTS * seed + np.arange(worlds)
 
 
 class TeamEnv(Env):
@@ -206,7 +222,7 @@ class WorldTeams(TeamEnv, Generic[W]):
 
     def reset(self, seed: int) -> np.ndarray:
         E = int((self.condition == 0).sum())
-        seeds = STARTS * seed + np.tile(np.arange(E), len(self.labels))
+        seeds = np.tile(start_seeds(seed, E), len(self.labels))
         self.world = self.game.begin(seeds)
         self.meta = self.game.describe(self.world)
         self.num_actions = self.world.masks.shape[-1]

@@ -57,7 +57,7 @@ class ScoreWatch:
         if part not in self.envs:
             self.envs[part] = build(policy.config["env"], self.episodes)
         env = self.envs[part]
-        begin = partial(begin_in, policy, env, policy.target_return)
+        begin = partial(begin_in, policy, env, policy.target_return, SEED)
         episodes = rollout(begin, env, seed=SEED, observation_dim=policy.spec.observation_dim)
         return float(np.mean(env.score(episodes)))
 

@@ -6,13 +6,11 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from decisionllm.checks import listed
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node
-from decisionllm.runs import directory, hardware
+from decisionllm.runs import directory
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -43,9 +41,7 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
         config: of the command: its device, seed, act, and where it has them team and part.
         each_part: of a run on a mixture one policy for each part, or for those that `part` names.
     """
-    generator = torch.Generator(hardware.usable(config["device"]))  # of decode=sample, for all runs
-    generator.manual_seed(config["seed"])
-    acting = config["act"] | config.get("team", {}) | {"generator": generator}
+    acting = config["act"] | config.get("team", {})
     found = []
     for path in paths:
         parts: list[str] = []
@@ -53,6 +49,7 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
             _, info = directory.read(path)
             parts = listed(config["part"] or "") or list(info.get("parts", {}))
         for policy in loading.load_parts(path, parts, device=config["device"], **acting):
+            policy.reseed(config["seed"])
             found.append(OpenedRun(path, policy))
     return found
 

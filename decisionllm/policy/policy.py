@@ -86,6 +86,10 @@ class Policy(WindowReader):
         if self.planning_horizon:
             self.decider = ValuePlan(direct, self.planning_horizon, self.planning_value)
 
+    def reseed(self, seed: int) -> None:
+        """Draw samples and orders of deciding from this seed, from here on."""
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
     def act(self, histories: Sequence[History]) -> np.ndarray:
         """Choose the next action of N episodes.
 

@@ -165,7 +165,7 @@ def load_model(path: str | Path, config: Node, info: Json) -> Model:
     """
     # first, since the options of an earlier version may be others
     wrong = "the options of this run are not those of this version"
-    with explained(wrong, TypeError, KeyError, remedy=UPGRADE):
+    with explained(wrong, ValueError, remedy=UPGRADE):
         options = train_config(config)
     model = make_model(options, specs(info))
     restore(weights_folder(path, options), model, info)

@@ -27,21 +27,24 @@ NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
 def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> Model:
-    """Build the model of a run and fit its units, value and text reader to the training data.
+    """Build the model of a run. Of a new one, fit its units, value and text reader to the training
+    data; one that was begun has them in its checkpoint.
 
     A new run with init_from begins with the weights of that run.
     """
     specs = {name: each.store.spec for name, each in data.items()}
     model = make_model(config, specs.get("", specs))
     model.backbone.checkpoint_gradients(config.optim.gradient_checkpointing)
+    if begun:
+        return model
     started: set[str] = set()  # embodiments that begin with weights of another run
-    if config.init_from and not begun:
+    if config.init_from:
         started = checkpoint.start_from(config.init_from, model, config)
     for name, member in members(model).items():
         planner = member.planner
         plans = planner is not None
         fit_normalizer(member, data[name], changes=plans, started=name in started)
-        if planner is not None and not begun and name not in started:
+        if planner is not None and name not in started:
             fit_value(planner, member.normalizer, data[name], config)
     if model.backbone.features is not None:
         texts: list[str] = []
@@ -102,7 +105,7 @@ def fit_normalizer(
 
 def fit_value(planner: Planner, units: Normalizer, data: Data, config: TrainConfig) -> None:
     """Fit the value of a model to its training steps, in the model's units."""
-    bf16 = hardware.precision(config.device, config.optim.precision) == "bf16"
+    bf16 = hardware.precision("cpu", config.optim.precision) == "bf16"
     shown = transitions(planner, units, data)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=bf16):
         planner.fit(shown, units, seed=config.seed)

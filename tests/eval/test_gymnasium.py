@@ -60,16 +60,17 @@ def plain(env_id, seed):
 def test_a_rollout_equals_plain_loops_over_the_same_seeds(env_id):
     episodes = rollout(lambda tasks: Lean(), make(3, id=env_id), seed=7)
     for i, made in enumerate(episodes):
-        rewards, terminated, truncated = plain(env_id, 7 + i)
+        rewards, terminated, truncated = plain(env_id, 7_000_000 + i)
         np.testing.assert_array_equal(made.rewards, np.array(rewards, np.float32))
         assert (made.terminated, made.truncated) == (terminated, truncated)
     assert len({len(e.rewards) for e in episodes}) == (3 if env_id == "CartPole-v1" else 1)
 
 
-def test_the_same_seed_starts_the_same_episodes():
+def test_the_same_seed_starts_the_same_episodes_and_another_seed_none_of_them():
     env = make(3, id="CartPole-v1")
     one, same, other = (env.reset(seed).tolist() for seed in (0, 0, 1))
-    assert one == same and one[1:] == other[:2] and len(set(map(tuple, one))) == 3
+    assert one == same
+    assert len({*map(tuple, one), *map(tuple, other)}) == 6
 
 
 def test_a_time_limit_truncates_and_a_fall_terminates():
@@ -223,7 +224,7 @@ def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(row["policy"], row["protocol"], row["dataset"]) for row in rows] == [
         ("nano", "standard", "log"),
-        ("random", "scripted", "log"),
+        ("random", "scripted", "Pendulum-v1"),
     ]
     for row in rows:
         assert row["score"] == pytest.approx(100 * (row["return"] + 900) / 900)
@@ -574,7 +575,7 @@ def test_a_template_is_the_same_text_in_data_and_environments(monkeypatch):
         assert begun == [[each.task for each in made]], "a policy reads the texts of this reset"
         assert made[0].task == read.task != made[1].task
         env.reset(1)
-        assert env.tasks[0] == made[1].task
+        assert env.tasks[0] not in begun[0], "and not those of the last one"
 
 
 def test_a_template_of_an_unknown_part_is_refused():

@@ -51,6 +51,22 @@ def test_policies_of_one_world_share_a_table_whatever_they_were_trained_on():
     assert sum("20.0" in line for line in printed(rows[:2], 100)) == 1
 
 
+def test_headline_targets_of_each_seeds_own_data_are_one_result():
+    rows = [row(10, target_return=5.0), row(20, seed=1, target_return=5.5)]
+    (result,) = report.summarise(rows)
+    assert (result["seeds"], result["target_return"]) == (2, 5.25)
+    sweep = [{**each, "headline": False} for each in rows]
+    assert len(report.summarise(sweep)) == 2
+
+
+def test_scripted_players_of_two_environments_are_kept_and_told_apart(tmp_path):
+    short, long = ({"env": "e", "env.horizon": horizon} for horizon in (10, 20))
+    common = {"policy": "random", "run": None}
+    written(tmp_path, row(1, options=short, **common), row(2, options=long, **common))
+    rows = report.read_rows(tmp_path)
+    assert report.policy_names(rows) == ["random, env.horizon=10", "random, env.horizon=20"]
+
+
 def test_a_policy_trained_on_other_data_is_named_by_it():
     data = [{"dataset": "maze2d-umaze"}, {"dataset": "maze2d-umaze", "dataset.steps": 7}]
     rows = [row(i, dataset=str(i), options=each) for i, each in enumerate(data)]
@@ -302,7 +318,7 @@ def test_an_option_that_follows_the_seed_is_part_of_the_seed():
             s,
             s,
             fingerprint=f"data{s}",
-            options={"dataset.seed": s, "data.seed": 0, "init_from": f"runs/start-{s}"},
+            options={"dataset.seed": s, "data.seed": 0, "init_from": f"runs/v1/start-{s}"},
         )
         for s in (0, 1, 12)
     ]

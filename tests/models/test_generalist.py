@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from decisionllm.config import train_config
 from decisionllm.datasets import mixture, sampling, store, windows
+from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.mixture import embodiment_of
 from decisionllm.models.generalist import Generalist
 from decisionllm.policy import loading
@@ -77,6 +78,13 @@ def test_a_part_has_its_own_options_of_the_tokenizer(tmp_path, capsys):
     wrong = [word.replace("embedding", "embeddings") for word in words]
     assert command("train", *wrong, f"run={tmp_path}/wrong") == 1
     assert "embeddings" in capsys.readouterr().err
+
+
+def test_the_things_that_a_step_draws_are_independent():
+    """What is drawn for one does not tell what is drawn for another."""
+    drawn = np.array([[of_step(7, step, what).random() for what in Draw] for step in range(2000)])
+    among = np.corrcoef(drawn.T) - np.eye(len(Draw))
+    assert np.abs(among).max() < 0.1
 
 
 def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():

@@ -140,6 +140,14 @@ def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
         assert nothing["nll"] == 0
 
 
+def test_max_return_refuses_single_rows_which_would_never_predict_it():
+    model = make_model(CONTINUOUS, objective=MAX_RETURN)
+    one = make_batch(CONTINUOUS, [3], 4)
+    with pytest.raises(ValueError, match="at least 2 rows of optim.batch_size"):
+        model.train()(one)
+    assert model.eval()(one)["max_return"] == 0, "of the last rows of a validation"
+
+
 def test_max_return_is_an_expectile_on_rows_with_the_null_return():
     model = make_model(CONTINUOUS, objective=MAX_RETURN)
     batch = make_batch(CONTINUOUS, [3, 2, 3, 1], 4)

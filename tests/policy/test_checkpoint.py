@@ -562,7 +562,7 @@ def test_an_option_of_another_version_is_one_clear_error(tmp_path):
     file.write_text(file.read_text().replace("team:\n", "team:\n  shuffled: 1\n"))
     with pytest.raises(
         ValueError,
-        match="the options of this run are not those of this version .*'shuffled'.*train again",
+        match="the options of this run are not those of this version .*team.shuffled.*train again",
     ):
         loading.load(tmp_path / "run")
 

@@ -25,7 +25,7 @@ from decisionllm.domains.spread.world import (
     Teacher,
     pushes,
 )
-from decisionllm.eval.team_env import STARTS, TeamEnv
+from decisionllm.eval.team_env import TeamEnv, start_seeds
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 OMAR = (159.8, 516.8)  # S_random and S_expert of its paper: three agents, continuous actions
 # Mean returns of random play and of the expert teacher by number of agents, over 1,000 worlds each,
-# with seeds from REFERENCE_STARTS on; tests measure them again
-REFERENCE_STARTS = 900_000
+# with seeds from team_env.REFERENCE_STARTS on; tests measure them again
 REFERENCE = {
     "discrete": {
         2: (-21.2067, -5.8211),
@@ -133,13 +132,9 @@ class SpreadTeams(TeamEnv):
         self.bounds = np.array([bounds[n] for n in self.agents])  # (E, 2)
 
     def reset(self, seed: int) -> np.ndarray:
-        most = REFERENCE_STARTS // STARTS - 1
-        if not 0 <= seed <= most:
-            wanted = f"expected 0 .. {most}, so that no start is in a log"
-            raise ValueError(f"seed: {wanted}, got {seed}")
         E = int((self.condition == 0).sum())
         several = len(self.labels)
-        seeds = STARTS * seed + np.tile(np.arange(E), several)
+        seeds = np.tile(start_seeds(seed, E), several)
         self.world = Spread(seeds, self.agents, self.rules)
         self.time = 0
         drawn = np.random.default_rng(seed).random((E, self.world.alive.shape[1]))

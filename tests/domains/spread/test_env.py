@@ -9,6 +9,7 @@ from decisionllm.domains.spread import env as spread
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.domains.spread.world import HORIZON, TEACHERS, Spread, Teacher, pushes
 from decisionllm.eval.rollout import rollout
+from decisionllm.eval.team_env import REFERENCE_STARTS
 
 
 def play(env, name="expert", seed=0):
@@ -26,7 +27,7 @@ def scores(env, name="expert"):
 @pytest.mark.parametrize(("agents", "actions"), [(2, "discrete"), (3, "continuous")])
 def test_the_references_are_what_is_measured_again(agents, actions):
     for kind, found in zip(("random", "expert"), spread.REFERENCE[actions][agents], strict=True):
-        world = Spread(spread.REFERENCE_STARTS + np.arange(1000), agents)
+        world = Spread(REFERENCE_STARTS + np.arange(1000), agents)
         player = Teacher(
             world, TEACHERS.index(kind), np.random.default_rng(0), discrete=actions == "discrete"
         )
