@@ -80,6 +80,8 @@ class Env(Protocol):
         num_actions: C of discrete actions, 0: continuous ones; a policy of other actions is
             refused. None: not checked.
         action_dim: A of continuous actions; a policy of another size is refused. None: not checked.
+        action_range: least and greatest of each of A continuous numbers, each (A,); a note says
+            where the data go beyond. None: not compared.
         observation_parts: (name, numbers) of the parts of an observation, in the order of its
             columns, to compare with those of the data;
             empty: unknown, or one vector.
@@ -101,6 +103,7 @@ class Env(Protocol):
     reference: tuple[float, float] | None = None
     num_actions: int | None = None
     action_dim: int | None = None
+    action_range: tuple[Sequence[float], Sequence[float]] | None = None
     observation_parts: Sequence[tuple[str, int]] = ()
     action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None

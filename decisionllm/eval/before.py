@@ -11,6 +11,7 @@ from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.store import Store
 from decisionllm.eval.layout import check_env
+from decisionllm.eval.rollout import checked_step
 from decisionllm.files import explained
 from decisionllm.protocols import Env
 from decisionllm.registry import Node, build
@@ -111,6 +112,7 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     name = f"env of {trained.label}" if trained.label else "env"
     note = check_env(trained.spec, trained.info, env, name)
     check_size(env, trained.spec, name)
+    try_step(env, trained.spec)
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]
     return [note for note in notes if note]
@@ -125,6 +127,18 @@ def check_size(env: Env, spec: Spec, name: str) -> None:
         wanted = f"observations of {spec.observation_dim} numbers, as in the data"
         remedy = f"give the environment of the data, or {WITHOUT}"
         raise ValueError(f"{name}: expected {wanted}, got {size}; {remedy}")
+
+
+def try_step(env: Env, spec: Spec) -> None:
+    """Take one step in an environment; a ValueError if its results are not what `Env.step` says."""
+    env.reset(0)
+    actions = np.zeros((len(env.tasks), spec.action_dim), np.float32)
+    masks = env.action_masks
+    if masks is not None:
+        actions[:, 0] = masks.argmax(1)  # the first that is allowed
+    elif not spec.num_actions:
+        actions[:] = np.add(spec.low, spec.high) / 2
+    checked_step(env, actions)
 
 
 def check_horizon(env: Env, longest: int | None, name: str) -> None:

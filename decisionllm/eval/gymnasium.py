@@ -28,6 +28,16 @@ from decisionllm.registry import register
 STARTS = 1_000_000  # of each evaluation seed
 
 
+def two_returns(reference: Sequence[float]) -> tuple[float, float]:
+    """The option `reference`, which normalises scores; a ValueError unless it is two returns."""
+    with explained("env.reference: expected two numbers", TypeError, ValueError):
+        low, high = (float(number) for number in reference)
+    if not np.isfinite([low, high]).all() or low == high:
+        wanted = "two returns, of a random policy and of an expert"
+        raise ValueError(f"env.reference: expected {wanted}, got {list(reference)}")
+    return low, high
+
+
 class GymnasiumEnv(Env):
     """N Gymnasium environments, stepped one by one.
 
@@ -64,10 +74,7 @@ class GymnasiumEnv(Env):
         self.name = spec.id
         self.unit = "return"
         if reference:
-            if len(reference) != 2 or reference[0] == reference[1]:
-                wanted = "the returns of a random policy and of an expert"
-                raise ValueError(f"env.reference: expected {wanted}, got {list(reference)}")
-            self.reference = reference[0], reference[1]
+            self.reference = two_returns(reference)
             self.unit = ""
         self.envs = envs
         self.space = envs[0].action_space
@@ -77,6 +84,8 @@ class GymnasiumEnv(Env):
         action = action_spec(self.space)
         self.num_actions = action.get("num_actions", 0)
         self.action_dim = action["action_dim"]
+        if not self.num_actions:
+            self.action_range = action["low"], action["high"]
         self.action_parts = action_parts(self.space)
         self.part = part
         self.observation_space = minari.observed(envs[0].observation_space, part)

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from decisionllm.datasets.spaces import VECTOR, in_words
 from decisionllm.protocols import Env
 from decisionllm.schema import Json, Spec
 
+CLOSE = 1e-5  # rounding of a bound in float32
 LIKE_THE_DATA = "give an environment like that of the data"
 
 
@@ -28,7 +31,11 @@ def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
         ValueError: they differ.
     """
     check_actions(spec, env, name)
-    notes = [_observation_note(dataset, env, name), _action_note(dataset, env, name)]
+    notes = [
+        _observation_note(dataset, env, name),
+        _action_note(dataset, env, name),
+        _range_note(spec, env),
+    ]
     said = "; ".join(filter(None, notes))
     return f"{name}: {said}" if said else ""
 
@@ -77,6 +84,19 @@ def _action_note(dataset: Json, env: Env, name: str) -> str:
         f"np.ravel_multi_index(parts, {other}); state it if the data's are the same: "
         f"from_episodes(..., action_parts={other})"
     )
+
+
+def _range_note(spec: Spec, env: Env) -> str:
+    """The note on actions of the data that the environment does not take, see `check_env`."""
+    if env.action_range is None or spec.num_actions:
+        return ""
+    low, high = np.array(env.action_range)
+    within = np.array(spec.low) >= low - CLOSE, np.array(spec.high) <= high + CLOSE
+    if np.all(within):
+        return ""
+    own = f"{list(spec.low)} .. {list(spec.high)}"
+    taken = f"{low.tolist()} .. {high.tolist()}"
+    return f"the data's actions reach from {own}, the environment takes {taken}"
 
 
 def check_actions(spec: Spec, env: Env, name: str) -> None:

@@ -57,7 +57,7 @@ def rollout(
         chosen = np.asarray(player.act(observations[running], rewards, masks), np.float32)
         actions = np.zeros((N, chosen.shape[1]), np.float32)
         actions[running] = chosen
-        after, gains, ended, truncated = env.step(actions)
+        after, gains, ended, truncated = checked_step(env, actions)
         steps.append((observations, actions, np.array(gains, np.float32)))
         observations = np.array(after, np.float32)
         lengths[running] += 1
@@ -103,6 +103,32 @@ def recorded(
         )
         episodes.append(episode)
     return episodes
+
+
+def checked_step(
+    env: Env, actions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`Env.step`, whose results are as the protocol says.
+
+    Raises:
+        ValueError: they are not.
+    """
+    N = len(actions)
+    names = ("observations", "rewards", "terminated", "truncated")
+    result = env.step(actions)
+    if not isinstance(result, tuple) or len(result) != len(names):
+        got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        raise ValueError(f"env.step: expected {', '.join(names)}, got {got}")
+    arrays = [np.asarray(part) for part in result]
+    for name, array in zip(names, arrays, strict=True):
+        if array.shape[:1] != (N,) or array.ndim != 1 + (name == "observations"):
+            wanted = f"({N}, S)" if name == "observations" else f"({N},)"
+            raise ValueError(f"env.step: expected {name} of shape {wanted}, got {array.shape}")
+    observations, rewards, terminated, truncated = arrays
+    for name, array in zip(names[2:], arrays[2:], strict=True):
+        if array.dtype != bool:
+            raise ValueError(f"env.step: expected {name} of bool, got {array.dtype}")
+    return observations, rewards, terminated, truncated
 
 
 def begin_in(

@@ -41,6 +41,9 @@ class Conditioned(Protocol):
     @property
     def spec(self) -> Spec: ...
 
+    @property
+    def return_conditioned(self) -> bool: ...
+
     def check_horizon(self, horizon: int) -> None: ...
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray: ...
@@ -75,6 +78,7 @@ class EpisodeBuffer(Player):
         self.rewards = np.zeros((N, horizon))
         self.masks = np.ones((N, horizon, spec.num_actions), bool) if spec.num_actions else None
         self.now = np.zeros(N, int)  # the step to decide next
+        self.unrewarded = np.zeros(N, bool)  # whether the reward of the last step is not known
         self.active: Rows = ALL  # the episodes that continue
 
     def act(
@@ -86,12 +90,22 @@ class EpisodeBuffer(Player):
         """Choose the next actions (M, A) of the episodes that continue, see `Player.act`.
 
         Raises:
-            ValueError: a number is not finite, a shape does not fit, or the horizon is exceeded.
+            ValueError: a number is not finite, a shape does not fit, the horizon is exceeded, or
+                rewards that the return-to-go needs are left out.
         """
+        if rewards is None and self.needs_rewards():
+            wanted = "those of the last step, which the return-to-go is reduced by"
+            raise ValueError(f"rewards: expected {wanted}, got none")
         self.observe(observations, rewards, action_masks, self.active)
         actions = self.decide(self.active)
         self.record_action(actions, self.active)
         return actions
+
+    def needs_rewards(self) -> bool:
+        """Whether a return-to-go of these episodes depends on the rewards of a step before."""
+        policy = self.policy
+        is_reduced = policy.return_conditioned and not policy.return_horizon
+        return is_reduced and bool(self.unrewarded[self.active].any())
 
     def numbers(self, rows: Rows = ALL) -> np.ndarray:
         """(M,) int, the numbers of these rows."""
@@ -123,6 +137,7 @@ class EpisodeBuffer(Player):
         if rewards is not None:
             _check_step("rewards", rewards, (M,))
             self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
+            self.unrewarded[rows] = False
         if action_masks is not None and self.masks is not None:
             _check_step("action_masks", action_masks, (M, self.masks.shape[2]))
             check_allowed(action_masks)
@@ -144,11 +159,13 @@ class EpisodeBuffer(Player):
         """Take in the actions (M, A) that were taken at the current step of these rows."""
         self.actions[self.numbers(rows), self.now[rows]] = actions
         self.now[rows] += 1
+        self.unrewarded[rows] = True
 
     def restore_row(self, row: int, history: History) -> None:
         """Give a row the past of an episode that has begun; the last observation is not used."""
         t = len(history.actions)
         self.now[row] = t
+        self.unrewarded[row] = False
         self.observations[row, :t] = history.observations[:t]
         self.actions[row, :t] = history.actions
         self.rewards[row, :t] = history.rewards
@@ -164,6 +181,7 @@ class EpisodeBuffer(Player):
             self.masks = self.masks[rows]
         self.targets = self.targets[rows]
         self.now = self.now[rows]
+        self.unrewarded = self.unrewarded[rows]
 
     def masks_at(self, each: np.ndarray) -> np.ndarray | None:
         """Which actions are allowed at the current step of these rows, (M, C) bool or None."""

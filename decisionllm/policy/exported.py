@@ -75,6 +75,11 @@ class ExportedPolicy:
             self.text_graph = graph("text.onnx")
             self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
+    @property
+    def return_conditioned(self) -> bool:
+        """Whether the policy reads a return-to-go."""
+        return "returns_to_go" in self.inputs
+
     def act(self, histories: Sequence[History]) -> np.ndarray:
         """The next actions of N episodes, (N, A) raw units; each window is read afresh."""
         actions = []

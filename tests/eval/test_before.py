@@ -93,13 +93,6 @@ def test_what_may_be_meant_so_is_a_note():
     assert compare(Small(text="Run."), trained(["Go."], info={"wordings": {}}), longest=20) == []
 
 
-def test_stated_sizes_need_no_start_of_the_environment():
-    env = Small()
-    env.observation_parts = [("observation", 2)]
-    before = Small.started
-    assert compare(env, trained(), longest=20) == [] and Small.started == before
-
-
 def log(tmp_path, *, actions=None, horizon=200):
     """A store of 40 episodes of three steps: four observations, an action within -1 .. 1 or one of
     two.
@@ -188,3 +181,33 @@ def test_a_run_that_is_continued_needs_no_environment(tmp_path, monkeypatch):
     assert command(*words) == 0
     monkeypatch.setattr(PointEnv, "__init__", None)
     assert command(*words) == 0
+
+
+class Wrong(Small):
+    """An environment whose step returns this."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def step(self, actions):
+        return self.result
+
+
+SEEN, OVER = np.zeros((1, 2)), np.ones(1, bool)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ((SEEN, np.zeros(1), OVER, OVER, {}), "expected observations, rewards, terminated, "),
+        (SEEN, "truncated, got ndarray"),
+        ((SEEN, 0.0, OVER, OVER), r"expected rewards of shape \(1,\), got \(\)"),
+        ((SEEN[0], np.zeros(1), OVER, OVER), r"expected observations of shape \(1, S\), got"),
+        ((SEEN, np.zeros(1), np.ones(1, int), OVER), "expected terminated of bool, got int64"),
+        ((SEEN, np.zeros(1), OVER, np.ones((1, 1), bool)), "expected truncated of shape"),
+    ],
+)
+def test_a_step_that_returns_something_else_is_refused_before_training(result, message):
+    with pytest.raises(ValueError, match=message):
+        compare(Wrong(result), trained(), longest=20)

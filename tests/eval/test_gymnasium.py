@@ -89,7 +89,7 @@ def test_scores_are_returns_or_normalised_by_the_reference():
     for wrong in ([1], [2, 2]):
         with pytest.raises(
             ValueError,
-            match=r"env.reference: expected the returns of a random policy and of an expert",
+            match=r"env.reference: expected two (returns, of a random policy and of an|numbers)",
         ):
             make(1, id="Pendulum-v1", reference=wrong)
 

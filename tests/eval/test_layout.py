@@ -138,3 +138,15 @@ def test_data_without_parts_of_an_action_get_a_note():
         "np.ravel_multi_index(parts, [3, 2])" in note
         and "from_episodes(..., action_parts=[3, 2])" in note
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "noted"), [(-0.1, 0.1, True), (-1, 0.5, True), (-1, 1, False), (-2, 2, False)]
+)
+def test_actions_beyond_the_range_of_the_environment_get_a_note(low, high, noted):
+    spec = Spec(observation_dim=2, action_dim=1, horizon=9, low=(-1.0,), high=(1.0,))
+    env = PointEnv(1)
+    env.action_dim = 1
+    env.action_range = (low,), (high,)
+    note = check_env(spec, {}, env, "env")
+    assert ("the data's actions reach from [-1.0] .. [1.0], the environment takes" in note) == noted

@@ -414,6 +414,17 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
         session.act(np.zeros((2, 3)), np.zeros((2, 1)))
 
 
+def test_rewards_that_the_return_to_go_needs_are_not_left_out():
+    seen = np.zeros((2, 3))
+    session = make_policy(CONTINUOUS, target_return=5.0).begin(["", ""], 3)
+    session.act(seen)
+    with pytest.raises(ValueError, match="^rewards: expected those of the last step"):
+        session.act(seen)
+    constant = make_policy(CONTINUOUS, return_horizon=4).begin(["", ""], 3)
+    constant.act(seen)
+    constant.act(seen)
+
+
 @pytest.mark.parametrize("target", [np.nan, np.inf])
 def test_a_target_that_is_no_number_is_refused(target):
     policy = make_policy(CONTINUOUS)
