@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -406,17 +406,15 @@ def draw(
     run: OpenedRun,
     results: Results,
 ) -> None:
-    """Write pictures of a headline row of the first condition, unless its label is drawn already."""
-    path, policy, config = run.path, run.policy, run.config
-    drawn = results.drawn
-    changed = row.extra.get("changed", "")
-    label = file_name(row.policy, row.protocol, changed, str(row.seed), config.get("part", ""))
-    if drawn.get(label, path) != path and not contender.scripted:
-        label = file_name(label, str(path))
+    """Write pictures of a headline row of the first condition, unless they are there already."""
+    policy = run.policy
     first, *_ = env.conditions(policy.execution, contender.scripted)
-    if label in drawn or not row.headline or row.protocol != first:
+    if not row.headline or row.protocol != first:
         return
-    drawn[label] = path
+    label = picture_label(row, contender, run, results.drawn)
+    if label in results.drawn:
+        return
+    results.drawn[label] = run.path
     pictures = {"rollout": env.draw(part, f"{row.policy}, {row.protocol}: {row.score:.1f}")}
     if isinstance(policy, Policy) and not contender.scripted:
         title = f"{row.policy}: attention to the text"
@@ -424,6 +422,22 @@ def draw(
     for name, picture in pictures.items():
         if picture is not None:
             picture.savefig(results.folder / f"{name}-{label}.png")
+
+
+def picture_label(
+    row: Report, contender: Contender, run: OpenedRun, drawn: Mapping[str, Path]
+) -> str:
+    """The label of a row's pictures; with its path where another run has the same label.
+
+    drawn: the run of each label. Scripted players are the same in every run.
+    """
+    changed = row.extra.get("changed", "")
+    part = run.config.get("part", "")
+    label = file_name(row.policy, row.protocol, changed, str(row.seed), part)
+    owner = drawn.get(label, run.path)
+    if contender.scripted or owner == run.path:
+        return label
+    return file_name(label, str(run.path))
 
 
 def file_name(*words: str) -> str:

@@ -186,9 +186,6 @@ class Env(Protocol):
         return None
 
 
-EnvDefaults = Env  # its name where it is subclassed in 0.2.0
-
-
 class Distribution(Protocol):
     """A distribution over actions, in the model's units: continuous actions within -1 .. 1,
     discrete ones as an index.

@@ -56,7 +56,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     has_steps = steps.end > steps.first
     episodes = episodes[has_steps[episodes]]
     held_out = held_out[has_steps[held_out]]
-    measured = steps  # the loss on held-out windows is that of recorded actions
+    measured = steps
     if store.action_weight is not None:
         recorded = some_recorded(store)
         held_out = held_out[recorded[held_out]]
@@ -64,10 +64,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
             episodes = episodes[recorded[episodes]]
             check_unread(config, store, episodes)
         else:
-            steps = build(config.fill_actions, store, steps, episodes, config.seed)
-            measured = replace(
-                steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight
-            )
+            steps, measured = filled(config, store, steps, episodes)
     check_targets(config, store, steps, episodes)
     make = sampler_maker(config, store)
     weights = sampling.part_weights(store, steps, episodes, shares)
@@ -88,6 +85,17 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         tasks = sampler.tasks
     data = Data(store, steps, episodes, held_out, sampler, validators, tasks, config.window)
     return reworded(config, augmented(config, data), sampler.texts)
+
+
+def filled(
+    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
+) -> tuple[windows.Steps, windows.Steps]:
+    """The steps with the actions that the log lacks filled in: to train on, and to measure on,
+    where the loss is that of recorded actions alone.
+    """
+    trained = build(config.fill_actions, store, steps, episodes, config.seed)
+    measured = replace(trained, loss_mask=steps.loss_mask, action_weight=steps.action_weight)
+    return trained, measured
 
 
 def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
