@@ -161,7 +161,8 @@ def test_held_out_groups_do_not_depend_on_the_fraction(finished):
 def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     policy = make_policy(store.spec, timesteps="none")
-    config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1}
+    parts = {"dataset": {}, "backbone": {}, "head": {}}
+    config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
     found = scaling_run.measure(policy, config, store, 2**14)
     _, held_out = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])

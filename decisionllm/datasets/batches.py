@@ -80,11 +80,27 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
             "none; give more"
         )
-    tasks: Sequence[str] = list(store.tasks)
-    if isinstance(sampler, team_windows.TeamSampler):
-        tasks = sampler.tasks
+    tasks = texts_of(store, sampler)
     data = Data(store, steps, episodes, held_out, sampler, validators, tasks, config.window)
     return reworded(config, augmented(config, data), sampler.texts)
+
+
+def read_windows(
+    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
+) -> tuple[Callable[[int], Window], Sequence[str]]:
+    """number -> windows of these episodes, as a run with this config reads them but not varied, and
+    the texts of their rows.
+    """
+    sampler = sampler_maker(config, store)(steps, episodes=episodes, seed=config.seed)
+    tasks = texts_of(store, sampler)
+    data = Data(store, steps, episodes, episodes, sampler, {}, tasks, config.window)
+    data = reworded(config, data, sampler.texts)
+    return data.sampler, data.tasks
+
+
+def texts_of(store: Store, sampler: sampling.Sampler) -> Sequence[str]:
+    """The texts of the rows that a sampler draws, by index."""
+    return sampler.tasks if isinstance(sampler, team_windows.TeamSampler) else list(store.tasks)
 
 
 def filled(

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 
 from decisionllm.config import flat, train_config
 from decisionllm.datasets import sampling, windows
-from decisionllm.datasets.batches import to_batch, wordings
+from decisionllm.datasets.batches import read_windows, to_batch
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.evaluate import evaluate
 from decisionllm.files import read_lines
@@ -281,17 +281,17 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
 
 
 def held_out_windows(config: Node, store: Store) -> tuple[Callable[[int], Window], Sequence[str]]:
-    """number -> windows of the held-out groups, as a run reads them, and the texts of their rows."""
-    data = config["data"]
-    _, episodes = sampling.select(store, held_out=data["held_out"], seed=data["seed"])
-    steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
+    """number -> windows of the held-out groups, as a run reads them, and the texts of their rows.
+
+    The windows are the same for every training seed.
+    """
+    own = train_config(config)
+    options = replace(own, seed=0, optim=replace(own.optim, batch_size=BATCH))
+    data = options.data
+    _, episodes = sampling.select(store, held_out=data.held_out, seed=data.seed)
+    steps = windows.of_store(store, return_horizon=options.model.return_horizon)
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    sampler = sampling.sampler(data.get("rows_per_text", 1), store.task)
-    draw = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
-    words = wordings(store, config.get("text_wordings", 0))
-    if words is None:
-        return draw, store.tasks
-    return words.sampler(draw, task=store.task, seed=0, texts=draw.texts), words
+    return read_windows(options, store, steps, episodes)
 
 
 def errors(model: SequenceModel, batch: Batch) -> list[float]:
