@@ -227,7 +227,8 @@ def test_a_head_without_a_floor_is_refused(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     policy = make_policy(store.spec)
     del policy.model.head.loss_floor
-    config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1}
+    parts = {"dataset": {}, "backbone": {}, "head": {}}
+    config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
     with pytest.raises(AttributeError, match="loss_floor"):
         scaling_run.measure(policy, config, store, 1)
 
