@@ -411,13 +411,7 @@ def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
     log = toy((2,))
     values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     values[3] = np.nan
-    agents = {
-        name: column
-        for name, column in log.agents.items()
-        if name not in ("action", "available", "loss_mask")
-    }
-    types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
-    log = replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
+    log = continuous(log, values)
     team.write(tmp_path / "log", log)
     store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
@@ -428,6 +422,38 @@ def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
         and store.spec.num_actions == 0
     )
     assert store.spec.entity_schema == (("own", 4, 1),)
+
+
+def continuous(log, values):
+    """The same log with `action_values` in place of its discrete actions."""
+    discrete = ("action", "available", "loss_mask")
+    agents = {name: column for name, column in log.agents.items() if name not in discrete}
+    types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
+    return replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
+
+
+@pytest.mark.parametrize("bad", [[0.5], [0.5, None], [np.nan, 0.5], [np.inf, 0.5]])
+def test_a_continuous_action_is_there_as_a_whole_or_not_at_all(tmp_path, bad):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    team.write(tmp_path / "log", continuous(toy((2,)), np.zeros((12, 2))))
+    file = tmp_path / "log/agents.parquet"
+    table = parquet.read_table(file)
+    at = table.column_names.index("action_values")
+
+    def given(*values):
+        lists = [*values, *[[0.5, 0.2]] * (12 - len(values))]
+        column = pa.array(lists, pa.list_(pa.float32()))
+        parquet.write_table(table.set_column(at, "action_values", column), file)
+        return load(path=str(tmp_path / "log"))
+
+    store = write(tmp_path / "s", given(None, [], [np.nan, np.nan]))
+    # rows of a file are sorted by step, then by agent
+    assert np.flatnonzero(~store.loss_mask).tolist() == [0, 1, 6]
+    wanted = r"agents, row 1 \(group 0, step 0, agent 0\): action_values: expected finite numbers"
+    with pytest.raises(ValueError, match=wanted):
+        given(bad)
 
 
 BAD = {
@@ -495,7 +521,13 @@ BAD = {
         "agents",
         (2, 2, 4),
         {"action": 3},
-        "action: expected an index below 3, got 3",
+        "action: expected an index below 3, or -1 where no action was recorded, got 3",
+    ),
+    "an action below -1": (
+        "agents",
+        (2, 2, 4),
+        {"action": -7},
+        "action: expected an index below 3, or -1 where no action was recorded, got -7",
     ),
     "no action though it is a target": (
         "agents",

@@ -320,7 +320,7 @@ def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> "pa.Array":
         return pa.DictionaryArray.from_arrays(column, list(log.meta[NAMES[name]]))
     missing = None
     if name == "action":
-        missing = column < 0
+        missing = column == MISSING[name]
     elif name == "reward":
         missing = np.isnan(column)
     return pa.array(column, mask=missing)
