@@ -270,6 +270,11 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         wanted = "every type in meta to have num_actions, or all the same low and high"
         raise ValueError(f"{rows.log.path}: expected {wanted}")
     taken = _taken(rows, "action_values")
+    low, _ = bounds[0]
+    width = taken.shape[1]
+    if width != len(low):
+        wanted = f"{len(low)} numbers, as low and high in meta have, got {width}"
+        raise ValueError(f"{rows.log.path}, agents, action_values: expected {wanted}")
     recorded = ~np.isnan(taken).all(1)
     in_part = (
         "action_values: expected finite numbers, or NaN in every one where no action was recorded, "

@@ -456,6 +456,13 @@ def test_a_continuous_action_is_there_as_a_whole_or_not_at_all(tmp_path, bad):
         given(bad)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_continuous_action_has_as_many_numbers_as_its_bounds(width):
+    wanted = f"agents, action_values: expected 2 numbers, as low and high in meta have, got {width}"
+    with pytest.raises(ValueError, match=wanted):
+        source(continuous(toy((2,)), np.zeros((12, width))))
+
+
 BAD = {
     "an agent that is not in steps": (
         "agents",
