@@ -10,7 +10,7 @@ from rich.console import Console
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import Survey, reported, survey
-from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
+from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
 from decisionllm.datasets.team_card import coverage
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
@@ -48,6 +48,7 @@ def data(config: Node) -> Store | None:
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
         store = prepare(config["dataset"], config["cache_dir"], transform)
+    check_texts(config.get("text", "none"), [store])
     return_horizon = config["model"]["return_horizon"]
     console.print("\n".join(card(store, return_horizon=return_horizon)))
     shown = window(store, config["window"], return_horizon=return_horizon, seed=config["seed"])

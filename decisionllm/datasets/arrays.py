@@ -75,7 +75,7 @@ def load(
     check_ends(file, blocks(file, widths))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
-    info = {"name": name or file.stem, "text": text, "file": str(file)}
+    info = {"name": name or file.stem, "text": text, "file": str(file)} | unread(text, task)
     return Source(spec, episodes, info)
 
 
@@ -217,6 +217,15 @@ def constant_text(
     if not task:
         raise ValueError(f"{group}.task: text={text} needs a text, got none; give {group}.task=...")
     return task
+
+
+def unread(text: str, task: str) -> Json:
+    """What the info of a store says of a task text that is given but not read; see
+    `faults.reported`.
+    """
+    if not task or text != "none":
+        return {}
+    return {"faults": [f"the task text {task!r} is not read, since text=none"]}
 
 
 def spec_of(

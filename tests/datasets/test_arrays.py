@@ -127,6 +127,12 @@ def test_a_constant_text_needs_a_task(tmp_path):
         load(path=put(tmp_path / "a.npz"), text="goal")
 
 
+def test_a_task_that_is_not_read_is_a_fault_of_the_log(tmp_path):
+    source = load(path=put(tmp_path / "a.npz"), task="Fill.")
+    assert source.info["faults"] == ["the task text 'Fill.' is not read, since text=none"]
+    assert "faults" not in load(path=put(tmp_path / "a.npz"), task="Fill.", text="constant").info
+
+
 def test_a_column_that_is_a_group_of_hdf5_is_refused(tmp_path):
     with h5py.File(tmp_path / "dict.hdf5", "w") as file:
         for key, column in columns().items():
