@@ -349,6 +349,7 @@ def _observations(rows: TableRows, capacity: int) -> tuple[np.ndarray, Schema]:
         ends = np.arange(len(raw) + 1) * raw[:1].size
     starts = ends[rows.numbers]
     lengths = np.diff(ends)[rows.numbers]
+    rows.refuse(lengths == 0, "observation: expected at least one number, got none")
 
     kinds = rows["agent_type"]
     first = {}  # numbers of the first observation of each type

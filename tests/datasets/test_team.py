@@ -648,6 +648,49 @@ def test_columns_that_do_not_fit_are_refused_by_name():
         source(replace(log, agents=log.agents | {"available": np.ones((12, 2), bool)}))
 
 
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"horizon": "5"}, "horizon: expected a whole number above 0, got '5'"),
+        ({"horizon": None}, "horizon: expected a whole number above 0, got None"),
+        ({"types": ["guard"]}, r"types: expected {NAME: DESCRIPTION}, got \['guard'\]"),
+    ],
+)
+def test_meta_of_other_types_is_refused_by_its_key(meta, message):
+    with pytest.raises(ValueError, match=f"log, meta, {message}"):
+        toy((2,), **meta)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (3, ": expected {KEY: VALUE}, got 3"),
+        ({"num_actions": "3"}, ", num_actions: expected a whole number above 0, got '3'"),
+        ({"num_actions": 3.0}, ", num_actions: expected a whole number above 0, got 3.0"),
+        ({"num_actions": 0}, ", num_actions: expected a whole number above 0, got 0"),
+        ({"low": -1, "high": 1}, r", low, high: expected \[NUMBER, ...\] each, of one length"),
+        ({"low": [-1], "high": [1, 1]}, r", low, high: expected .* got \[-1\] and \[1, 1\]"),
+        ({"low": [-1, "a"], "high": [1, 1]}, r", low, high: expected .* got \[-1, 'a'\] and"),
+        ({"observations": [["own", 2, 1]]}, ", observations: expected {length: "),
+    ],
+)
+def test_a_type_of_agents_of_other_values_is_refused(description, message):
+    with pytest.raises(ValueError, match=f"log, meta, type guard{message}"):
+        toy((2,), types={"guard": description})
+
+
+def test_a_table_without_rows_is_refused(tmp_path):
+    for table in ("steps", "agents"):
+        log = even(toy((2,)))
+        nothing = {name: column[:0] for name, column in getattr(log, table).items()}
+        with pytest.raises(ValueError, match=f"log, {table}: expected at least one row, got none"):
+            replace(log, **{table: nothing})
+    log = even(toy((2,)))
+    blind = replace(log, agents=log.agents | {"observation": np.ones((12, 0))})
+    with pytest.raises(ValueError, match="observation: expected at least one number, got none"):
+        source(blind)
+
+
 def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
@@ -676,6 +719,8 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     refused("agents.parquet: not a readable Parquet file, perhaps cut")
     (tmp_path / "log/meta.json").write_text('{"format": 2}')
     refused("meta.json: expected format 1, got 2")
+    (tmp_path / "log/meta.json").write_text("[]")
+    refused(r"meta.json: expected {KEY: VALUE}, got \[\]")
     (tmp_path / "log/meta.json").write_text("{")
     refused("meta.json: expected JSON that describes a log")
 
@@ -714,8 +759,10 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     )
     # what it does not say is as before
     assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
-    with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes a log"):
-        load(path=str(tmp_path / "log"), meta=str(tmp_path / "none.json"))
+    (tmp_path / "other.json").write_text('{"types": {"guard": 3}}')
+    for file in ("none.json", "other.json"):
+        with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes"):
+            load(path=str(tmp_path / "log"), meta=str(tmp_path / file))
 
 
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
