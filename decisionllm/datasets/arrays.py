@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 import h5py
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import is_numbers, one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
@@ -70,6 +70,9 @@ def load(
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
     words = constant_text("dataset", text, task)
+    for key, bounds in {"low": low, "high": high}.items():
+        if not is_numbers(bounds):
+            raise ValueError(f"dataset.{key}: expected a list of numbers, got {bounds!r}")
     file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
     check_ends(file, blocks(file, widths))

@@ -116,6 +116,13 @@ def test_options_name_the_data_the_task_and_the_space(tmp_path):
     )
 
 
+@pytest.mark.parametrize("bounds", [["a"], [None], 3])
+@pytest.mark.parametrize("key", ["low", "high"])
+def test_bounds_that_are_no_numbers_are_refused(key, bounds, tmp_path):
+    with pytest.raises(ValueError, match=rf"dataset.{key}: expected a list of numbers, got"):
+        load(path=put(tmp_path / "a.npz"), **{key: bounds})
+
+
 def test_a_constant_text_needs_a_task(tmp_path):
     with pytest.raises(
         ValueError, match="dataset.task: text=constant needs a text, got none; give dataset.task="

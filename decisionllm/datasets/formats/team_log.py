@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decisionllm.checks import is_numbers
 from decisionllm.files import absent, atomic, explained
 from decisionllm.schema import Json, refuse
 
@@ -100,7 +101,7 @@ class Log:
     path: str = "log"
 
     def __post_init__(self) -> None:
-        check_meta(self.path, self.meta)
+        _check_meta(self.path, self.meta)
         for table, columns in self.tables.items():
             _check_names(f"{self.path}, {table}", table, columns)
             if not len(columns["group"]):
@@ -184,7 +185,7 @@ class TableRows:
         refuse(f"{where}: ", wrong, message, *values)
 
 
-def check_meta(where: str, meta: Json) -> None:
+def _check_meta(where: str, meta: Json) -> None:
     """Raise a ValueError if the meta of a log lacks a key, or has a value of another type.
 
     where: the log, to begin a message with.
@@ -208,7 +209,7 @@ def _check_agent_type(where: str, agent_type: object) -> None:
         _check_count(f"{where}, num_actions", agent_type["num_actions"])
     bounds = [agent_type[key] for key in ("low", "high") if key in agent_type]
     for bound in bounds:
-        if not _is_numbers(bound) or len(bound) != len(bounds[0]):
+        if not is_numbers(bound) or len(bound) != len(bounds[0]):
             wanted = "[NUMBER, ...] each, of one length"
             got = " and ".join(map(repr, bounds))
             raise ValueError(f"{where}, low, high: expected {wanted}, got {got}")
@@ -222,13 +223,6 @@ def _check_count(where: str, value: object) -> None:
     """Raise a ValueError unless a value of meta is a whole number above 0."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{where}: expected a whole number above 0, got {value!r}")
-
-
-def _is_numbers(value: object) -> bool:
-    """Whether a value of meta is a list of numbers."""
-    if not isinstance(value, list | tuple):
-        return False
-    return all(isinstance(number, int | float | np.number) for number in value)
 
 
 def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
@@ -381,7 +375,7 @@ def read_meta(folder: Path) -> Json:
         raise ValueError(f"{folder}/meta.json: expected {{KEY: VALUE}}, got {meta!r}")
     if meta.get("format") != FORMAT:
         raise ValueError(f"{folder}/meta.json: expected format {FORMAT}, got {meta.get('format')}")
-    check_meta(str(folder), meta)
+    _check_meta(str(folder), meta)
     return meta
 
 
