@@ -148,7 +148,7 @@ def choice(group: str, name: str, /, **options: object) -> Node:
     Args:
         group: dataset, env, backbone or head.
         name: as registered.
-        options: in place of its defaults.
+        options: in place of its defaults. A Path becomes text: a config holds what JSON can hold.
 
     Raises:
         ValueError: no such choice, or it has no such option.
@@ -162,7 +162,10 @@ def choice(group: str, name: str, /, **options: object) -> Node:
         raise ValueError(
             f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(node)}"
         )
-    return node | options
+    given: Node = {}
+    for key, value in options.items():
+        given[key] = str(value) if isinstance(value, Path) else value
+    return node | given
 
 
 def build(node: Node, *supplied: object) -> Any:
