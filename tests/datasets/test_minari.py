@@ -332,6 +332,8 @@ def test_a_task_takes_the_place_of_the_description(tmp_path):
     assert (
         next(load(minari_id="mine/test-v0", text="constant", task="Run.").episodes).task == "Run."
     )
+    without = load(minari_id="mine/test-v0", task="Run.").info
+    assert without["faults"] == ["the task text 'Run.' is not read, since text=none"]
 
 
 def test_a_template_names_the_numbers_of_the_first_observation():
