@@ -90,8 +90,8 @@ class Log:
         agents: (n,) each; observation (n, O), or the rows end to end and `observation_offsets`
             (n+1,). agent_type, behaviour: indices into meta["types"] and meta["behaviours"];
             without the column 0, as team. action: -1 where it was not recorded. action_values: (n,
-            A), nan there. available: (n, C) bool. loss_mask: False where the action is no training
-            target; without the column True where one was recorded.
+            A), nan in every number there. available: (n, C) bool. loss_mask: False where the action
+            is no training target; without the column True where one was recorded.
         path: where it was read from.
     """
 
