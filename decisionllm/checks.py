@@ -5,6 +5,7 @@ that is known.
 import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from numbers import Real
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
@@ -48,6 +49,13 @@ def one_of(name: str, value: object, known: Collection[str]) -> None:
     """Raise a ValueError that names the known values unless `value` is one of them."""
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+
+
+def is_numbers(value: object) -> bool:
+    """Whether a value is a list of numbers, of Python or of numpy."""
+    if not isinstance(value, list | tuple):
+        return False
+    return all(isinstance(number, Real) for number in value)
 
 
 def listed(given: object) -> list[str]:

@@ -116,7 +116,8 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
     nothing reads.
 
-    If `_target_` is replaced, only the options that the user gave are kept.
+    If `_target_` is replaced, only the options that the user gave are kept, and the task text of the
+    run where it has one.
 
     Args:
         config: as Hydra composed it.
@@ -137,6 +138,8 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     known = leaves(defaults)
     for key in leaves(config):
         check_key(config, defaults, key, known=known, given=given)
+    for group in ("dataset", "env"):
+        keep_text(config, defaults, group)
     absent = [name for name in list(defaults) if name not in list(config)]
     if absent:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
@@ -186,6 +189,23 @@ def check_key(
         OmegaConf.update(config, key, value)
     elif not takes_any_keys(config, defaults, at):
         raise UsageError(unknown_key(key, known))
+
+
+def keep_text(config: "DictConfig", defaults: "DictConfig", group: str) -> None:
+    """Give the option `text` of a run to a dataset or an environment of the user, as registered ones
+    have it: if the run asks for a text, and the callable has this option and no other value of it.
+
+    Args:
+        config: as Hydra composed it; it is changed.
+        defaults: the same without the words of the user.
+        group: `dataset` or `env`.
+    """
+    text = selected(config, "text")
+    if text in (None, "none") or not is_replaced(config, defaults, group):
+        return
+    node = config[group]
+    if "text" not in node and registry.takes(node["_target_"], "text"):
+        node["text"] = text
 
 
 def is_replaced(config: "DictConfig", defaults: "DictConfig", node: str) -> bool:

@@ -10,7 +10,7 @@ from rich.console import Console
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import Survey, reported, survey
-from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
+from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
 from decisionllm.datasets.team_card import coverage
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
@@ -48,9 +48,16 @@ def data(config: Node) -> Store | None:
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
         store = prepare(config["dataset"], config["cache_dir"], transform)
+    check_texts(config.get("text", "none"), [store])
     return_horizon = config["model"]["return_horizon"]
     console.print("\n".join(card(store, return_horizon=return_horizon)))
-    shown = window(store, config["window"], return_horizon=return_horizon, seed=config["seed"])
+    shown = window(
+        store,
+        config["window"],
+        return_horizon=return_horizon,
+        seed=config["seed"],
+        text_wordings=config.get("text_wordings", 0),
+    )
     console.print("\n".join(shown))
     export = function("export", kind)
     if export is not None:
@@ -196,7 +203,9 @@ def quantiles(values: np.ndarray) -> str:
     return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, found, strict=True))
 
 
-def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> Iterator[str]:
+def window(
+    store: Store, T: int, *, return_horizon: int = 0, seed: int = 0, text_wordings: int = 0
+) -> Iterator[str]:
     """One training window, as lines of text: the text's tokens, then return-to-go R, observation o
     and action a of each step.
     """
@@ -204,7 +213,7 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
     rows = np.flatnonzero(steps.end > steps.first)
     shown = sampling.Sampler(steps, rows, T=T, batch_size=1, seed=seed)(0)
     task = store.tasks[store.task[shown.episodes[0]]]
-    other_words = wordings(store)
+    other_words = wordings(store, text_wordings)
     if other_words:
         drawn = other_words.draw(store.task[shown.episodes], np.random.default_rng(seed))
         task = other_words[int(drawn[0])]

@@ -148,7 +148,7 @@ def choice(group: str, name: str, /, **options: object) -> Node:
     Args:
         group: dataset, env, backbone or head.
         name: as registered.
-        options: in place of its defaults.
+        options: in place of its defaults. A Path becomes text: a config holds what JSON can hold.
 
     Raises:
         ValueError: no such choice, or it has no such option.
@@ -162,7 +162,10 @@ def choice(group: str, name: str, /, **options: object) -> Node:
         raise ValueError(
             f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(node)}"
         )
-    return node | options
+    given: Node = {}
+    for key, value in options.items():
+        given[key] = str(value) if isinstance(value, Path) else value
+    return node | given
 
 
 def build(node: Node, *supplied: object) -> Any:
@@ -175,11 +178,31 @@ def build(node: Node, *supplied: object) -> Any:
     Raises:
         ValueError: there is no such callable, or an option is missing or unknown.
     """
-    path, _, name = node["_target_"].rpartition(".")
+    target = node["_target_"]
     options = {key: value for key, value in node.items() if key != "_target_"}
     missing = sorted(key for key, value in options.items() if value == "???")
     if missing:
-        raise ValueError(f"{node['_target_']}: give a value to {', '.join(missing)}")
+        raise ValueError(f"{target}: give a value to {', '.join(missing)}")
+    thing = _named(target)
+    try:
+        options = _without_references(target, thing, options)
+        signature(thing).bind(*supplied, **options)
+    except TypeError as error:
+        raise ValueError(f"{target}: {error}") from error
+    return thing(*supplied, **options)
+
+
+def takes(target: str, option: str) -> bool:
+    """Whether what a path names is a callable with this option; a ValueError if there is nothing of
+    this name.
+    """
+    thing = _named(target)
+    return callable(thing) and option in signature(thing).parameters
+
+
+def _named(target: str) -> Callable[..., Any]:
+    """The class or function of a path, such as `mylab.Flow`."""
+    path, _, name = target.rpartition(".")
     if not path:
         raise ValueError(f"{name}: expected the path of a class or function, such as mylab.Flow")
     try:
@@ -188,14 +211,12 @@ def build(node: Node, *supplied: object) -> Any:
         # an optional package that the module imports
         if not f"{path}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"{path}.{name}: {error}; PYTHONPATH=FOLDER says where it is") from error
+        raise ValueError(f"{target}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
-        thing = getattr(module, name)
-        options = _without_references(node["_target_"], thing, options)
-        signature(thing).bind(*supplied, **options)
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"{node['_target_']}: {error}") from error
-    return thing(*supplied, **options)
+        thing: Callable[..., Any] = getattr(module, name)
+    except AttributeError as error:
+        raise ValueError(f"{target}: {error}") from error
+    return thing
 
 
 def _without_references(target: str, thing: Callable[..., object], options: Node) -> Node:

@@ -26,7 +26,7 @@ from decisionllm.config import TrainConfig, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, check_texts
 from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
 from decisionllm.files import atomic
@@ -274,11 +274,12 @@ def open_stores(
 ) -> tuple[dict[str, Store], dict[str, list[float]], dict[str, Data]]:
     """Stores, shares of their parts, and samplers of windows, each by embodiment; see `Training`.
 
-    The environments of a new run are compared with its stores.
+    The texts and the environments of a new run are compared with its stores.
     """
     with accelerator.main_process_first():
         stores = mixture.stores(config.dataset, config.cache_dir, config.transform)
     if console is not None and not begun:
+        check_texts(config.text, stores.values())
         for note in check_environments(config, stores):
             console.print(f"note: {note}")
     shares = mixture.part_shares(config.dataset, stores)

@@ -9,9 +9,19 @@ import sys
 
 import pytest
 import torch
+import yaml
 
 from decisionllm.__main__ import main
-from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
+from tests.conftest import (
+    LOOP,
+    NANO,
+    PATIENCE,
+    command,
+    episode,
+    interrupt,
+    make_store,
+    metrics,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -230,6 +240,42 @@ class Flow(nn.Module):
         tmp_path / "run" / "config.yaml"
     ).read_text().replace("\n  ", ", ").replace("head:, ", "{").replace("layers: 2\n", "layers: 2}")
     assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2") == 0
+
+
+@pytest.mark.parametrize("dataset", ["store", "arrays"])
+def test_somebody_elses_reader_and_environment_have_the_text_of_the_run(
+    dataset, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "fourthlab.py").write_text("""
+from dataclasses import replace
+from decisionllm.domains.synthetic import dataset, env
+def load(*, text="none"):
+    source = dataset.load(episodes=40)
+    return replace(source, episodes=[replace(e, task=text) for e in source.episodes])
+class World(env.PointEnv):
+    def __init__(self, num_episodes, *, text="none"):
+        super().__init__(num_episodes)
+        self.tasks = [text] * num_episodes
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = (f"dataset={dataset}", "dataset._target_=fourthlab.load", "env._target_=fourthlab.World")
+    words = [*own, *LOOP[2:], *NANO]
+    assert command("train", *words, "text=east", f"run={tmp_path}/run") == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["dataset"] == {"_target_": "fourthlab.load", "text": "east"}
+    assert config["env"] == {"_target_": "fourthlab.World", "text": "east"}
+    assert command("data", *own, "text=east", "++dataset.text=west") == 0
+    assert "of episode 0: 'west'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["data", "train"])
+def test_a_text_that_no_episode_has_is_refused(verb, tmp_path, capsys):
+    make_store(tmp_path / "store", [episode([1, 2])] * 2)
+    words = ["dataset=store", f"dataset.path={tmp_path}/store", "text=goal"]
+    if verb == "train":
+        words += [*LOOP[2:], *NANO, f"run={tmp_path}/run"]
+    assert command(verb, *words) == 1
+    assert "text=goal: expected episodes with a task text, got none" in capsys.readouterr().err
 
 
 def test_numbers_take_the_type_of_their_default(tmp_path):

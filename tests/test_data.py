@@ -275,6 +275,12 @@ def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):
     assert len(shown) > 5, "of more wordings than goals"
 
 
+def test_the_printed_window_has_as_many_wordings_as_the_option_says(tmp_path):
+    maze = {"source": "regenerate", "steps": 2000, "text": "paraphrased"}
+    with pytest.raises(ValueError, match="text_wordings=1000: .* trained frames fit the facts"):
+        data(config(tmp_path, node("dataset", "maze2d-umaze", **maze), text_wordings=1000))
+
+
 def record(tmp_path, monkeypatch, world, **options):
     """Its id, the config node of four random episodes in a world of tests/eval/test_gymnasium.py,
     and of the environment.

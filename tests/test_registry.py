@@ -2,8 +2,10 @@
 refused by name.
 """
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,6 +168,11 @@ def test_a_choice_made_in_python_takes_the_callables_own_defaults():
         ValueError, match="decisionllm.eval.gymnasium.recover: give a value to minari_id"
     ):
         build(choice("env", "minari"), 1)
+
+
+def test_a_path_in_a_choice_is_text_in_its_config():
+    made = choice("dataset", "store", path=Path("data") / "corridor")
+    assert json.loads(json.dumps(made))["path"] == str(Path("data") / "corridor")
 
 
 def test_somebody_elses_class_needs_no_registration():

@@ -152,6 +152,12 @@ def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):
         assert (said in capsys.readouterr().out) == (window > longest)
 
 
+def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
+    assert command("train", *LOOP, *NANO, "act.stride=9", f"run={tmp_path}/run") == 1
+    wanted = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"
+    assert wanted in capsys.readouterr().err
+
+
 def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
     assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0

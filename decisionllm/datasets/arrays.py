@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 import h5py
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import is_numbers, one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
@@ -70,12 +70,15 @@ def load(
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
     words = constant_text("dataset", text, task)
+    for key, bounds in {"low": low, "high": high}.items():
+        if not is_numbers(bounds):
+            raise ValueError(f"dataset.{key}: expected a list of numbers, got {bounds!r}")
     file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
     check_ends(file, blocks(file, widths))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
-    info = {"name": name or file.stem, "text": text, "file": str(file)}
+    info = {"name": name or file.stem, "text": text, "file": str(file)} | unread(text, task)
     return Source(spec, episodes, info)
 
 
@@ -217,6 +220,15 @@ def constant_text(
     if not task:
         raise ValueError(f"{group}.task: text={text} needs a text, got none; give {group}.task=...")
     return task
+
+
+def unread(text: str, task: str) -> Json:
+    """What the info of a store says of a task text that is given but not read; see
+    `faults.reported`.
+    """
+    if not task or text != "none":
+        return {}
+    return {"faults": [f"the task text {task!r} is not read, since text=none"]}
 
 
 def spec_of(

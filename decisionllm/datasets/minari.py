@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.arrays import constant_text
+from decisionllm.datasets.arrays import constant_text, unread
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
     ActionSpace,
@@ -106,7 +106,7 @@ def load(
             yield replace(episode, group=e, task=text)
 
     spec = _spec(dataset, episodes(), horizon)  # the first of two passes
-    info: Json = {"name": dataset.id, "env": "minari", "text": text}
+    info: Json = {"name": dataset.id, "env": "minari", "text": text} | unread(text, task)
     info["goal"] = goal if is_pointmaze(dataset) else ""
     for key in ("ref_min_score", "ref_max_score"):
         if key in dataset.storage.metadata:

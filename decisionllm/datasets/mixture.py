@@ -11,6 +11,7 @@ may have further keys:
 - `head`, `tokenizer`, `window`: of an embodiment, in place of those of the run.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,8 @@ SAMPLING = (
     "window",
     "weight",
 )
-
+# options that all parts of a mixture have in common, and why
+OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
 
 Part = str | Json  # the name of a dataset, or its options
 Parts = Sequence[Part] | Mapping[str, Part]
@@ -189,18 +191,19 @@ def worded(store: Store, **options: Any) -> Store:
 
 
 def mixed(**options: Any) -> dict[str, dict[str, Node]]:
-    """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has a
-    window of its own.
+    """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has an
+    option of its own that only an embodiment can have.
     """
     nodes = described(**options)
     for label, part in nodes.items():
         if part["dataset"]["_target_"] == f"{__name__}.load":
             wanted = "datasets that are no mixtures themselves"
             raise ValueError(f"dataset.parts: expected {wanted}, got {label}; name its parts here")
-        if "window" in part:
-            why = "those of one space share a batch"
-            remedy = "give it to the part of dataset=embodiments, or window=... to the run"
-            raise ValueError(f"dataset.parts: {label} has a window of its own; {why}; {remedy}")
+        for key, shared in OF_ONE_SPACE.items():
+            if key in part:
+                why = f"those of one space share {shared}"
+                remedy = f"give it to the part of dataset=embodiments, or {key}=... to the run"
+                raise ValueError(f"dataset.parts: {label} has a {key} of its own; {why}; {remedy}")
     return nodes
 
 
@@ -232,6 +235,11 @@ def labelled(parts: Parts) -> list[tuple[str, Part]]:
     if not parts or not isinstance(parts, list | tuple | dict):
         wanted = "names of datasets, such as [maze2d-umaze,maze2d-medium]"
         raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")
+    given = parts.values() if isinstance(parts, dict) else parts
+    for part in given:
+        if not isinstance(part, str | dict):
+            wanted = "each part as a name or as {dataset: name, ...}"
+            raise ValueError(f"dataset.parts: expected {wanted}, got {part!r}")
     if isinstance(parts, dict):
         named = list(parts.items())
     else:
@@ -256,11 +264,11 @@ def described_part(
 ) -> dict[str, Node]:
     """The nodes of one part, see `described`."""
     own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
+    check_part(f"dataset.parts: {label}", own)
     name = own.pop("dataset", label)
     head = own.pop("head", "")
     tokenizer = own.pop("tokenizer", {})
     sampling = {key: own.pop(key) for key in SAMPLING if key in own}
-    check_sampling(f"dataset.parts: {label}", sampling)
     if "augment" in sampling:
         sampling["augment"] = chosen("augment", sampling["augment"])
     given = dict(own.pop("env", {}))
@@ -290,8 +298,17 @@ def chosen(group: str, given: str | Node) -> Node:
     return choice(group, given)
 
 
-def check_sampling(name: str, own: Json) -> None:
-    """Raise a ValueError for an option of a part's draws that cannot be. name: of the part."""
+def check_part(name: str, own: Node) -> None:
+    """Raise a ValueError for an option of a part that cannot be, but for those of its dataset.
+
+    Args:
+        name: of the part, to begin a message with.
+        own: its options.
+    """
+    for key in ("env", "tokenizer"):
+        given = own.get(key, {})
+        if not isinstance(given, dict):
+            raise ValueError(f"{name}: expected {key} as {{OPTION: VALUE}}, got {given!r}")
     window = own.get("window", 1)
     discount = own.get("step_discount", 1.0)
     weight = own.get("weight", 1.0)
@@ -300,8 +317,8 @@ def check_sampling(name: str, own: Json) -> None:
     if not isinstance(discount, int | float) or not 0 < discount <= 1:
         wanted = "step_discount above 0 and at most 1"
         raise ValueError(f"{name}: expected {wanted}, got {discount!r}")
-    if not isinstance(weight, int | float) or weight < 0:
-        raise ValueError(f"{name}: expected a weight of 0 or more, got {weight!r}")
+    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise ValueError(f"{name}: expected a finite weight of 0 or more, got {weight!r}")
 
 
 def own_texts(node: Node, text: str, text_wordings: int) -> Node:
@@ -384,7 +401,8 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     window = own.get("window", config.window)
     if window < config.act.stride:
         wanted = f"a window of act.stride={config.act.stride} steps or more"
-        raise ValueError(f"dataset.parts: {name}: expected {wanted}, got {window}")
+        place = f"dataset.parts: {name}" if name else "window"
+        raise ValueError(f"{place}: expected {wanted}, got {window}")
     discount = own.get("step_discount", config.data.step_discount)
     augment = own.get("augment", config.augment)
     data = replace(config.data, step_discount=discount)

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import ArrayLike
 
-from decisionllm.schema import Json
+from decisionllm.schema import Json, refuse
 
 AnySpace = Space[Any]
 ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
@@ -38,15 +38,29 @@ def flatten(values: Any, space: AnySpace) -> np.ndarray:
         one-hot.
 
     Raises:
-        ValueError: the space is of another kind.
+        ValueError: the space is of another kind, or a Discrete does not have a value.
     """
     if isinstance(space, spaces.Box):
         return np.asarray(values, np.float32).reshape(len(values), -1)
     if isinstance(space, spaces.Discrete):
         one_hot = np.eye(int(space.n), dtype=np.float32)
-        return np.asarray(one_hot[np.asarray(values) - space.start])
+        return np.asarray(one_hot[_indices(values, space)[:, 0]])
     columns = [flatten(values[key], part) for key, part in _sorted(space)]
     return np.concatenate(columns, axis=1)
+
+
+def _indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
+    """Values of a space, stacked, counted from 0: (n, parts) int.
+
+    Raises:
+        ValueError: a value is not one of the space.
+    """
+    given = np.asarray(values)
+    index = (given - space.start).reshape(len(given), -1)
+    outside = (index < 0) | (index >= action_parts(space)) | (index != np.rint(index))
+    message = f"expected a value of {space}, got {{}} in row {{}}"
+    refuse("", outside.any(axis=1), message, given, np.arange(len(given)))
+    return index.astype(int)
 
 
 def unflatten(rows: np.ndarray, space: AnySpace) -> Any:
@@ -206,9 +220,8 @@ def encode_actions(actions: Any, space: AnySpace) -> np.ndarray:
     part counting fastest.
     """
     if isinstance(space, spaces.MultiDiscrete):
-        values = np.asarray(actions) - space.start  # (n, ...)
-        parts = values.reshape(len(values), -1).T  # one row a part
-        index = np.ravel_multi_index(tuple(parts.astype(int)), tuple(action_parts(space)))
+        parts = _indices(actions, space).T  # one row a part
+        index = np.ravel_multi_index(tuple(parts), tuple(action_parts(space)))
         return np.asarray(index, np.float32)[:, None]
     rows = np.asarray(actions, np.float32).reshape(len(actions), -1)
     if isinstance(space, spaces.Discrete):

@@ -471,6 +471,17 @@ def retold(store: Store, dataset: Node) -> Store:
     return store if wording is None else wording(store, **_options(dataset))
 
 
+def check_texts(text: str, stores: Iterable[Store]) -> None:
+    """Raise a ValueError if a run asks for task texts and no episode of its stores has one.
+
+    text: the option of the run.
+    """
+    if text == "none" or any(any(store.tasks) for store in stores):
+        return
+    remedy = "give text=none, or data whose episodes have a text (Episode.task)"
+    raise ValueError(f"text={text}: expected episodes with a task text, got none; {remedy}")
+
+
 def with_texts(
     store: Store, text: str, texts: Sequence[str], wordings: Json | None = None
 ) -> Store:

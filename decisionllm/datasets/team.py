@@ -89,7 +89,7 @@ def _overlaid(found: Json, path: str, meta: str) -> Json:
     more: Json = {}
     types: Json = {}
     wanted = f"dataset.meta: expected a JSON file that describes a log, got {meta}"
-    with explained(wanted, OSError, ValueError, AttributeError):
+    with explained(wanted, OSError, ValueError, AttributeError, TypeError):
         if meta:
             more = json.loads(Path(meta).expanduser().read_text())
         for each, known in found["types"].items():

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.team_log import Log, TableRows
+from decisionllm.datasets.formats.team_log import MISSING, Log, TableRows
 from decisionllm.datasets.team_layout import Schema, canonical_rows, entity_schema, with_blocks
 from decisionllm.schema import Episode, Json, differs
 
@@ -270,7 +270,17 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         wanted = "every type in meta to have num_actions, or all the same low and high"
         raise ValueError(f"{rows.log.path}: expected {wanted}")
     taken = _taken(rows, "action_values")
-    recorded = np.isfinite(taken).all(1)
+    low, _ = bounds[0]
+    width = taken.shape[1]
+    if width != len(low):
+        wanted = f"{len(low)} numbers, as low and high in meta have, got {width}"
+        raise ValueError(f"{rows.log.path}, agents, action_values: expected {wanted}")
+    recorded = ~np.isnan(taken).all(1)
+    in_part = (
+        "action_values: expected finite numbers, or NaN in every one where no action was recorded, "
+        "got {}; a list that is too short is read with NaN at its end"
+    )
+    rows.refuse(recorded & ~np.isfinite(taken).all(1), in_part, taken)
     loss_mask = _targets(rows, "action_values", recorded)
     middle = np.mean(bounds[0], 0)  # shown where an action was not recorded
     return np.where(recorded[:, None], taken, middle).astype(np.float32), None, loss_mask
@@ -299,11 +309,11 @@ def _targets(rows: TableRows, name: str, recorded: np.ndarray) -> np.ndarray:
 def _discrete(rows: TableRows, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See `_decisions`. counts: actions of each type."""
     taken = _taken(rows, "action")
-    recorded = taken >= 0
-    loss_mask = _targets(rows, "action", recorded)
     count = counts[rows["agent_type"]]
-    above = "action: expected an index below {}, got {}"
-    rows.refuse(taken >= count, above, count, taken)
+    outside = "action: expected an index below {}, or -1 where no action was recorded, got {}"
+    rows.refuse((taken < MISSING["action"]) | (taken >= count), outside, count, taken)
+    recorded = taken != MISSING["action"]
+    loss_mask = _targets(rows, "action", recorded)
 
     masks = np.arange(counts.max()) < count[:, None]
     if "available" in rows:
@@ -339,6 +349,7 @@ def _observations(rows: TableRows, capacity: int) -> tuple[np.ndarray, Schema]:
         ends = np.arange(len(raw) + 1) * raw[:1].size
     starts = ends[rows.numbers]
     lengths = np.diff(ends)[rows.numbers]
+    rows.refuse(lengths == 0, "observation: expected at least one number, got none")
 
     kinds = rows["agent_type"]
     first = {}  # numbers of the first observation of each type

@@ -116,6 +116,13 @@ def test_options_name_the_data_the_task_and_the_space(tmp_path):
     )
 
 
+@pytest.mark.parametrize("bounds", [["a"], [None], 3])
+@pytest.mark.parametrize("key", ["low", "high"])
+def test_bounds_that_are_no_numbers_are_refused(key, bounds, tmp_path):
+    with pytest.raises(ValueError, match=rf"dataset.{key}: expected a list of numbers, got"):
+        load(path=put(tmp_path / "a.npz"), **{key: bounds})
+
+
 def test_a_constant_text_needs_a_task(tmp_path):
     with pytest.raises(
         ValueError, match="dataset.task: text=constant needs a text, got none; give dataset.task="
@@ -125,6 +132,12 @@ def test_a_constant_text_needs_a_task(tmp_path):
         ValueError, match="dataset.text: expected one of none, constant, got 'goal'"
     ):
         load(path=put(tmp_path / "a.npz"), text="goal")
+
+
+def test_a_task_that_is_not_read_is_a_fault_of_the_log(tmp_path):
+    source = load(path=put(tmp_path / "a.npz"), task="Fill.")
+    assert source.info["faults"] == ["the task text 'Fill.' is not read, since text=none"]
+    assert "faults" not in load(path=put(tmp_path / "a.npz"), task="Fill.", text="constant").info
 
 
 def test_a_column_that_is_a_group_of_hdf5_is_refused(tmp_path):

@@ -195,6 +195,16 @@ def test_discrete_spaces_are_counted_from_their_start():
     assert only.observations.tolist() == [[1, 0], [0, 1]] and only.actions.tolist() == [[0], [2]]
 
 
+@pytest.mark.parametrize("value", [1, 4, 2.5])
+def test_a_value_that_a_discrete_observation_cannot_have_is_refused(value):
+    space = spaces.Dict(mode=spaces.Discrete(2, start=2))
+    good, bad = ({"mode": np.array([2, 3, last])} for last in (2, value))
+    put("mine/mode-v0", [(good, rows(2), [0, 0]), (bad, rows(2), [0, 0])], observation_space=space)
+    wanted = rf"mine/mode-v0, episode 1: expected a value of Discrete\(2, start=2\), got {value} in row 2"
+    with pytest.raises(ValueError, match=wanted):
+        load(minari_id="mine/mode-v0")
+
+
 def test_a_multi_discrete_action_is_an_index():
     space = spaces.MultiDiscrete([3, 2], start=[1, 5])
     put("mine/buttons-v0", [(rows(3), np.array([[1, 6], [3, 5]]), [0, 0])], action_space=space)
@@ -322,6 +332,8 @@ def test_a_task_takes_the_place_of_the_description(tmp_path):
     assert (
         next(load(minari_id="mine/test-v0", text="constant", task="Run.").episodes).task == "Run."
     )
+    without = load(minari_id="mine/test-v0", task="Run.").info
+    assert without["faults"] == ["the task text 'Run.' is not read, since text=none"]
 
 
 def test_a_template_names_the_numbers_of_the_first_observation():

@@ -176,6 +176,9 @@ def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
         ([], r"expected names of datasets, such as \[maze2d-umaze,maze2d-medium\], got \[\]"),
         (["synthetic", "synthetic"], "a label of its own for each"),
         (["synthetc"], "no dataset 'synthetc'; there are"),
+        ({"a": None}, "expected each part as a name or as {dataset: name, ...}, got None"),
+        ([1, 2], "expected each part as a name or as {dataset: name, ...}, got 1"),
+        ([["a"]], r"expected each part as a name or as {dataset: name, ...}, got \['a'\]"),
         ({"a": {"dataset": "synthetic", "episode": 3}}, "dataset=synthetic: no option episode"),
         (
             {"a": {"dataset": "mixture", "parts": ["synthetic"]}},
@@ -394,7 +397,21 @@ def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
             "dataset.parts: few: expected step_discount above 0 and at most 1, got 0",
         ),
         ({"augment": "mirrors"}, "no augment 'mirrors'; there are symmetries"),
-        ({"weight": -1}, "dataset.parts: few: expected a weight of 0 or more, got -1"),
+        ({"weight": -1}, "dataset.parts: few: expected a finite weight of 0 or more, got -1"),
+        ({"weight": np.nan}, "dataset.parts: few: expected a finite weight of 0 or more, got nan"),
+        ({"weight": np.inf}, "dataset.parts: few: expected a finite weight of 0 or more, got inf"),
+        (
+            {"head": "bins"},
+            "dataset.parts: few has a head of its own; those of one space share a model",
+        ),
+        (
+            {"tokenizer": {"hide_actions": 1}},
+            "dataset.parts: few has a tokenizer of its own; those of one space share a model",
+        ),
+        (
+            {"env": "gymnasium"},
+            "dataset.parts: few: expected env as {OPTION: VALUE}, got 'gymnasium'",
+        ),
     ],
 )
 def test_options_that_a_part_cannot_have_are_refused(own, message, tmp_path):

@@ -70,6 +70,15 @@ def test_actions_are_rows_and_come_back(space, parts, actions, rows):
     )
 
 
+@pytest.mark.parametrize("action", [[0, 6], [4, 6], [1, 4], [1, 7]])
+def test_an_action_that_a_multi_discrete_does_not_have_is_refused(action):
+    space = spaces.MultiDiscrete([3, 2], start=[1, 5])
+    with pytest.raises(
+        ValueError, match=r"expected a value of MultiDiscrete.*, got \[., .\] in row 1"
+    ):
+        encode_actions([[1, 6], action], space)
+
+
 def test_a_multi_discrete_action_is_one_of_the_product():
     assert action_spec(spaces.MultiDiscrete([3, 2])) == {"action_dim": 1, "num_actions": 6}
     assert action_spec(spaces.MultiDiscrete([64, 64]))["num_actions"] == 4096

@@ -411,13 +411,7 @@ def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
     log = toy((2,))
     values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     values[3] = np.nan
-    agents = {
-        name: column
-        for name, column in log.agents.items()
-        if name not in ("action", "available", "loss_mask")
-    }
-    types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
-    log = replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
+    log = continuous(log, values)
     team.write(tmp_path / "log", log)
     store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
@@ -428,6 +422,45 @@ def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
         and store.spec.num_actions == 0
     )
     assert store.spec.entity_schema == (("own", 4, 1),)
+
+
+def continuous(log, values):
+    """The same log with `action_values` in place of its discrete actions."""
+    discrete = ("action", "available", "loss_mask")
+    agents = {name: column for name, column in log.agents.items() if name not in discrete}
+    types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
+    return replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
+
+
+@pytest.mark.parametrize("bad", [[0.5], [0.5, None], [np.nan, 0.5], [np.inf, 0.5]])
+def test_a_continuous_action_is_there_as_a_whole_or_not_at_all(tmp_path, bad):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    team.write(tmp_path / "log", continuous(toy((2,)), np.zeros((12, 2))))
+    file = tmp_path / "log/agents.parquet"
+    table = parquet.read_table(file)
+    at = table.column_names.index("action_values")
+
+    def given(*values):
+        lists = [*values, *[[0.5, 0.2]] * (12 - len(values))]
+        column = pa.array(lists, pa.list_(pa.float32()))
+        parquet.write_table(table.set_column(at, "action_values", column), file)
+        return load(path=str(tmp_path / "log"))
+
+    store = write(tmp_path / "s", given(None, [], [np.nan, np.nan]))
+    # rows of a file are sorted by step, then by agent
+    assert np.flatnonzero(~store.loss_mask).tolist() == [0, 1, 6]
+    wanted = r"agents, row 1 \(group 0, step 0, agent 0\): action_values: expected finite numbers"
+    with pytest.raises(ValueError, match=wanted):
+        given(bad)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_continuous_action_has_as_many_numbers_as_its_bounds(width):
+    wanted = f"agents, action_values: expected 2 numbers, as low and high in meta have, got {width}"
+    with pytest.raises(ValueError, match=wanted):
+        source(continuous(toy((2,)), np.zeros((12, width))))
 
 
 BAD = {
@@ -495,7 +528,13 @@ BAD = {
         "agents",
         (2, 2, 4),
         {"action": 3},
-        "action: expected an index below 3, got 3",
+        "action: expected an index below 3, or -1 where no action was recorded, got 3",
+    ),
+    "an action below -1": (
+        "agents",
+        (2, 2, 4),
+        {"action": -7},
+        "action: expected an index below 3, or -1 where no action was recorded, got -7",
     ),
     "no action though it is a target": (
         "agents",
@@ -609,6 +648,49 @@ def test_columns_that_do_not_fit_are_refused_by_name():
         source(replace(log, agents=log.agents | {"available": np.ones((12, 2), bool)}))
 
 
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"horizon": "5"}, "horizon: expected a whole number above 0, got '5'"),
+        ({"horizon": None}, "horizon: expected a whole number above 0, got None"),
+        ({"types": ["guard"]}, r"types: expected {NAME: DESCRIPTION}, got \['guard'\]"),
+    ],
+)
+def test_meta_of_other_types_is_refused_by_its_key(meta, message):
+    with pytest.raises(ValueError, match=f"log, meta, {message}"):
+        toy((2,), **meta)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (3, ": expected {KEY: VALUE}, got 3"),
+        ({"num_actions": "3"}, ", num_actions: expected a whole number above 0, got '3'"),
+        ({"num_actions": 3.0}, ", num_actions: expected a whole number above 0, got 3.0"),
+        ({"num_actions": 0}, ", num_actions: expected a whole number above 0, got 0"),
+        ({"low": -1, "high": 1}, r", low, high: expected \[NUMBER, ...\] each, of one length"),
+        ({"low": [-1], "high": [1, 1]}, r", low, high: expected .* got \[-1\] and \[1, 1\]"),
+        ({"low": [-1, "a"], "high": [1, 1]}, r", low, high: expected .* got \[-1, 'a'\] and"),
+        ({"observations": [["own", 2, 1]]}, ", observations: expected {length: "),
+    ],
+)
+def test_a_type_of_agents_of_other_values_is_refused(description, message):
+    with pytest.raises(ValueError, match=f"log, meta, type guard{message}"):
+        toy((2,), types={"guard": description})
+
+
+def test_a_table_without_rows_is_refused(tmp_path):
+    for table in ("steps", "agents"):
+        log = even(toy((2,)))
+        nothing = {name: column[:0] for name, column in getattr(log, table).items()}
+        with pytest.raises(ValueError, match=f"log, {table}: expected at least one row, got none"):
+            replace(log, **{table: nothing})
+    log = even(toy((2,)))
+    blind = replace(log, agents=log.agents | {"observation": np.ones((12, 0))})
+    with pytest.raises(ValueError, match="observation: expected at least one number, got none"):
+        source(blind)
+
+
 def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
@@ -637,6 +719,8 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     refused("agents.parquet: not a readable Parquet file, perhaps cut")
     (tmp_path / "log/meta.json").write_text('{"format": 2}')
     refused("meta.json: expected format 1, got 2")
+    (tmp_path / "log/meta.json").write_text("[]")
+    refused(r"meta.json: expected {KEY: VALUE}, got \[\]")
     (tmp_path / "log/meta.json").write_text("{")
     refused("meta.json: expected JSON that describes a log")
 
@@ -675,8 +759,10 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     )
     # what it does not say is as before
     assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
-    with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes a log"):
-        load(path=str(tmp_path / "log"), meta=str(tmp_path / "none.json"))
+    (tmp_path / "other.json").write_text('{"types": {"guard": 3}}')
+    for file in ("none.json", "other.json"):
+        with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes"):
+            load(path=str(tmp_path / "log"), meta=str(tmp_path / file))
 
 
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):

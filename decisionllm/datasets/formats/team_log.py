@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decisionllm.checks import is_numbers
 from decisionllm.files import absent, atomic, explained
 from decisionllm.schema import Json, refuse
 
@@ -89,8 +90,8 @@ class Log:
         agents: (n,) each; observation (n, O), or the rows end to end and `observation_offsets`
             (n+1,). agent_type, behaviour: indices into meta["types"] and meta["behaviours"];
             without the column 0, as team. action: -1 where it was not recorded. action_values: (n,
-            A), nan there. available: (n, C) bool. loss_mask: False where the action is no training
-            target; without the column True where one was recorded.
+            A), nan in every number there. available: (n, C) bool. loss_mask: False where the action
+            is no training target; without the column True where one was recorded.
         path: where it was read from.
     """
 
@@ -100,25 +101,25 @@ class Log:
     path: str = "log"
 
     def __post_init__(self) -> None:
-        if not self.meta.get("types") or "horizon" not in self.meta:
-            found = ", ".join(self.meta) or "nothing"
-            raise ValueError(f"{self.path}: expected meta to have types and horizon, got {found}")
+        _check_meta(self.path, self.meta)
         for table, columns in self.tables.items():
             _check_names(f"{self.path}, {table}", table, columns)
-            n = len(columns["group"])
-            for name, column in columns.items():
-                if f"{name}_offsets" not in columns:  # else offsets say where each row begins
-                    self._check_length(table, name, column, n)
-                self._check_type(table, name, column)
+            if not len(columns["group"]):
+                raise ValueError(f"{self.path}, {table}: expected at least one row, got none")
+            for name in columns:
+                self._check_column(table, name)
 
-    def _check_length(self, table: str, name: str, column: np.ndarray, n: int) -> None:
-        rows = n + 1 if name.endswith("_offsets") else n
-        if len(column) != rows:
-            where = f"{self.path}, {table}, {name}"
-            raise ValueError(f"{where}: expected {n} rows, got {len(column)}")
-
-    def _check_type(self, table: str, name: str, column: np.ndarray) -> None:
+    def _check_column(self, table: str, name: str) -> None:
+        """Raise a ValueError if a column has another length than its table, or another type."""
         where = f"{self.path}, {table}, {name}"
+        columns = self.tables[table]
+        column = columns[name]
+        rows = len(columns["group"])
+        if name.endswith("_offsets"):
+            rows += 1
+        has_offsets = f"{name}_offsets" in columns  # they say where each row begins
+        if not has_offsets and len(column) != rows:
+            raise ValueError(f"{where}: expected {rows} rows, got {len(column)}")
         dtype = TABLES[table].get(name, "")
         if dtype == "bool" and column.dtype != bool:
             raise ValueError(f"{where}: expected true and false, got {column.dtype}")
@@ -182,6 +183,46 @@ class TableRows:
         key = ", ".join(f"{name} {self[name][first]}" for name in names if name in self)
         where = f"{self.log.path}, {self.table}, row {self.numbers[first] + 1} ({key})"
         refuse(f"{where}: ", wrong, message, *values)
+
+
+def _check_meta(where: str, meta: Json) -> None:
+    """Raise a ValueError if the meta of a log lacks a key, or has a value of another type.
+
+    where: the log, to begin a message with.
+    """
+    if not meta.get("types") or "horizon" not in meta:
+        found = ", ".join(meta) or "nothing"
+        raise ValueError(f"{where}: expected meta to have types and horizon, got {found}")
+    _check_count(f"{where}, meta, horizon", meta["horizon"])
+    types = meta["types"]
+    if not isinstance(types, dict):
+        raise ValueError(f"{where}, meta, types: expected {{NAME: DESCRIPTION}}, got {types!r}")
+    for name, agent_type in types.items():
+        _check_agent_type(f"{where}, meta, type {name}", agent_type)
+
+
+def _check_agent_type(where: str, agent_type: object) -> None:
+    """Raise a ValueError if the description of a type of agents cannot be."""
+    if not isinstance(agent_type, dict):
+        raise ValueError(f"{where}: expected {{KEY: VALUE}}, got {agent_type!r}")
+    if "num_actions" in agent_type:
+        _check_count(f"{where}, num_actions", agent_type["num_actions"])
+    bounds = [agent_type[key] for key in ("low", "high") if key in agent_type]
+    for bound in bounds:
+        if not is_numbers(bound) or len(bound) != len(bounds[0]):
+            wanted = "[NUMBER, ...] each, of one length"
+            got = " and ".join(map(repr, bounds))
+            raise ValueError(f"{where}, low, high: expected {wanted}, got {got}")
+    observations = agent_type.get("observations") or {}
+    if not isinstance(observations, dict):
+        wanted = "{length: [[kind, width, count], ...]}"
+        raise ValueError(f"{where}, observations: expected {wanted}, got {observations!r}")
+
+
+def _check_count(where: str, value: object) -> None:
+    """Raise a ValueError unless a value of meta is a whole number above 0."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{where}: expected a whole number above 0, got {value!r}")
 
 
 def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
@@ -320,7 +361,7 @@ def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> "pa.Array":
         return pa.DictionaryArray.from_arrays(column, list(log.meta[NAMES[name]]))
     missing = None
     if name == "action":
-        missing = column < 0
+        missing = column == MISSING[name]
     elif name == "reward":
         missing = np.isnan(column)
     return pa.array(column, mask=missing)
@@ -330,8 +371,11 @@ def read_meta(folder: Path) -> Json:
     """meta.json of a log that `write` wrote."""
     with explained(f"{folder}/meta.json: expected JSON that describes a log", OSError, ValueError):
         meta: Json = json.loads((folder / "meta.json").read_text())
+    if not isinstance(meta, dict):
+        raise ValueError(f"{folder}/meta.json: expected {{KEY: VALUE}}, got {meta!r}")
     if meta.get("format") != FORMAT:
         raise ValueError(f"{folder}/meta.json: expected format {FORMAT}, got {meta.get('format')}")
+    _check_meta(str(folder), meta)
     return meta
 
 
@@ -408,6 +452,7 @@ def _lists(name: str, column: "pa.Array") -> dict[str, np.ndarray]:
         return {name: flat, f"{name}_offsets": np.concatenate([[0], np.cumsum(widths)])}
     # Types with fewer actions have shorter lists, actions that were not recorded have none
     blank = False if flat.dtype == bool else np.nan
-    padded = np.full((len(widths), widths.max()), blank, flat.dtype)
-    padded[np.arange(widths.max()) < widths[:, None]] = flat
+    widest = widths.max(initial=0)
+    padded = np.full((len(widths), widest), blank, flat.dtype)
+    padded[np.arange(widest) < widths[:, None]] = flat
     return {name: padded}
