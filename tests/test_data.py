@@ -200,7 +200,7 @@ def test_an_exported_maze_can_be_scored(tmp_path):
     recovered = build(choice("env", "minari", minari_id="mine/maze-v0", goal="fixed"), 2)
     own = build(env, 2)
     assert recovered.horizon == 300 and recovered.reference == own.reference == (23.85, 161.86)
-    recovered.envs[1].reset(seed=4)
+    recovered.envs[1].reset(seed=3_000_001)
     starts = np.stack([recovered.envs[1].unwrapped.env.states[0], *recovered.reset(3)[1:]])
     np.testing.assert_allclose(starts[1], starts[0], atol=1e-6)
     own.reset(0)
