@@ -47,9 +47,26 @@ def stored(dtype: type, default: object) -> Any:
     return field(default=default, kw_only=True, metadata={"dtype": dtype})
 
 
+def to_arrays(record: Episode | History) -> None:
+    """Replace the columns of a record by numpy arrays: a user may give lists, tensors or tables.
+
+    A value without dimensions stays, which `check_record` refuses.
+    """
+    kind: type = type(record)
+    for name, _, _ in _shapes(kind):
+        value = vars(record)[name]
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            got = f"{type(value).__name__} ({error})"
+            raise ValueError(f"{kind.__name__}.{name}: expected an array, got {got}") from error
+        if array.ndim:
+            object.__setattr__(record, name, array)
+
+
 def check_record(record: StepColumns[Array] | History) -> None:
-    """Raise a ValueError if an array of a record has another shape than its field says, or a number
-    that is not finite.
+    """Raise a ValueError if an array of a record has another shape than its field says, is not of
+    numbers, or has a number that is not finite.
     """
     kind: type = type(record)
     sizes: dict[str, int] = {}  # by letter
@@ -64,7 +81,11 @@ def check_record(record: StepColumns[Array] | History) -> None:
             came = type(value).__name__ if shape is None else tuple(shape)
             raise ValueError(f"{kind.__name__}.{name}: expected shape ({wanted}), got {came}")
         sizes |= found
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+        if not isinstance(value, np.ndarray):
+            continue
+        if value.dtype.kind not in "biuf":
+            raise ValueError(f"{kind.__name__}.{name}: expected numbers, got {value.dtype}")
+        if value.dtype.kind != "f":
             continue
         finite = np.isfinite(value)
         if not finite.all():
@@ -109,6 +130,25 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None
         value = np.asarray(array)[first]
         found.append(value.tolist() if isinstance(value, np.ndarray) else value)
     raise ValueError(place + message.format(*found))
+
+
+def one_number(place: str, value: object, dtype: type) -> bool | int | float:
+    """A number as `dtype` holds it.
+
+    Raises:
+        ValueError: an array, no number, or one that `dtype` does not hold. place: how the message
+            begins.
+    """
+    array = np.asarray(value)
+    if array.ndim == 0 and array.dtype.kind in "biuf":
+        with np.errstate(invalid="ignore", over="ignore"):  # is found by the comparison
+            held: np.ndarray = array.astype(dtype)
+        fits = np.isfinite(held) if dtype is np.float32 else held == array
+        if fits:
+            number: bool | int | float = held.item()
+            return number
+    got = f"an array of shape {array.shape}" if array.ndim else repr(value)
+    raise ValueError(f"{place}: expected one {np.dtype(dtype)}, got {got}")
 
 
 def differs(*columns: np.ndarray) -> np.ndarray:
@@ -244,12 +284,16 @@ class Episode(StepColumns[np.ndarray]):
     outcome: Json = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
+        to_arrays(self)
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
         if not isinstance(self.task, str):
             raise ValueError(f"Episode.task: expected str, got {self.task!r}")
-        if not isinstance(self.group, int | np.integer):
-            raise ValueError(f"Episode.group: expected int, got {self.group!r}")
+        for name, dtype in EPISODE_NUMBERS.items():
+            value = vars(self)[name]
+            required = name in ("terminated", "truncated", "group")
+            if required or value is not None:
+                object.__setattr__(self, name, one_number(f"Episode.{name}", value, dtype))
         actions = np.asarray(self.actions)
         if actions.ndim == 2 and actions.dtype.kind == "f":
             self._leave_out(np.isnan(actions).all(1))
@@ -272,6 +316,11 @@ class Episode(StepColumns[np.ndarray]):
 EPISODE_FIELDS = {
     f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata
 }
+EPISODE_NUMBERS = {
+    name: dtype
+    for name, dtype in EPISODE_FIELDS.items()
+    if name not in ("task", "final_observation")
+}
 
 
 @dataclass(frozen=True)
@@ -289,6 +338,7 @@ class History:
     action_masks: np.ndarray | None = shaped("t+1 C", optional=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        to_arrays(self)
         check_record(self)
 
 

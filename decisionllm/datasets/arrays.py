@@ -15,7 +15,7 @@ from decisionllm.checks import one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
-from decisionllm.datasets.store import Store, open_store, write
+from decisionllm.datasets.store import Store, check_episode, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -234,7 +234,8 @@ def spec_of(
     S = A = longest = 0
     actions = Moments()
     discrete = True
-    for episode in episodes:
+    for e, episode in enumerate(episodes):
+        check_episode(f"episode {e}", episode)
         taken = episode.actions
         if not longest:
             S = episode.observations.shape[1]

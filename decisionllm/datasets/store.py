@@ -544,6 +544,7 @@ def files(dataset: Node) -> list[Path]:
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
+    check_episode(name, episode)
     _check_columns(name, episode)
     taken = episode.actions
     masks = episode.action_masks
@@ -578,9 +579,16 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         refuse(place, ~allowed & recorded, forbidden, steps, taken[:, 0])
 
 
+def check_episode(name: str, episode: object) -> None:
+    """Raise a ValueError unless this is an `Episode`. name: of it, for messages."""
+    if not isinstance(episode, Episode):
+        remedy = "make it by decisionllm.Episode(observations, actions, rewards)"
+        raise ValueError(f"{name}: expected an Episode, got {type(episode).__name__}; {remedy}")
+
+
 def _check_columns(name: str, episode: Episode) -> None:
-    """Raise a ValueError for a column that its type in a store would change: no numbers, masks that
-    are not bool, numbers beyond float32, or weights beyond 0 .. 1.
+    """Raise a ValueError for a column that its type in a store would change: masks that are not
+    bool, numbers beyond float32, or weights beyond 0 .. 1.
     """
     for column, dtype in (STEP_FIELDS | {"final_observation": np.float32}).items():
         values = vars(episode)[column]
@@ -588,9 +596,7 @@ def _check_columns(name: str, episode: Episode) -> None:
             continue
         if dtype is np.bool_ and values.dtype != bool:
             raise ValueError(f"{name}: expected {column} of true and false, got {values.dtype}")
-        if values.dtype.kind not in "biuf":
-            raise ValueError(f"{name}: expected {column} of numbers, got {values.dtype}")
-        if values.dtype == np.float64:
+        if values.dtype.kind == "f" and values.dtype != np.float32:
             with np.errstate(over="ignore"):
                 wrong = ~np.isfinite(values.astype(np.float32))
             refuse(f"{name}: ", wrong, f"expected {column} within float32, got {{}}", values)

@@ -391,6 +391,9 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
     discrete = Spec(2, 1, 5, num_actions=2)
     with pytest.raises(ValueError, match="episode 0, step 1: expected an action an index below 2"):
         from_episodes([episode([1, 2])], tmp_path / "mine", name="mine", spec=discrete)
+    for spec in (None, discrete):
+        with pytest.raises(ValueError, match="episode 0: expected an Episode, got dict; make it"):
+            from_episodes([{"rewards": [1]}], tmp_path / "mine", name="mine", spec=spec)
     assert not (tmp_path / "mine").exists()
 
 
@@ -398,8 +401,10 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
     ("changed", "message"),
     [
         ({"rewards": np.full(2, 1e300)}, "expected rewards within float32, got 1e.300"),
-        ({"observations": np.full((2, 1), None)}, "expected observations of numbers, got object"),
-        ({"observations": np.full((2, 1), 1j)}, "expected observations of numbers, got complex"),
+        (
+            {"rewards": np.full(2, 1e300, np.longdouble)},
+            "expected rewards within float32, got 1e.3",
+        ),
         ({"loss_mask": np.full(2, 0.3)}, "expected loss_mask of true and false, got float64"),
         ({"action_masks": np.ones((2, 3))}, "expected action_masks of true and false, got float64"),
         ({"action_weight": np.array([1.0, 2.0])}, "expected action_weight within 0 .. 1, got 2.0"),
