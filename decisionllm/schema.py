@@ -178,8 +178,9 @@ def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
 class Spec:
     """Sizes and action space of a dataset, which its reader finds out.
 
-    low, high: (A,) bounds of a continuous action, in raw units. num_actions: C, or 0 for continuous
-    actions; a discrete action is stored as one float that holds its index (A = 1).
+    low, high: (A,) bounds of a continuous action, in raw units; one number stands for all A, and an
+    array such as `action_space.low` becomes a tuple. num_actions: C, or 0 for continuous actions; a
+    discrete action is stored as one float that holds its index (A = 1).
     """
 
     observation_dim: int
@@ -198,6 +199,11 @@ class Spec:
             (str(kind), int(width), int(count)) for kind, width, count in self.entity_schema
         )
         object.__setattr__(self, "entity_schema", blocks)
+        for name in ("observation_dim", "action_dim", "horizon", "num_actions"):
+            number = one_number(f"Spec.{name}", vars(self)[name], np.int64)
+            object.__setattr__(self, name, number)
+        for name in ("low", "high"):
+            object.__setattr__(self, name, self._bounds(name))
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
@@ -213,6 +219,19 @@ class Spec:
         elif self.action_dim != 1:
             got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+
+    def _bounds(self, name: str) -> tuple[float, ...]:
+        """The bounds of this name as plain numbers, which JSON can hold."""
+        given = vars(self)[name]
+        array = np.asarray(given)
+        if array.ndim > 1 or array.dtype.kind not in "biuf":
+            wanted = "a number for each number of an action"
+            got = f"shape {array.shape}, {array.dtype}"
+            raise ValueError(f"Spec.{name}: expected {wanted}, got {got}")
+        if array.ndim == 0:
+            return (array.item(),) * self.action_dim
+        # One by one: in an array, the 0 of (0, 0.5) would become 0.0, and the fingerprint another.
+        return tuple(np.asarray(bound).item() for bound in given)
 
     def _check_bounds(self) -> None:
         """Raise a ValueError unless the bounds of continuous actions are finite and in order."""

@@ -2,6 +2,10 @@
 and what came.
 """
 
+import json
+from dataclasses import asdict
+
+import gymnasium
 import numpy as np
 import pandas as pd
 import pytest
@@ -170,11 +174,26 @@ def test_a_history_may_hold_the_first_observation_alone():
             "expected a number of discrete actions, or 0 for continuous ones, got -1",
         ),
         ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
+        ({"horizon": 2.5}, "Spec.horizon: expected one int64, got 2.5"),
+        ({"low": zeros(1, 2)}, r"Spec.low: expected a number for .*, got shape \(1, 2\), float32"),
+        ({"high": "ab"}, r"Spec.high: expected a number for .*, got shape \(\), <U2"),
     ],
 )
 def test_a_spec_that_cannot_be_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Spec(**{"observation_dim": 3, "action_dim": 2, "horizon": 10} | fields)
+
+
+def test_bounds_and_sizes_of_an_action_space_become_plain_numbers():
+    space = gymnasium.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 0.5], np.float32))
+    size = np.int64(2)
+    for low, high in ((space.low, space.high), (list(space.low), torch.from_numpy(space.high))):
+        spec = Spec(observation_dim=3, action_dim=size, horizon=9.0, low=low, high=high)
+        assert json.dumps(asdict(spec)) == json.dumps(
+            asdict(Spec(3, 2, 9, (-1.0, 0.0), (1.0, 0.5)))
+        )
+    # whole numbers stay whole: the fingerprint of a store depends on it
+    assert json.dumps(asdict(Spec(3, 2, 9, -1, 0.5))["low"]) == "[-1, -1]"
 
 
 def test_a_batch_moves_whole_and_what_is_missing_stays_missing():

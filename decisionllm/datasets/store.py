@@ -143,6 +143,11 @@ def _write(path: Path, source: Source) -> Store:
         raise FileExistsError(
             f"{path}: expected a new folder, or a store to replace; choose another path"
         )
+    name = source.info.get("name", path)
+    wanted = f"{name}: expected info and facts that JSON can hold"
+    remedy = "x.item() is the number of a numpy scalar, x.tolist() the list of an array"
+    with explained(wanted, TypeError, ValueError, remedy=remedy):
+        json.dumps([source.info, source.facts])
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as stack:
@@ -150,7 +155,6 @@ def _write(path: Path, source: Source) -> Store:
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, source.spec)
                 columns.append(episode)
-        name = source.info.get("name", path)
         if not columns.steps:
             raise ValueError(f"{name}: expected at least one episode, got none")
         arrays = {}

@@ -256,14 +256,23 @@ def test_impossible_discrete_actions_are_refused(tmp_path, actions, masks, messa
 
 def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_whole(tmp_path):
     old = make_store(tmp_path / "s", [episode([1, 2])])
-    # the arrays are on disk by the time the card is refused
-    source = Source(old.spec, [episode([9])], {"name": object()})
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    # the first episode is on disk by the time the second one is refused
+    source = Source(old.spec, [episode([9]), episode([9], S=3)])
+    with pytest.raises(ValueError, match="episode 1: expected observations of 2"):
         write(tmp_path / "s", source)
     assert folders(tmp_path) == ["s"]
     assert open_store(tmp_path / "s").rewards.tolist() == [1, 2]
     make_store(tmp_path / "s", [episode([3])])
     assert folders(tmp_path) == ["s"] and open_store(tmp_path / "s").rewards.tolist() == [3]
+
+
+@pytest.mark.parametrize("facts", [{"info": {"n": np.int64(3)}}, {"facts": {"Go.": np.ones(2)}}])
+def test_facts_that_json_cannot_hold_are_refused_before_an_episode_is_read(tmp_path, facts):
+    spec = Spec(observation_dim=2, action_dim=1, horizon=5, num_actions=3)
+    episodes = iter([episode([1])])
+    with pytest.raises(ValueError, match=r"expected info and facts that JSON can hold \(Object of"):
+        write(tmp_path / "s", Source(spec, episodes, **facts))
+    assert len(list(episodes)) == 1
 
 
 def test_a_folder_or_file_that_is_no_store_is_never_replaced(tmp_path):
