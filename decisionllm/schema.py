@@ -318,6 +318,13 @@ class Episode(StepColumns[np.ndarray]):
             self._leave_out(np.isnan(actions).all(1))
         check_record(self)
 
+    @property
+    def recorded_actions(self) -> np.ndarray:
+        """(m, A) the actions that the log has, without those that are missing."""
+        if self.action_weight is None:
+            return self.actions
+        return np.asarray(self.actions[self.action_weight > 0])
+
     def _leave_out(self, missing: np.ndarray) -> None:
         """Take the missing actions (n,) out of the loss, and put zeros in their place."""
         if not missing.any():

@@ -236,14 +236,12 @@ def spec_of(
     discrete = True
     for e, episode in enumerate(episodes):
         check_episode(f"episode {e}", episode)
-        taken = episode.actions
+        taken = episode.recorded_actions
         if not longest:
             S = episode.observations.shape[1]
             A = taken.shape[1]
         longest = max(longest, len(episode.rewards))
         discrete = discrete and taken.dtype.kind in "iub"
-        if episode.action_weight is not None:
-            taken = taken[episode.action_weight > 0]
         if taken.shape[1] == A:  # `store.write` refuses an episode of another size
             actions.add(taken)
     if not longest:
