@@ -87,8 +87,9 @@ def open_folder(*, path: str) -> Store:
 
 
 def files(*, path: str, **options: object) -> list[Path]:
-    """The files that these options read: a store is checked by its own card."""
-    file = Path(path).expanduser()
+    """The file that these options read; of a store its card, which is written with all the rest."""
+    given = Path(path).expanduser()
+    file = given / "card.json" if given.is_dir() else given
     return [file] if file.is_file() else []
 
 
