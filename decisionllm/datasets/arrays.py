@@ -33,7 +33,9 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
 }
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
-VERSION = 1  # raise it when `load` reads a file differently
+# Raise it when `load` reads a file differently. 2: an episode may be both terminated and truncated,
+# actions with bounds are continuous, and the card says where next observations contradict the rows.
+VERSION = 2
 
 
 @register("dataset", "arrays", text="${text}")
@@ -57,8 +59,8 @@ def load(
         task: the text of every episode, read with text=constant.
         text: `none`, or `constant` where there is a task.
         horizon: refuse longer episodes; 0: the longest one.
-        num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers,
-            else they are continuous.
+        num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers
+            without bounds, else they are continuous.
         low: (A,) least action, raw units; empty: of the data.
         high: (A,) greatest action, raw units; empty: of the data.
 
@@ -75,7 +77,10 @@ def load(
     check_ends(file, blocks(file, widths))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
-    info = {"name": name or file.stem, "text": text, "file": str(file)}
+    info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
+    faults = contradictions(blocks(file, widths))
+    if faults:
+        info["faults"] = faults
     return Source(spec, episodes, info)
 
 
@@ -141,7 +146,7 @@ def cut(blocks: Iterable[Columns], *, task: str = "") -> Iterator[Episode]:
     """D4RL's columns, rows of all episodes end to end in blocks, as episodes of the text `task`.
 
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was
-    truncated) is set, and with the last row; `load` refuses a file without such a row, see
+    truncated) or both are set, and with the last row; `load` refuses a file without such a row, see
     `check_ends`. Actions of NaN are missing. Its final observation is known where the optional
     `next_observations` are there.
     """
@@ -163,15 +168,16 @@ def as_episode(columns: Columns, group: int, task: str) -> Episode:
     final = None
     if "next_observations" in columns:
         final = columns["next_observations"][-1].astype(np.float32)
-    ended = bool(columns["terminals"][-1])
+    terminated = bool(columns["terminals"][-1])
+    timed_out = "timeouts" in columns and bool(columns["timeouts"][-1])
     return Episode(
         columns["observations"].astype(np.float32).reshape(n, -1),
         actions.reshape(n, -1),
         columns["rewards"].astype(np.float32),
         group=group,
         task=task,
-        terminated=ended,
-        truncated=not ended,
+        terminated=terminated,
+        truncated=timed_out or not terminated,
         final_observation=final,
     )
 
@@ -196,6 +202,27 @@ def check_ends(path: Path, blocks: Iterable[Columns]) -> None:
     remedy = "mark the last row of each episode, also of a single one; dataset.horizon cuts nothing"
     wanted = "a row where terminals or timeouts is set"
     raise ValueError(f"{path}: expected {wanted}, got {rows:,} rows without; {remedy}")
+
+
+def contradictions(blocks: Iterable[Columns]) -> list[str]:
+    """The fault of `next_observations` that are not the observations of the next rows, as of
+    shuffled rows; reads the whole file where it has them.
+    """
+    steps = wrong = 0
+    for block in ending(blocks, ends):
+        if "next_observations" not in block:
+            return []
+        inside = ~ends(block)[:-1]
+        n = len(inside)
+        following = block["observations"].reshape(n + 1, -1)[1:]
+        stated = block["next_observations"].reshape(n + 1, -1)[:-1]
+        same = np.isclose(stated, following).all(1)
+        steps += int(inside.sum())
+        wrong += int((inside & ~same).sum())
+    if not wrong:
+        return []
+    said = f"next_observations: {wrong:,} of {steps:,} are not the observation of the next row"
+    return [f"{said}, although the episode goes on"]
 
 
 def constant_text(
@@ -230,7 +257,7 @@ def spec_of(
     """The spec of these episodes.
 
     The data give what is not given here: the horizon, and the bounds of continuous actions. Where
-    actions are integers they are discrete, and C is the largest index plus 1.
+    actions are integers without bounds they are discrete, and C is the largest index plus 1.
     """
     S = A = longest = 0
     actions = Moments()
@@ -250,11 +277,12 @@ def spec_of(
     if not actions.count:
         why = "all of them are missing (NaN); record some to learn from"
         raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
-    if discrete and not num_actions:
+    bounded = len(low) + len(high) > 0
+    if discrete and not bounded and not num_actions:
         num_actions = 1 + int(actions.high.max())
     if not num_actions:
-        low = low or actions.low.tolist()
-        high = high or actions.high.tolist()
+        low = low if len(low) else actions.low.tolist()
+        high = high if len(high) else actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 

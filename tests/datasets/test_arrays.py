@@ -54,6 +54,13 @@ def test_episodes_end_at_terminals_timeouts_and_the_last_row(tmp_path):
     assert all(e.final_observation is None and e.task == "" for e in episodes)
 
 
+def test_an_episode_may_both_terminate_and_be_cut_off(tmp_path):
+    both = np.array([0, 1, 0, 0, 0], bool)
+    first, second = load(path=put(tmp_path / "mine.npz", terminals=both, timeouts=both)).episodes
+    assert (first.terminated, first.truncated) == (True, True)
+    assert (second.terminated, second.truncated) == (False, True)
+
+
 def test_next_observations_give_the_final_ones(tmp_path):
     path = put(
         tmp_path / "mine.npz", next_observations=np.arange(10.0).reshape(5, 2) + 100, timeouts=None
@@ -70,6 +77,27 @@ def test_integer_actions_are_discrete(tmp_path):
         and load(path=path, num_actions=7).spec.num_actions == 7
     )
     assert next(load(path=path).episodes).actions.tolist() == [[0], [2]]
+
+
+@pytest.mark.parametrize("block", [1, 100])
+def test_next_observations_that_are_not_those_of_the_next_row_are_a_fault(
+    block, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(arrays, "BLOCK", block)
+    seen = columns()["observations"]
+    after = np.append(seen[1:], [[0.0, 0.0]], axis=0)
+    after[[1, 3]] = 100  # the last rows of their episodes
+    assert "faults" not in load(path=put(tmp_path / "good.npz", next_observations=after)).info
+    after[2] = 100
+    source = load(path=put(tmp_path / "bad.npz", next_observations=after))
+    fault = "next_observations: 1 of 2 are not the observation of the next row, although"
+    assert source.info["faults"][0].startswith(fault)
+
+
+def test_integer_actions_with_bounds_are_continuous(tmp_path):
+    path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]))
+    assert load(path=path, low=[-1], high=[3]).spec == Spec(2, 1, 2, (-1,), (3,))
+    assert load(path=path, high=[3]).spec == Spec(2, 1, 2, (0,), (3,))
 
 
 def test_rows_of_nan_actions_are_missing(tmp_path):
