@@ -707,6 +707,22 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
             )
 
 
+@pytest.mark.parametrize(
+    ("repeated", "message"),
+    [
+        (range(144), "step 0, got 2 rows with pvIndex 0 to 0"),
+        ([2], "step 1, got 3 rows with pvIndex 0 to 1"),
+    ],
+    ids=["the whole file", "one row"],
+)
+def test_rows_that_repeat_are_refused(tmp_path, monkeypatch, repeated, message):
+    monkeypatch.setattr(auctionnet, "BLOCK", 2000)  # the second one is in another block
+    path = put(tmp_path / "log.csv", rows(traffic(), [*range(144), *repeated]))
+    who = "log.csv: period 3, advertiser 0"
+    with pytest.raises(ValueError, match=f"{who}: expected one row for each pvIndex of {message};"):
+        auctionnet.read(path)
+
+
 def test_a_budget_that_grows_is_two_days_in_one(tmp_path):
     columns = traffic()
     for i in range(144):
