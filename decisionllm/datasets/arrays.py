@@ -329,11 +329,14 @@ def open_columns(
     """All keys of a file, and its columns of `keys`, each read where it is indexed by a slice."""
     if path.suffix == ".npz":
         archive = stack.enter_context(ZipFile(path))
-        found = [name.removesuffix(".npy") for name in archive.namelist()]
+        arrays = [name for name in archive.namelist() if name.endswith(".npy")]
+        found = [name.removesuffix(".npy") for name in arrays]
         return found, {key: Member(archive, key) for key in keys if key in found}
 
     file = stack.enter_context(h5py.File(path))
-    return list(file), {key: file[key] for key in keys if key in file}  # `in` finds nested keys too
+    # `in` finds nested keys too, and links; `get` gives None for a link that is broken
+    columns = {key: file.get(key) for key in keys if key in file}
+    return list(file), columns
 
 
 def numbers_of(column: np.ndarray | h5py.Dataset) -> int:
@@ -353,7 +356,7 @@ def check_shapes(
 
     Raises:
         ValueError: columns differ in length or have no row, or one has another shape or type, or
-            is a group of HDF5.
+            is a group, a broken link or an empty dataset of HDF5.
     """
     for key, column in columns.items():
         if isinstance(column, h5py.Group):
@@ -362,6 +365,9 @@ def check_shapes(
             raise ValueError(
                 f"{path}: expected {key} as one array, got a group of {parts}; {remedy}"
             )
+        if column is None or column.shape is None:
+            got = "a broken link or an empty dataset"
+            raise ValueError(f"{path}: expected {key} as an array, got {got}; write its rows there")
     sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
     if len(set(sizes.values())) > 1 or not sizes["rewards"]:
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
@@ -396,8 +402,12 @@ def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
     for key, other in renamed.items():
         either = " (timeouts where a time limit ended the episode)" if other in BOTH_ENDS else ""
         pairs.append(f"{other}: {key}{either}")
-    remedy = f"; rename {', '.join(pairs)}" if pairs else ""
-    wrong = f"{', '.join(lacking)} not among {', '.join(found)}"
+    remedy = ""
+    if pairs:
+        remedy = f"; rename {', '.join(pairs)}"
+    elif lacking == ["terminals"] and "timeouts" in found:
+        remedy = "; add terminals, all false if only time limits end the episodes"
+    wrong = f"{', '.join(lacking)} not among {', '.join(found) or 'none'}"
     raise ValueError(f"{path}: expected D4RL's keys, {wrong}{remedy}")
 
 

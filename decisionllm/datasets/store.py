@@ -444,6 +444,10 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
     source = from_stores(cache_dir, **_options(dataset)) if from_stores else build(dataset)
     if isinstance(source, Store):
         return source
+    if not isinstance(source, Source) or "name" not in source.info:
+        wanted = 'a decisionllm.protocols.Source(spec, episodes, {"name": ...})'
+        got = f"info {source.info}" if isinstance(source, Source) else type(source).__name__
+        raise ValueError(f"{dataset['_target_']}: expected {wanted} of a reader, got {got}")
     return keep(path, source)
 
 

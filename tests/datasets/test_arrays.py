@@ -2,6 +2,7 @@
 
 import tracemalloc
 from pathlib import Path
+from zipfile import ZipFile
 
 import h5py
 import numpy as np
@@ -165,6 +166,28 @@ def test_a_column_that_is_a_group_of_hdf5_is_refused(tmp_path):
         load(path=str(tmp_path / "dict.hdf5"))
 
 
+@pytest.mark.parametrize(
+    "there",
+    [h5py.ExternalLink("nowhere.hdf5", "/rewards"), h5py.SoftLink("/nowhere"), h5py.Empty("f4")],
+    ids=["external link", "link", "empty"],
+)
+def test_a_column_of_hdf5_that_holds_nothing_is_refused(there, tmp_path):
+    with h5py.File(tmp_path / "mine.hdf5", "w") as file:
+        for key, column in columns(rewards=there).items():
+            file[key] = column
+    wanted = "expected rewards as an array, got a broken link or an empty dataset"
+    with pytest.raises(ValueError, match=wanted):
+        load(path=str(tmp_path / "mine.hdf5"))
+
+
+def test_a_member_of_npz_that_is_no_array_is_no_column(tmp_path):
+    path = put(tmp_path / "mine.npz", rewards=None)
+    with ZipFile(path, "a") as archive:
+        archive.writestr("rewards", b"1 2 3 4 5")
+    with pytest.raises(ValueError, match="rewards not among observations, actions, terminals"):
+        load(path=path)
+
+
 def test_an_hdf5_file_has_the_same_layout(tmp_path):
     with h5py.File(tmp_path / "mine.hdf5", "w") as file:
         for key, column in columns().items():
@@ -260,6 +283,10 @@ GYMNASIUM = {"rewards": None, "terminals": None, "timeouts": None, "observations
         (
             {"terminals": None, "dones": np.ones(5)},
             r"terminals not among .*; rename dones: terminals \(timeouts where a time limit ended the episode\)$",
+        ),
+        (
+            {"terminals": None},
+            "terminals not among .*; add terminals, all false if only time limits end the episodes$",
         ),
         (
             {"timeouts": None, "truncations": np.ones(5)},

@@ -3,7 +3,9 @@ is evaluated on all of them.
 """
 
 import json
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -499,6 +501,9 @@ def test_a_part_that_is_made_again_makes_another_mixture(tmp_path):
     data = node("dataset", "mixture", parts={"mine": {"dataset": "store", "path": str(path)}})
     for reward in (1.0, 2.0):
         make_store(path, [episode([reward])])
+        # a clock too coarse to tell two writes apart must not decide this test
+        later = time.time_ns() + 10**9 * int(reward)
+        os.utime(path / "card.json", ns=(later, later))
         assert store.prepare(data, tmp_path / "cache").rewards.tolist() == [reward]
     store.prepare(data, tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "stores").iterdir())) == 2, "unchanged, it is found again"

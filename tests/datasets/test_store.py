@@ -370,6 +370,27 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
     assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 
+def test_what_a_reader_must_return_is_said(tmp_path, monkeypatch):
+    (tmp_path / "own_readers.py").write_text("""
+from decisionllm.protocols import Source
+def nothing():
+    return None
+def episodes():
+    return []
+def without_a_name():
+    return Source(None, [], {"text": "none"})
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    for reader, got in (
+        ("nothing", "NoneType"),
+        ("episodes", "list"),
+        ("without_a_name", "info {'text': 'none'}"),
+    ):
+        message = rf"own_readers.{reader}: expected a .*Source\(.* of a reader, got {got}$"
+        with pytest.raises(ValueError, match=message):
+            prepare({"_target_": f"own_readers.{reader}"}, tmp_path / "home")
+
+
 def write_log(path, reward, steps=4):
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
@@ -434,6 +455,7 @@ def verify(store):
 
 
 WIDE = Spec(observation_dim=20, action_dim=1, horizon=1000, low=(-1.0,), high=(1.0,))
+NAMED = {"name": "wide"}
 
 
 def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
@@ -475,7 +497,9 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
     shutil.rmtree(whole.path)
     if not (child := os.fork()):
         with monkeypatch.context() as patch:
-            patch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, reader()))
+            patch.setattr(
+                "decisionllm.datasets.store.build", lambda _: Source(WIDE, reader(), NAMED)
+            )
             try:
                 prepare(options, tmp_path)
             finally:
@@ -500,7 +524,7 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
         time.sleep(0.2)
         yield from endless(3)
 
-    monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow()))
+    monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow(), NAMED))
     with ThreadPoolExecutor(2) as pool:
         found = list(
             pool.map(

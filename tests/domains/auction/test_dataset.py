@@ -841,6 +841,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
             {"behaviour": "oracle", "relabel": 2},
             "dataset.relabel: expected 0 with behaviour=oracle, .* got 2",
         ),
+        ({"relabel": -1}, "dataset.relabel: expected a number of copies, 0 or more, got -1"),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
