@@ -477,7 +477,8 @@ class Source:
     Attributes:
         spec: sizes and action space.
         episodes: one pass over the episodes; it need not fit in memory twice.
-        info: name, env, options, seed: JSON values that a result must report.
+        info: JSON values that a result must report: the `name`, required of a reader, and env,
+            options, seed.
         facts: what task texts are made of, {task text: {fact: value}}, see `datasets.store`; JSON
             values, no part of a result.
     """

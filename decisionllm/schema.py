@@ -47,9 +47,26 @@ def stored(dtype: type, default: object) -> Any:
     return field(default=default, kw_only=True, metadata={"dtype": dtype})
 
 
+def to_arrays(record: Episode | History) -> None:
+    """Replace the columns of a record by numpy arrays: a user may give lists, tensors or tables.
+
+    A value without dimensions stays, which `check_record` refuses.
+    """
+    kind: type = type(record)
+    for name, _, _ in _shapes(kind):
+        value = vars(record)[name]
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            got = f"{type(value).__name__} ({error})"
+            raise ValueError(f"{kind.__name__}.{name}: expected an array, got {got}") from error
+        if array.ndim:
+            object.__setattr__(record, name, array)
+
+
 def check_record(record: StepColumns[Array] | History) -> None:
-    """Raise a ValueError if an array of a record has another shape than its field says, or a number
-    that is not finite.
+    """Raise a ValueError if an array of a record has another shape than its field says, is not of
+    numbers, or has a number that is not finite.
     """
     kind: type = type(record)
     sizes: dict[str, int] = {}  # by letter
@@ -64,7 +81,11 @@ def check_record(record: StepColumns[Array] | History) -> None:
             came = type(value).__name__ if shape is None else tuple(shape)
             raise ValueError(f"{kind.__name__}.{name}: expected shape ({wanted}), got {came}")
         sizes |= found
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+        if not isinstance(value, np.ndarray):
+            continue
+        if value.dtype.kind not in "biuf":
+            raise ValueError(f"{kind.__name__}.{name}: expected numbers, got {value.dtype}")
+        if value.dtype.kind != "f":
             continue
         finite = np.isfinite(value)
         if not finite.all():
@@ -111,6 +132,25 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None
     raise ValueError(place + message.format(*found))
 
 
+def one_number(place: str, value: object, dtype: type) -> bool | int | float:
+    """A number as `dtype` holds it.
+
+    Raises:
+        ValueError: an array, no number, or one that `dtype` does not hold. place: how the message
+            begins.
+    """
+    array = np.asarray(value)
+    if array.ndim == 0 and array.dtype.kind in "biuf":
+        with np.errstate(invalid="ignore", over="ignore"):  # is found by the comparison
+            held: np.ndarray = array.astype(dtype)
+        fits = np.isfinite(held) if dtype is np.float32 else held == array
+        if fits:
+            number: bool | int | float = held.item()
+            return number
+    got = f"an array of shape {array.shape}" if array.ndim else repr(value)
+    raise ValueError(f"{place}: expected one {np.dtype(dtype)}, got {got}")
+
+
 def differs(*columns: np.ndarray) -> np.ndarray:
     """(n,) bool: whether a row differs from the row before it in one of these columns (n,); the
     first row does.
@@ -138,8 +178,9 @@ def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
 class Spec:
     """Sizes and action space of a dataset, which its reader finds out.
 
-    low, high: (A,) bounds of a continuous action, in raw units. num_actions: C, or 0 for continuous
-    actions; a discrete action is stored as one float that holds its index (A = 1).
+    low, high: (A,) bounds of a continuous action, in raw units; one number stands for all A, and an
+    array such as `action_space.low` becomes a tuple. num_actions: C, or 0 for continuous actions; a
+    discrete action is stored as one float that holds its index (A = 1).
     """
 
     observation_dim: int
@@ -158,6 +199,11 @@ class Spec:
             (str(kind), int(width), int(count)) for kind, width, count in self.entity_schema
         )
         object.__setattr__(self, "entity_schema", blocks)
+        for name in ("observation_dim", "action_dim", "horizon", "num_actions"):
+            number = one_number(f"Spec.{name}", vars(self)[name], np.int64)
+            object.__setattr__(self, name, number)
+        for name in ("low", "high"):
+            object.__setattr__(self, name, self._bounds(name))
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
@@ -173,6 +219,19 @@ class Spec:
         elif self.action_dim != 1:
             got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+
+    def _bounds(self, name: str) -> tuple[float, ...]:
+        """The bounds of this name as plain numbers, which JSON can hold."""
+        given = vars(self)[name]
+        array = np.asarray(given)
+        if array.ndim > 1 or array.dtype.kind not in "biuf":
+            wanted = "a number for each number of an action"
+            got = f"shape {array.shape}, {array.dtype}"
+            raise ValueError(f"Spec.{name}: expected {wanted}, got {got}")
+        if array.ndim == 0:
+            return (array.item(),) * self.action_dim
+        # One by one: in an array, the 0 of (0, 0.5) would become 0.0, and the fingerprint another.
+        return tuple(np.asarray(bound).item() for bound in given)
 
     def _check_bounds(self) -> None:
         """Raise a ValueError unless the bounds of continuous actions are finite and in order."""
@@ -244,16 +303,27 @@ class Episode(StepColumns[np.ndarray]):
     outcome: Json = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
+        to_arrays(self)
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
         if not isinstance(self.task, str):
             raise ValueError(f"Episode.task: expected str, got {self.task!r}")
-        if not isinstance(self.group, int | np.integer):
-            raise ValueError(f"Episode.group: expected int, got {self.group!r}")
+        for name, dtype in EPISODE_NUMBERS.items():
+            value = vars(self)[name]
+            required = name in ("terminated", "truncated", "group")
+            if required or value is not None:
+                object.__setattr__(self, name, one_number(f"Episode.{name}", value, dtype))
         actions = np.asarray(self.actions)
         if actions.ndim == 2 and actions.dtype.kind == "f":
             self._leave_out(np.isnan(actions).all(1))
         check_record(self)
+
+    @property
+    def recorded_actions(self) -> np.ndarray:
+        """(m, A) the actions that the log has, without those that are missing."""
+        if self.action_weight is None:
+            return self.actions
+        return np.asarray(self.actions[self.action_weight > 0])
 
     def _leave_out(self, missing: np.ndarray) -> None:
         """Take the missing actions (n,) out of the loss, and put zeros in their place."""
@@ -272,6 +342,11 @@ class Episode(StepColumns[np.ndarray]):
 EPISODE_FIELDS = {
     f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata
 }
+EPISODE_NUMBERS = {
+    name: dtype
+    for name, dtype in EPISODE_FIELDS.items()
+    if name not in ("task", "final_observation")
+}
 
 
 @dataclass(frozen=True)
@@ -289,6 +364,7 @@ class History:
     action_masks: np.ndarray | None = shaped("t+1 C", optional=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        to_arrays(self)
         check_record(self)
 
 

@@ -2,7 +2,12 @@
 and what came.
 """
 
+import json
+from dataclasses import asdict
+
+import gymnasium
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -40,8 +45,8 @@ def batch(**fields):
             r"Episode.observations: expected shape \(n, S\), got \(3,\)",
         ),
         (
-            lambda: Episode([[0, 0]], zeros(1, 1), zeros(1)),
-            r"Episode.observations: expected shape \(n, S\), got list",
+            lambda: Episode({"position": zeros(1, 2)}, zeros(1, 1), zeros(1)),
+            r"Episode.observations: expected shape \(n, S\), got dict",
         ),
         (
             lambda: Episode(zeros(1, 2), zeros(1, 1), zeros(1), final_observation=zeros(3)),
@@ -76,6 +81,35 @@ def test_a_wrong_shape_names_the_field_and_what_came(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    "made",
+    [np.ndarray.tolist, torch.from_numpy, pd.DataFrame],
+    ids=["lists", "tensors", "tables"],
+)
+def test_columns_of_other_libraries_become_arrays(made):
+    rows = np.arange(6.0).reshape(3, 2)
+    episode = Episode(made(rows), made(rows[:, :1]), pd.Series([1.0, 2.0, 3.0]))
+    assert type(episode.observations) is type(episode.rewards) is np.ndarray
+    assert episode.observations.tolist() == rows.tolist() and episode.rewards.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match=r"Episode.rewards: .* finite numbers, got nan at \[1\]"):
+        Episode(made(rows), made(rows), pd.Series([1.0, np.nan, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("observations", "message"),
+    [
+        (np.full((2, 1), None), "expected numbers, got object"),
+        (np.full((2, 1), 1j), "expected numbers, got complex128"),
+        ([[0], [0, 0]], "expected an array, got list .*inhomogeneous"),
+        (torch.zeros(2, 1, requires_grad=True), "expected an array, got Tensor .*requires grad"),
+    ],
+    ids=["object", "complex", "ragged", "with a gradient"],
+)
+def test_a_column_that_is_no_array_of_numbers_is_named(observations, message):
+    with pytest.raises(ValueError, match=f"Episode.observations: {message}"):
+        Episode(observations, zeros(2, 1), zeros(2))
+
+
 def test_a_number_that_is_not_finite_is_named_with_its_place():
     rows = zeros(3, 2)
     rows[1, 0] = np.nan
@@ -89,19 +123,34 @@ def test_a_number_that_is_not_finite_is_named_with_its_place():
         History(zeros(2, 2), zeros(1, 1), np.array([np.inf]))
 
 
-def test_a_text_or_a_group_of_another_type_is_refused():
-    for name, value, wanted in (
-        ("task", None, "str"),
-        ("task", 3, "str"),
-        ("group", 1.5, "int"),
-        ("group", "a", "int"),
-    ):
-        with pytest.raises(ValueError, match=f"Episode.{name}: expected {wanted}, got {value!r}"):
-            Episode(zeros(3, 2), zeros(3, 1), zeros(3), **{name: value})
-    assert (
-        Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), group=np.int64(4)).group
-        == 4
-    )
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("task", None, "expected str, got None"),
+        ("task", 3, "expected str, got 3"),
+        ("group", 1.5, "expected one int64, got 1.5"),
+        ("group", "a", "expected one int64, got 'a'"),
+        ("group", 2**70, "expected one int64, got 1180591620717411303424"),
+        ("agent", 2**31, "expected one int32, got 2147483648"),
+        ("start", "a", "expected one int32, got 'a'"),
+        ("return_after_exit", np.nan, "expected one float32, got nan"),
+        ("terminated", [False, False, True], r"expected one bool, got an array of shape \(3,\)"),
+        ("terminated", "false", "expected one bool, got 'false'"),
+        ("terminated", np.nan, "expected one bool, got nan"),
+        ("terminated", None, "expected one bool, got None"),
+        ("truncated", 2, "expected one bool, got 2"),
+    ],
+)
+def test_a_value_of_an_episode_of_another_type_is_refused(name, value, message):
+    with pytest.raises(ValueError, match=f"^Episode.{name}: {message}$"):
+        Episode(zeros(3, 2), zeros(3, 1), zeros(3), **{name: value})
+
+
+def test_numbers_of_numpy_are_values_of_an_episode():
+    given = {"terminated": np.bool_(True), "truncated": np.int64(0), "group": np.int64(4)}
+    episode = Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), **given)
+    assert (episode.terminated, episode.truncated, episode.group) == (True, False, 4)
+    assert [type(vars(episode)[name]) for name in given] == [bool, bool, int]
 
 
 def test_a_history_may_hold_the_first_observation_alone():
@@ -125,11 +174,26 @@ def test_a_history_may_hold_the_first_observation_alone():
             "expected a number of discrete actions, or 0 for continuous ones, got -1",
         ),
         ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
+        ({"horizon": 2.5}, "Spec.horizon: expected one int64, got 2.5"),
+        ({"low": zeros(1, 2)}, r"Spec.low: expected a number for .*, got shape \(1, 2\), float32"),
+        ({"high": "ab"}, r"Spec.high: expected a number for .*, got shape \(\), <U2"),
     ],
 )
 def test_a_spec_that_cannot_be_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Spec(**{"observation_dim": 3, "action_dim": 2, "horizon": 10} | fields)
+
+
+def test_bounds_and_sizes_of_an_action_space_become_plain_numbers():
+    space = gymnasium.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 0.5], np.float32))
+    size = np.int64(2)
+    for low, high in ((space.low, space.high), (list(space.low), torch.from_numpy(space.high))):
+        spec = Spec(observation_dim=3, action_dim=size, horizon=9.0, low=low, high=high)
+        assert json.dumps(asdict(spec)) == json.dumps(
+            asdict(Spec(3, 2, 9, (-1.0, 0.0), (1.0, 0.5)))
+        )
+    # whole numbers stay whole: the fingerprint of a store depends on it
+    assert json.dumps(asdict(Spec(3, 2, 9, -1, 0.5))["low"]) == "[-1, -1]"
 
 
 def test_a_batch_moves_whole_and_what_is_missing_stays_missing():

@@ -15,7 +15,7 @@ from decisionllm.checks import is_numbers, one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
-from decisionllm.datasets.store import Store, open_store, write
+from decisionllm.datasets.store import Store, check_episode, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -33,7 +33,9 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
 }
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
-VERSION = 1  # raise it when `load` reads a file differently
+# Raise it when `load` reads a file differently. 2: an episode may be both terminated and truncated,
+# actions with bounds are continuous, and the card says where next observations contradict the rows.
+VERSION = 2
 
 
 @register("dataset", "arrays", text="${text}")
@@ -57,8 +59,8 @@ def load(
         task: the text of every episode, read with text=constant.
         text: `none`, or `constant` where there is a task.
         horizon: refuse longer episodes; 0: the longest one.
-        num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers,
-            else they are continuous.
+        num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers
+            without bounds, else they are continuous.
         low: (A,) least action, raw units; empty: of the data.
         high: (A,) greatest action, raw units; empty: of the data.
 
@@ -78,7 +80,10 @@ def load(
     check_ends(file, blocks(file, widths))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
-    info = {"name": name or file.stem, "text": text, "file": str(file)} | unread(text, task)
+    info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
+    faults = [*unread(text, task), *contradictions(blocks(file, widths))]
+    if faults:
+        info["faults"] = faults
     return Source(spec, episodes, info)
 
 
@@ -90,8 +95,9 @@ def open_folder(*, path: str) -> Store:
 
 
 def files(*, path: str, **options: object) -> list[Path]:
-    """The files that these options read: a store is checked by its own card."""
-    file = Path(path).expanduser()
+    """The file that these options read; of a store its card, which is written with all the rest."""
+    given = Path(path).expanduser()
+    file = given / "card.json" if given.is_dir() else given
     return [file] if file.is_file() else []
 
 
@@ -143,7 +149,7 @@ def cut(blocks: Iterable[Columns], *, task: str = "") -> Iterator[Episode]:
     """D4RL's columns, rows of all episodes end to end in blocks, as episodes of the text `task`.
 
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was
-    truncated) is set, and with the last row; `load` refuses a file without such a row, see
+    truncated) or both are set, and with the last row; `load` refuses a file without such a row, see
     `check_ends`. Actions of NaN are missing. Its final observation is known where the optional
     `next_observations` are there.
     """
@@ -165,15 +171,16 @@ def as_episode(columns: Columns, group: int, task: str) -> Episode:
     final = None
     if "next_observations" in columns:
         final = columns["next_observations"][-1].astype(np.float32)
-    ended = bool(columns["terminals"][-1])
+    terminated = bool(columns["terminals"][-1])
+    timed_out = "timeouts" in columns and bool(columns["timeouts"][-1])
     return Episode(
         columns["observations"].astype(np.float32).reshape(n, -1),
         actions.reshape(n, -1),
         columns["rewards"].astype(np.float32),
         group=group,
         task=task,
-        terminated=ended,
-        truncated=not ended,
+        terminated=terminated,
+        truncated=timed_out or not terminated,
         final_observation=final,
     )
 
@@ -200,6 +207,27 @@ def check_ends(path: Path, blocks: Iterable[Columns]) -> None:
     raise ValueError(f"{path}: expected {wanted}, got {rows:,} rows without; {remedy}")
 
 
+def contradictions(blocks: Iterable[Columns]) -> list[str]:
+    """The fault of `next_observations` that are not the observations of the next rows, as of
+    shuffled rows; reads the whole file where it has them.
+    """
+    steps = wrong = 0
+    for block in ending(blocks, ends):
+        if "next_observations" not in block:
+            return []
+        inside = ~ends(block)[:-1]
+        n = len(inside)
+        following = block["observations"].reshape(n + 1, -1)[1:]
+        stated = block["next_observations"].reshape(n + 1, -1)[:-1]
+        same = np.isclose(stated, following).all(1)
+        steps += int(inside.sum())
+        wrong += int((inside & ~same).sum())
+    if not wrong:
+        return []
+    said = f"next_observations: {wrong:,} of {steps:,} are not the observation of the next row"
+    return [f"{said}, although the episode goes on"]
+
+
 def constant_text(
     group: str,
     text: str,
@@ -222,13 +250,11 @@ def constant_text(
     return task
 
 
-def unread(text: str, task: str) -> Json:
-    """What the info of a store says of a task text that is given but not read; see
-    `faults.reported`.
-    """
+def unread(text: str, task: str) -> list[str]:
+    """The fault of a task text that is given but not read; see `faults.reported`."""
     if not task or text != "none":
-        return {}
-    return {"faults": [f"the task text {task!r} is not read, since text=none"]}
+        return []
+    return [f"the task text {task!r} is not read, since text=none"]
 
 
 def spec_of(
@@ -241,20 +267,19 @@ def spec_of(
     """The spec of these episodes.
 
     The data give what is not given here: the horizon, and the bounds of continuous actions. Where
-    actions are integers they are discrete, and C is the largest index plus 1.
+    actions are integers without bounds they are discrete, and C is the largest index plus 1.
     """
     S = A = longest = 0
     actions = Moments()
     discrete = True
-    for episode in episodes:
-        taken = episode.actions
+    for e, episode in enumerate(episodes):
+        check_episode(f"episode {e}", episode)
+        taken = episode.recorded_actions
         if not longest:
             S = episode.observations.shape[1]
             A = taken.shape[1]
         longest = max(longest, len(episode.rewards))
         discrete = discrete and taken.dtype.kind in "iub"
-        if episode.action_weight is not None:
-            taken = taken[episode.action_weight > 0]
         if taken.shape[1] == A:  # `store.write` refuses an episode of another size
             actions.add(taken)
     if not longest:
@@ -262,11 +287,12 @@ def spec_of(
     if not actions.count:
         why = "all of them are missing (NaN); record some to learn from"
         raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
-    if discrete and not num_actions:
+    bounded = len(low) + len(high) > 0
+    if discrete and not bounded and not num_actions:
         num_actions = 1 + int(actions.high.max())
     if not num_actions:
-        low = low or actions.low.tolist()
-        high = high or actions.high.tolist()
+        low = low if len(low) else actions.low.tolist()
+        high = high if len(high) else actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 
@@ -313,11 +339,14 @@ def open_columns(
     """All keys of a file, and its columns of `keys`, each read where it is indexed by a slice."""
     if path.suffix == ".npz":
         archive = stack.enter_context(ZipFile(path))
-        found = [name.removesuffix(".npy") for name in archive.namelist()]
+        arrays = [name for name in archive.namelist() if name.endswith(".npy")]
+        found = [name.removesuffix(".npy") for name in arrays]
         return found, {key: Member(archive, key) for key in keys if key in found}
 
     file = stack.enter_context(h5py.File(path))
-    return list(file), {key: file[key] for key in keys if key in file}  # `in` finds nested keys too
+    # `in` finds nested keys too, and links; `get` gives None for a link that is broken
+    columns = {key: file.get(key) for key in keys if key in file}
+    return list(file), columns
 
 
 def numbers_of(column: np.ndarray | h5py.Dataset) -> int:
@@ -337,7 +366,7 @@ def check_shapes(
 
     Raises:
         ValueError: columns differ in length or have no row, or one has another shape or type, or
-            is a group of HDF5.
+            is a group, a broken link or an empty dataset of HDF5.
     """
     for key, column in columns.items():
         if isinstance(column, h5py.Group):
@@ -346,6 +375,9 @@ def check_shapes(
             raise ValueError(
                 f"{path}: expected {key} as one array, got a group of {parts}; {remedy}"
             )
+        if column is None or column.shape is None:
+            got = "a broken link or an empty dataset"
+            raise ValueError(f"{path}: expected {key} as an array, got {got}; write its rows there")
     sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
     if len(set(sizes.values())) > 1 or not sizes["rewards"]:
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
@@ -380,8 +412,12 @@ def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
     for key, other in renamed.items():
         either = " (timeouts where a time limit ended the episode)" if other in BOTH_ENDS else ""
         pairs.append(f"{other}: {key}{either}")
-    remedy = f"; rename {', '.join(pairs)}" if pairs else ""
-    wrong = f"{', '.join(lacking)} not among {', '.join(found)}"
+    remedy = ""
+    if pairs:
+        remedy = f"; rename {', '.join(pairs)}"
+    elif lacking == ["terminals"] and "timeouts" in found:
+        remedy = "; add terminals, all false if only time limits end the episodes"
+    wrong = f"{', '.join(lacking)} not among {', '.join(found) or 'none'}"
     raise ValueError(f"{path}: expected D4RL's keys, {wrong}{remedy}")
 
 

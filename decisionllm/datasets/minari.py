@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 
 RADIUS = 0.45  # of PointMaze's goals
 
-# Version of what a store of it holds. 2: the card names the parts of an observation. The rows are
+# Version of what a store of it holds. 3: a missing action is no part of the bounds of an action
+# without bounds. 2: the card names the parts of an observation. The rows are
 # those of version 1: Minari restores a Dict space with sorted keys, so that the older rule, the
 # order of the space's own keys, gave them the same order. A run whose info has no parts is
 # therefore laid out by the rule of `spaces.flatten` too.
-VERSION = 2
+VERSION = 3
 
 
 @register("dataset", "minari", text="${text}")
@@ -106,7 +107,10 @@ def load(
             yield replace(episode, group=e, task=text)
 
     spec = _spec(dataset, episodes(), horizon)  # the first of two passes
-    info: Json = {"name": dataset.id, "env": "minari", "text": text} | unread(text, task)
+    info: Json = {"name": dataset.id, "env": "minari", "text": text}
+    faults = unread(text, task)
+    if faults:
+        info["faults"] = faults
     info["goal"] = goal if is_pointmaze(dataset) else ""
     for key in ("ref_min_score", "ref_max_score"):
         if key in dataset.storage.metadata:
@@ -125,7 +129,7 @@ def _spec(dataset: "MinariDataset", episodes: Iterable[Episode], horizon: int) -
     for episode in episodes:
         S = episode.observations.shape[1]
         longest = max(longest, len(episode.rewards))
-        actions.add(episode.actions)
+        actions.add(episode.recorded_actions)
     if not S:
         raise ValueError(f"{dataset.id}: expected at least one episode, got none")
     bounds = action_spec(dataset.action_space, actions.low, actions.high)

@@ -143,6 +143,11 @@ def _write(path: Path, source: Source) -> Store:
         raise FileExistsError(
             f"{path}: expected a new folder, or a store to replace; choose another path"
         )
+    name = source.info.get("name", path)
+    wanted = f"{name}: expected info and facts that JSON can hold"
+    remedy = "x.item() is the number of a numpy scalar, x.tolist() the list of an array"
+    with explained(wanted, TypeError, ValueError, remedy=remedy):
+        json.dumps([source.info, source.facts])
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as stack:
@@ -150,7 +155,6 @@ def _write(path: Path, source: Source) -> Store:
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, source.spec)
                 columns.append(episode)
-        name = source.info.get("name", path)
         if not columns.steps:
             raise ValueError(f"{name}: expected at least one episode, got none")
         arrays = {}
@@ -440,6 +444,10 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
     source = from_stores(cache_dir, **_options(dataset)) if from_stores else build(dataset)
     if isinstance(source, Store):
         return source
+    if not isinstance(source, Source) or "name" not in source.info:
+        wanted = 'a decisionllm.protocols.Source(spec, episodes, {"name": ...})'
+        got = f"info {source.info}" if isinstance(source, Source) else type(source).__name__
+        raise ValueError(f"{dataset['_target_']}: expected {wanted} of a reader, got {got}")
     return keep(path, source)
 
 
@@ -555,6 +563,7 @@ def files(dataset: Node) -> list[Path]:
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
+    check_episode(name, episode)
     _check_columns(name, episode)
     taken = episode.actions
     masks = episode.action_masks
@@ -589,9 +598,16 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         refuse(place, ~allowed & recorded, forbidden, steps, taken[:, 0])
 
 
+def check_episode(name: str, episode: object) -> None:
+    """Raise a ValueError unless this is an `Episode`. name: of it, for messages."""
+    if not isinstance(episode, Episode):
+        remedy = "make it by decisionllm.Episode(observations, actions, rewards)"
+        raise ValueError(f"{name}: expected an Episode, got {type(episode).__name__}; {remedy}")
+
+
 def _check_columns(name: str, episode: Episode) -> None:
-    """Raise a ValueError for a column that its type in a store would change: no numbers, masks that
-    are not bool, numbers beyond float32, or weights beyond 0 .. 1.
+    """Raise a ValueError for a column that its type in a store would change: masks that are not
+    bool, numbers beyond float32, or weights beyond 0 .. 1.
     """
     for column, dtype in (STEP_FIELDS | {"final_observation": np.float32}).items():
         values = vars(episode)[column]
@@ -599,9 +615,7 @@ def _check_columns(name: str, episode: Episode) -> None:
             continue
         if dtype is np.bool_ and values.dtype != bool:
             raise ValueError(f"{name}: expected {column} of true and false, got {values.dtype}")
-        if values.dtype.kind not in "biuf":
-            raise ValueError(f"{name}: expected {column} of numbers, got {values.dtype}")
-        if values.dtype == np.float64:
+        if values.dtype.kind == "f" and values.dtype != np.float32:
             with np.errstate(over="ignore"):
                 wrong = ~np.isfinite(values.astype(np.float32))
             refuse(f"{name}: ", wrong, f"expected {column} within float32, got {{}}", values)

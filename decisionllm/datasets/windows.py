@@ -40,11 +40,16 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
     Returns:
         (n,) float64. Rewards [1, 2, 3] with total 6 give [6, 5, 3].
     """
-    # (n+1,) before each row, over all episodes
-    received = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
-    at_first_steps = np.asarray(totals, np.float64) + received[offsets[:-1]]  # (E,)
-    each = np.repeat(at_first_steps, np.diff(offsets)) - received[:-1]
-    return np.asarray(each)
+    lengths = np.diff(offsets)
+    received = np.zeros(len(rewards))  # before each row, in its own episode
+    # One sum over all episodes would be shorter, but a large reward in one of them would take the
+    # last digits from all that follow. Episodes of one length are summed at once.
+    for length in np.unique(lengths):
+        first = offsets[:-1][lengths == length]
+        rows = first[:, None] + np.arange(length)  # (e, length)
+        sums = np.cumsum(rewards[rows[:, :-1]], axis=1, dtype=np.float64)
+        received[rows[:, 1:]] = sums
+    return np.repeat(np.asarray(totals, np.float64), lengths) - received
 
 
 @dataclass(frozen=True)

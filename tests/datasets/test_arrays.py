@@ -2,6 +2,7 @@
 
 import tracemalloc
 from pathlib import Path
+from zipfile import ZipFile
 
 import h5py
 import numpy as np
@@ -54,6 +55,13 @@ def test_episodes_end_at_terminals_timeouts_and_the_last_row(tmp_path):
     assert all(e.final_observation is None and e.task == "" for e in episodes)
 
 
+def test_an_episode_may_both_terminate_and_be_cut_off(tmp_path):
+    both = np.array([0, 1, 0, 0, 0], bool)
+    first, second = load(path=put(tmp_path / "mine.npz", terminals=both, timeouts=both)).episodes
+    assert (first.terminated, first.truncated) == (True, True)
+    assert (second.terminated, second.truncated) == (False, True)
+
+
 def test_next_observations_give_the_final_ones(tmp_path):
     path = put(
         tmp_path / "mine.npz", next_observations=np.arange(10.0).reshape(5, 2) + 100, timeouts=None
@@ -70,6 +78,27 @@ def test_integer_actions_are_discrete(tmp_path):
         and load(path=path, num_actions=7).spec.num_actions == 7
     )
     assert next(load(path=path).episodes).actions.tolist() == [[0], [2]]
+
+
+@pytest.mark.parametrize("block", [1, 100])
+def test_next_observations_that_are_not_those_of_the_next_row_are_a_fault(
+    block, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(arrays, "BLOCK", block)
+    seen = columns()["observations"]
+    after = np.append(seen[1:], [[0.0, 0.0]], axis=0)
+    after[[1, 3]] = 100  # the last rows of their episodes
+    assert "faults" not in load(path=put(tmp_path / "good.npz", next_observations=after)).info
+    after[2] = 100
+    source = load(path=put(tmp_path / "bad.npz", next_observations=after))
+    fault = "next_observations: 1 of 2 are not the observation of the next row, although"
+    assert source.info["faults"][0].startswith(fault)
+
+
+def test_integer_actions_with_bounds_are_continuous(tmp_path):
+    path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]))
+    assert load(path=path, low=[-1], high=[3]).spec == Spec(2, 1, 2, (-1,), (3,))
+    assert load(path=path, high=[3]).spec == Spec(2, 1, 2, (0,), (3,))
 
 
 def test_rows_of_nan_actions_are_missing(tmp_path):
@@ -148,6 +177,28 @@ def test_a_column_that_is_a_group_of_hdf5_is_refused(tmp_path):
         ValueError, match="expected observations as one array, got a group of goal; np.hstack"
     ):
         load(path=str(tmp_path / "dict.hdf5"))
+
+
+@pytest.mark.parametrize(
+    "there",
+    [h5py.ExternalLink("nowhere.hdf5", "/rewards"), h5py.SoftLink("/nowhere"), h5py.Empty("f4")],
+    ids=["external link", "link", "empty"],
+)
+def test_a_column_of_hdf5_that_holds_nothing_is_refused(there, tmp_path):
+    with h5py.File(tmp_path / "mine.hdf5", "w") as file:
+        for key, column in columns(rewards=there).items():
+            file[key] = column
+    wanted = "expected rewards as an array, got a broken link or an empty dataset"
+    with pytest.raises(ValueError, match=wanted):
+        load(path=str(tmp_path / "mine.hdf5"))
+
+
+def test_a_member_of_npz_that_is_no_array_is_no_column(tmp_path):
+    path = put(tmp_path / "mine.npz", rewards=None)
+    with ZipFile(path, "a") as archive:
+        archive.writestr("rewards", b"1 2 3 4 5")
+    with pytest.raises(ValueError, match="rewards not among observations, actions, terminals"):
+        load(path=path)
 
 
 def test_an_hdf5_file_has_the_same_layout(tmp_path):
@@ -245,6 +296,10 @@ GYMNASIUM = {"rewards": None, "terminals": None, "timeouts": None, "observations
         (
             {"terminals": None, "dones": np.ones(5)},
             r"terminals not among .*; rename dones: terminals \(timeouts where a time limit ended the episode\)$",
+        ),
+        (
+            {"terminals": None},
+            "terminals not among .*; add terminals, all false if only time limits end the episodes$",
         ),
         (
             {"timeouts": None, "truncations": np.ones(5)},
@@ -404,6 +459,9 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
     discrete = Spec(2, 1, 5, num_actions=2)
     with pytest.raises(ValueError, match="episode 0, step 1: expected an action an index below 2"):
         from_episodes([episode([1, 2])], tmp_path / "mine", name="mine", spec=discrete)
+    for spec in (None, discrete):
+        with pytest.raises(ValueError, match="episode 0: expected an Episode, got dict; make it"):
+            from_episodes([{"rewards": [1]}], tmp_path / "mine", name="mine", spec=spec)
     assert not (tmp_path / "mine").exists()
 
 
@@ -411,8 +469,10 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
     ("changed", "message"),
     [
         ({"rewards": np.full(2, 1e300)}, "expected rewards within float32, got 1e.300"),
-        ({"observations": np.full((2, 1), None)}, "expected observations of numbers, got object"),
-        ({"observations": np.full((2, 1), 1j)}, "expected observations of numbers, got complex"),
+        (
+            {"rewards": np.full(2, 1e300, np.longdouble)},
+            "expected rewards within float32, got 1e.3",
+        ),
         ({"loss_mask": np.full(2, 0.3)}, "expected loss_mask of true and false, got float64"),
         ({"action_masks": np.ones((2, 3))}, "expected action_masks of true and false, got float64"),
         ({"action_weight": np.array([1.0, 2.0])}, "expected action_weight within 0 .. 1, got 2.0"),

@@ -227,6 +227,14 @@ def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     write(tmp_path / "s", source)
 
 
+def test_a_missing_action_is_no_bound_of_the_data():
+    taken = np.array([[5.0, 1], [np.nan, np.nan], [7, 2]])
+    free = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    put("mine/some-v0", [(rows(4), taken, [0, 0, 0])], action_space=free)
+    spec = load(minari_id="mine/some-v0").spec
+    assert (spec.low, spec.high) == ((5, 1), (7, 2))
+
+
 def test_actions_of_any_shape_are_rows_of_numbers():
     space = spaces.Box(-1, 1, (2, 2), np.float32)
     put("mine/square-v0", [(rows(2), rows(1, 4).reshape(1, 2, 2), [0])], action_space=space)

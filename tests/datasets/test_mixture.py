@@ -3,7 +3,9 @@ is evaluated on all of them.
 """
 
 import json
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -509,3 +511,16 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
     monkeypatch.delattr("decisionllm.datasets.mixture.load_from_stores")
     alone = store.prepare(data, tmp_path / "b")
     assert made.fingerprint == again.fingerprint == alone.fingerprint
+
+
+def test_a_part_that_is_made_again_makes_another_mixture(tmp_path):
+    path = tmp_path / "mine"
+    data = node("dataset", "mixture", parts={"mine": {"dataset": "store", "path": str(path)}})
+    for reward in (1.0, 2.0):
+        make_store(path, [episode([reward])])
+        # a clock too coarse to tell two writes apart must not decide this test
+        later = time.time_ns() + 10**9 * int(reward)
+        os.utime(path / "card.json", ns=(later, later))
+        assert store.prepare(data, tmp_path / "cache").rewards.tolist() == [reward]
+    store.prepare(data, tmp_path / "cache")
+    assert len(list((tmp_path / "cache" / "stores").iterdir())) == 2, "unchanged, it is found again"

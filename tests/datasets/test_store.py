@@ -256,14 +256,23 @@ def test_impossible_discrete_actions_are_refused(tmp_path, actions, masks, messa
 
 def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_whole(tmp_path):
     old = make_store(tmp_path / "s", [episode([1, 2])])
-    # the arrays are on disk by the time the card is refused
-    source = Source(old.spec, [episode([9])], {"name": object()})
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    # the first episode is on disk by the time the second one is refused
+    source = Source(old.spec, [episode([9]), episode([9], S=3)])
+    with pytest.raises(ValueError, match="episode 1: expected observations of 2"):
         write(tmp_path / "s", source)
     assert folders(tmp_path) == ["s"]
     assert open_store(tmp_path / "s").rewards.tolist() == [1, 2]
     make_store(tmp_path / "s", [episode([3])])
     assert folders(tmp_path) == ["s"] and open_store(tmp_path / "s").rewards.tolist() == [3]
+
+
+@pytest.mark.parametrize("facts", [{"info": {"n": np.int64(3)}}, {"facts": {"Go.": np.ones(2)}}])
+def test_facts_that_json_cannot_hold_are_refused_before_an_episode_is_read(tmp_path, facts):
+    spec = Spec(observation_dim=2, action_dim=1, horizon=5, num_actions=3)
+    episodes = iter([episode([1])])
+    with pytest.raises(ValueError, match=r"expected info and facts that JSON can hold \(Object of"):
+        write(tmp_path / "s", Source(spec, episodes, **facts))
+    assert len(list(episodes)) == 1
 
 
 def test_a_folder_or_file_that_is_no_store_is_never_replaced(tmp_path):
@@ -361,6 +370,27 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
     assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 
+def test_what_a_reader_must_return_is_said(tmp_path, monkeypatch):
+    (tmp_path / "own_readers.py").write_text("""
+from decisionllm.protocols import Source
+def nothing():
+    return None
+def episodes():
+    return []
+def without_a_name():
+    return Source(None, [], {"text": "none"})
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    for reader, got in (
+        ("nothing", "NoneType"),
+        ("episodes", "list"),
+        ("without_a_name", "info {'text': 'none'}"),
+    ):
+        message = rf"own_readers.{reader}: expected a .*Source\(.* of a reader, got {got}$"
+        with pytest.raises(ValueError, match=message):
+            prepare({"_target_": f"own_readers.{reader}"}, tmp_path / "home")
+
+
 def write_log(path, reward, steps=4):
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
@@ -425,6 +455,7 @@ def verify(store):
 
 
 WIDE = Spec(observation_dim=20, action_dim=1, horizon=1000, low=(-1.0,), high=(1.0,))
+NAMED = {"name": "wide"}
 
 
 def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
@@ -466,7 +497,9 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
     shutil.rmtree(whole.path)
     if not (child := os.fork()):
         with monkeypatch.context() as patch:
-            patch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, reader()))
+            patch.setattr(
+                "decisionllm.datasets.store.build", lambda _: Source(WIDE, reader(), NAMED)
+            )
             try:
                 prepare(options, tmp_path)
             finally:
@@ -491,7 +524,7 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
         time.sleep(0.2)
         yield from endless(3)
 
-    monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow()))
+    monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow(), NAMED))
     with ThreadPoolExecutor(2) as pool:
         found = list(
             pool.map(

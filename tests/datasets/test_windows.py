@@ -29,6 +29,14 @@ def test_return_to_go_is_the_sum_that_follows(tmp_path):
     assert [togo(steps, e) for e in range(3)] == [[6, 5, 3], [5], [4, 4]]
 
 
+def test_a_large_reward_leaves_other_episodes_as_they_are(tmp_path):
+    store = make_store(tmp_path / "s", [episode([-1e17, 0, 0]), episode([1, 2, 3]), episode([5])])
+    steps = windows.of_store(store)
+    assert [togo(steps, e) for e in (1, 2)] == [[6, 5, 3], [5]]
+    rollout = windows.of_histories([history([-1e17]), history([1, 2])], [0.0, 6.0])
+    assert togo(rollout, 1) == [6, 5, 3]
+
+
 def test_in_a_rollout_it_is_the_target_minus_received_rewards():
     steps = windows.of_histories([history([1, 2]), history([]), history([-1])], [10.0, 7.0, 0.0])
     assert [togo(steps, e) for e in range(3)] == [[10, 9, 7], [7], [0, 1]]

@@ -67,7 +67,7 @@ TRAFFIC: Schema = {
     **KNOWN,
     "timeStepIndex": STEP,
     "remainingBudget": NUMBER,
-    "pvIndex": None,
+    "pvIndex": COUNT,
     "pValue": NUMBER,
     "pValueSigma": None,
     "bid": NUMBER,
@@ -475,8 +475,8 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     """Sum a traffic file over each (period, advertiser, step). Returns columns, and repairs.
 
     `cost` is the price of a slot, exposed or not: the payment is cost x exposed. A row without one
-    of its numbers, as in the public periods 9, 13 and 27, is left out. pvIndex is not used: it
-    restarts with every step in the simulator's own files, and not in the public ones.
+    of its numbers, as in the public periods 9, 13 and 27, is left out. pvIndex only shows rows that
+    repeat: it restarts with every step in the simulator's own files, and not in the public ones.
     """
     import pyarrow as pa
 
@@ -495,22 +495,26 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         columns["spend"] = columns["cost"] * exposed
         columns["exposed_value"] = columns["pValue"] * exposed
         columns["volume"] = np.ones(len(exposed))
+        columns["first_index"] = columns["last_index"] = columns.pop("pvIndex")
         parts.append(add_up(pa.table(columns), keys))
     table = add_up(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
     sums = {name: table[name].to_numpy() for name in table.column_names}
     lost = np.concatenate(left_out)
     refuse_lost(file, sums, lost)
     refuse_second(file, sums, keys)
+    refuse_repeated(file, sums)
     if not len(lost):
         return sums, {}
     return sums, {"rows without a number, left out": len(lost)}
 
 
 def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
-    """The rows of a table, summed over those with the same keys."""
-    names = [*ADDED, "spend", "exposed_value", "volume"]
-    sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
-    return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
+    """The rows of a table, summed over those with the same keys, with the range of their pvIndex."""
+    functions = dict.fromkeys([*ADDED, "spend", "exposed_value", "volume"], "sum")
+    functions |= {"first_index": "min", "last_index": "max"}
+    sums = table.group_by(keys, use_threads=False).aggregate(list(functions.items()))
+    plain = {f"{name}_{function}": name for name, function in functions.items()}
+    return sums.rename_columns([plain.get(name, name) for name in sums.column_names])
 
 
 def refuse_second(file: Path, sums: Columns, keys: list[str]) -> None:
@@ -522,6 +526,17 @@ def refuse_second(file: Path, sums: Columns, keys: list[str]) -> None:
         column = sums[name]
         wrong = again & (column[1:] != column[:-1])
         refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
+
+
+def refuse_repeated(file: Path, sums: Columns) -> None:
+    """Raise a ValueError if a step of a campaign has more rows than its pvIndex has values: some
+    opportunity is there twice, and so are its costs and conversions.
+    """
+    first, last, rows = sums["first_index"], sums["last_index"], sums["volume"]
+    what = WHO + "expected one row for each pvIndex of step {:g}, got {:g} rows"
+    what += " with pvIndex {:g} to {:g}; remove the rows that repeat"
+    step = [sums[name] for name in (*CAMPAIGN, "timeStepIndex")]
+    refuse(f"{file}: ", rows > last - first + 1, what, *step, rows, first, last)
 
 
 def refuse_lost(file: Path, sums: Columns, lost: np.ndarray) -> None:

@@ -77,6 +77,8 @@ def load(
     one_of("dataset.text", text, TEXTS)
     spec = ObservationSpec(observation, context_features, reward, text)
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
+    if relabel < 0:
+        raise ValueError(f"dataset.relabel: expected a number of copies, 0 or more, got {relabel}")
     if relabel and behaviour in TEACHERS:
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")

@@ -707,6 +707,22 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
             )
 
 
+@pytest.mark.parametrize(
+    ("repeated", "message"),
+    [
+        (range(144), "step 0, got 2 rows with pvIndex 0 to 0"),
+        ([2], "step 1, got 3 rows with pvIndex 0 to 1"),
+    ],
+    ids=["the whole file", "one row"],
+)
+def test_rows_that_repeat_are_refused(tmp_path, monkeypatch, repeated, message):
+    monkeypatch.setattr(auctionnet, "BLOCK", 2000)  # the second one is in another block
+    path = put(tmp_path / "log.csv", rows(traffic(), [*range(144), *repeated]))
+    who = "log.csv: period 3, advertiser 0"
+    with pytest.raises(ValueError, match=f"{who}: expected one row for each pvIndex of {message};"):
+        auctionnet.read(path)
+
+
 def test_a_budget_that_grows_is_two_days_in_one(tmp_path):
     columns = traffic()
     for i in range(144):
@@ -825,6 +841,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
             {"behaviour": "oracle", "relabel": 2},
             "dataset.relabel: expected 0 with behaviour=oracle, .* got 2",
         ),
+        ({"relabel": -1}, "dataset.relabel: expected a number of copies, 0 or more, got -1"),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
