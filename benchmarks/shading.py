@@ -184,6 +184,8 @@ def compare(
     bidders: list[Bidder] = [TargetCPA(), PID()]
     for budget, bidder in product(budgets, bidders):
         campaigns = [Campaign(*each, budget) for each in product(periods, positions, seeds)]
+        # the market's seeds repeat a campaign of a day
+        case = np.repeat(np.arange(len(campaigns) // len(seeds)), len(seeds))
         plain: dict[str, np.ndarray] = {}
         for arm in ARMS:
             played = [asdict(play(bidder, arm, campaign, total)) for campaign in campaigns]
@@ -193,7 +195,7 @@ def compare(
             for name, values in found.items():
                 row[name] = round(float(values.mean()), 4)
                 if plain:
-                    low, high = over_episodes(values - plain[name])
+                    low, high = over_episodes(values - plain[name], case)
                     row[f"{name}_gain"] = [round(low, 4), round(high, 4)]
             plain = plain or found
             yield row
