@@ -582,6 +582,34 @@ def test_a_write_that_hangs_is_answered_at_the_deadline_and_not_ready(tmp_path):
         assert again.status_code == 200 and client.get("/readyz").status_code == 200
 
 
+def test_lists_wait_for_one_another_and_delay_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.campaign_routes.LIST_WAIT", 0.01)
+    journal = Journal(tmp_path / "j")
+    searching, gate, found = threading.Event(), threading.Event(), []
+
+    def wait_at_gate():
+        searching.set()
+        return not gate.wait(PATIENCE)  # true interrupts the search
+
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
+        id = begun(client)
+        search = threading.Thread(
+            target=lambda: found.append(client.get("/v1/campaigns?search=none").json())
+        )
+        journal._lister.set_progress_handler(wait_at_gate, 1)
+        search.start()
+        assert searching.wait(PATIENCE)
+        late = client.get("/v1/campaigns")
+        metrics = client.get("/metrics").text
+        gate.set()
+        search.join()
+        assert late.status_code == 503 and "other lists are being read" in late.text
+        assert "decisionllm_open_campaigns 1.0" in metrics
+        listed = client.get("/v1/campaigns").json()["campaigns"]
+        assert [campaign["id"] for campaign in listed] == [id]
+    assert found[0]["campaigns"] == []
+
+
 def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         id = begun(client)

@@ -323,7 +323,7 @@ class Journal:
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
-        ((count,),) = self._list("SELECT open FROM counts")
+        ((count,),) = self._read("SELECT open FROM counts")
         return int(count)
 
     def open_models(self) -> list[tuple[str | None, int, int]]:
