@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -128,7 +129,8 @@ class Journal:
         if self.path.startswith("file:"):
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
-        self._remembered: dict[str, Row] = {}  # what `last` found at the version `_remembered_at`
+        # what `last` found at the version `_remembered_at`; threads change it without a lock
+        self._remembered: OrderedDict[str, Row] = OrderedDict()
         self._remembered_at = -1
         self._writing = threading.Lock()
         kind = "a file to write, or one written by a server"
@@ -301,14 +303,16 @@ class Journal:
             return self._found_last(id)
         # before the rows are read, so that they are of this version or newer
         ((version,),) = self._read("PRAGMA data_version")
-        if version != self._remembered_at or len(self._remembered) >= REMEMBERED:
-            self._remembered = {}
+        if version != self._remembered_at:
+            self._remembered = OrderedDict()
             self._remembered_at = version
         remembered = self._remembered
         found = remembered.get(id)
         if found is None:
             found = self._found_last(id)
             if found is not None:
+                if len(remembered) >= REMEMBERED:
+                    remembered.popitem(last=False)
                 remembered[id] = found
         return found
 
