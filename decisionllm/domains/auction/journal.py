@@ -514,9 +514,12 @@ class Journal:
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
         with self._locked(READ_WAIT) as writer:
-            writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
-            writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
-            writer.execute("DROP TABLE room")
+            # Committed before it is dropped: SQLite writes no page that its transaction frees.
+            with transaction(writer):
+                writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
+                writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
+            # another process that checks may have dropped it
+            writer.execute("DROP TABLE IF EXISTS room")
 
     def backup(self, to: str | Path) -> None:
         """Copy the journal and the files of COPIED beside it, also while a server writes them.

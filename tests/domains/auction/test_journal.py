@@ -220,6 +220,21 @@ def test_a_journal_with_damaged_pages_or_without_room_is_found_out(tmp_path):
     assert journal.steps("c") == 300
 
 
+def test_two_processes_look_for_room_at_the_same_time(tmp_path):
+    journal, other = written(tmp_path / "j", 1), Journal(tmp_path / "j")
+    checked = []
+
+    def check_too(statement):
+        if statement.startswith("DROP") and not checked:
+            checked.append("begun")
+            other.check_room()
+            checked.append("done")
+
+    journal._writer.set_trace_callback(check_too)
+    journal.check_room()
+    assert checked == ["begun", "done"]
+
+
 def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(tmp_path):
     journal = written(tmp_path / "j", 2)
     other = Journal(tmp_path / "j")
