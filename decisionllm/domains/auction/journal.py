@@ -163,7 +163,7 @@ class Journal:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._writer = _connect(self.path)
-        self._writer.execute("PRAGMA journal_mode=WAL")
+        _keep_log(self._writer)
         self._writer.execute("PRAGMA synchronous=FULL")
         # If two processes start together, one of them makes the tables.
         with transaction(self._writer):
@@ -219,8 +219,7 @@ class Journal:
             self._writer.execute(f"PRAGMA busy_timeout={left}")
             yield self._writer
         except sqlite3.OperationalError as error:
-            # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            if is_busy(error):
                 raise JournalBusyError("locked by another process") from error
             raise
         finally:
@@ -553,6 +552,12 @@ class Journal:
             self._writer.close()
 
 
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether the error is that another connection holds a lock."""
+    # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Several statements, all or none, with the lock for writing from their beginning."""
@@ -574,16 +579,34 @@ def open_beside(path: str | Path, schema: str, *, wait: float) -> sqlite3.Connec
     Args:
         path: of the file; `:memory:` is shared with nobody.
         schema: statements that make its tables where they lack.
-        wait: seconds for the lock that other processes hold.
+        wait: seconds for the lock that other processes hold, once the file is open.
 
     Raises:
         sqlite3.Error: the file cannot be written or is none of ours.
     """
-    file = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
-    file.execute("PRAGMA journal_mode=WAL")
+    file = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+    _keep_log(file)
     file.execute("PRAGMA synchronous=NORMAL")
     file.executescript(schema)
+    file.execute(f"PRAGMA busy_timeout={int(1000 * wait)}")
     return file
+
+
+def _keep_log(file: sqlite3.Connection) -> None:
+    """Let a file have a log, so that reads wait for no write.
+
+    SQLite does not wait if another process has just begun to write a new file, as replicas that
+    start together do.
+    """
+    end = time.monotonic() + WAIT
+    while True:
+        try:
+            file.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > end:
+                raise
+        time.sleep(0.01)
 
 
 def checksum(*values: str | float | None) -> int:

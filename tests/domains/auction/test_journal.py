@@ -10,7 +10,14 @@ from contextlib import closing
 import pytest
 
 from decisionllm.domains.auction import journal as journals
-from decisionllm.domains.auction.journal import DamagedRowError, Journal, ended, opened, ticked
+from decisionllm.domains.auction.journal import (
+    DamagedRowError,
+    Journal,
+    ended,
+    open_beside,
+    opened,
+    ticked,
+)
 from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
@@ -233,6 +240,21 @@ def test_two_processes_look_for_room_at_the_same_time(tmp_path):
     journal._writer.set_trace_callback(check_too)
     journal.check_room()
     assert checked == ["begun", "done"]
+
+
+def open_bids(path):
+    return open_beside(path, "CREATE TABLE IF NOT EXISTS bids (id TEXT)", wait=0.0)
+
+
+@pytest.mark.parametrize("opens", [Journal, open_bids])
+def test_a_new_file_that_another_process_begins_to_write_is_waited_for(
+    tmp_path, monkeypatch, opens
+):
+    with closing(sqlite3.connect(tmp_path / "new", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr("time.sleep", lambda seconds: other.execute("COMMIT"))
+        opens(tmp_path / "new").close()
+        assert not other.in_transaction
 
 
 def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(tmp_path):
