@@ -1153,6 +1153,15 @@ def test_opening_twice_with_one_key_is_one_campaign(client):
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
 
 
+def test_the_openapi_document_is_written_once():
+    app = create_app(policy_of(), MODEL_INFO, SPEC)
+    with serving(app) as client:
+        first = client.get("/openapi.json")
+        assert first.headers["content-type"] == "application/json"
+        app.openapi_schema["info"]["title"] = "changed"
+        assert client.get("/openapi.json").content == first.content
+
+
 def test_the_examples_of_the_openapi_document_are_valid(client):
     document = client.get("/openapi.json").json()
     bodies = {
