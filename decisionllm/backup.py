@@ -5,6 +5,7 @@ way back.
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from decisionllm.domains.auction.journal import COPIED, Journal
 from decisionllm.files import explained
@@ -38,17 +39,32 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
         The files that were put aside.
 
     Raises:
-        ValueError: the copy is damaged, the journal is in use, or one was put aside before.
+        ValueError: the copy is damaged or there is no room for it, the journal is in use, or one
+            was put aside before. The journal is as it was.
     """
+    journal = Path(journal)
     with closing(Journal(copy, read_only=True)) as source:
         with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
             faults = source.check_rows().faults
         if faults:
             raise ValueError(f"from: {copy} is damaged: {'; '.join(faults[:5])}")
+        # what is refused is refused before a long copy is made
         check_unused(journal)
-        aside = put_aside(Path(journal))
-        source.backup(journal)
-    return aside
+        paths_aside(journal)
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".restored-", dir=journal.parent) as folder:
+            failed = f"from: {copy} could not be copied to {journal.parent}"
+            remedy = "make room; the journal is as it was"
+            with explained(failed, sqlite3.Error, OSError, remedy=remedy):
+                source.backup(Path(folder, journal.name))
+            # a server may have started while the copy was made
+            check_unused(journal)
+            aside = paths_aside(journal)
+            for old, new in aside:
+                old.rename(new)
+            for file in Path(folder).iterdir():
+                file.rename(journal.with_name(file.name))
+    return [new for _, new in aside]
 
 
 def check_unused(journal: str | Path) -> None:
@@ -67,9 +83,11 @@ def check_unused(journal: str | Path) -> None:
         raise ValueError(f"journal: {journal} is in use; stop the server")
 
 
-def put_aside(journal: Path) -> list[Path]:
-    """Rename a journal and the files beside it that must not be ahead of it. Returns the new
-    paths.
+def paths_aside(journal: Path) -> list[tuple[Path, Path]]:
+    """(path, new path) of a journal and of the files beside it that must not be ahead of it.
+
+    Raises:
+        ValueError: there is a file at a new path.
     """
     pairs = []
     for name in ("", ".snapshot", *[f".{name}" for name in COPIED]):
@@ -80,6 +98,4 @@ def put_aside(journal: Path) -> list[Path]:
                 raise ValueError(f"{new} is there already, from an earlier restore: move it away")
             if old.exists():
                 pairs.append((old, new))
-    for old, new in pairs:
-        old.rename(new)
-    return [new for _, new in pairs]
+    return pairs

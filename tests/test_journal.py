@@ -12,6 +12,11 @@ from decisionllm.domains.auction.journal import Journal, ended, opened, ticked
 from decisionllm.serving.shading import BidShading
 from tests.conftest import command
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 SETTINGS = {"name": None, "budget": 900.0, "target_cpa": 60.0, "category": 0, "horizon": 3}
 ANSWER = {"index": 2, "spend": 90.0, "conversions": 2.0, "model": "a@1"}
 
@@ -147,6 +152,22 @@ def test_a_damaged_journal_is_replaced_and_a_damaged_copy_refused(tmp_path, caps
     (tmp_path / "j.replaced").unlink()
     restore = "journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/none"
     assert command(*restore) == 1 and (tmp_path / "j").exists()
+
+
+@pytest.mark.skipif(resource is None, reason="no limit on the size of a file")
+def test_without_room_for_the_copy_the_journal_stays(tmp_path, capsys):
+    written(tmp_path / "j", "a").close()
+    written(tmp_path / "copy", "abc", ticks=200).close()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+    try:
+        assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "; make room; the journal is as it was" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "j"]
+    with closing(Journal(tmp_path / "j", read_only=True)) as journal:
+        assert journal.steps("a") == 3
 
 
 def test_a_report_is_printed_as_text_or_json(tmp_path, capsys):

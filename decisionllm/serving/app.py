@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -95,6 +96,7 @@ def create_app(
         title="decisionllm",
         version=__version__,
         lifespan=lifespan(service, parts),
+        openapi_url=None,  # see `add_document`
         docs_url=None,
         redoc_url=None,
         description=(
@@ -105,6 +107,7 @@ def create_app(
     )
     app.state.service, app.state.ready = service, False
     handle_errors(app)
+    add_document(app)
     routes: list[Routes] = [(policy_routes(app, service, metrics), None)]
     if bidding is not None:
         more_routes, more_parts = bidding.serve(app, service, metrics.registry, exchange or {})
@@ -119,6 +122,21 @@ def create_app(
         model=lambda: models.current.name,
     )
     return app
+
+
+def add_document(app: FastAPI) -> None:
+    """Add the route of the OpenAPI document. FastAPI's own writes it anew for each request, which
+    needs no token and costs more than a bid.
+    """
+
+    @cache
+    def document() -> bytes:
+        return bytes(JSONResponse(app.openapi()).body)
+
+    async def openapi(request: Request) -> Response:
+        return Response(document(), media_type="application/json")
+
+    app.add_route("/openapi.json", openapi, include_in_schema=False)
 
 
 def add_routes(app: FastAPI, routes: Sequence[Routes]) -> None:

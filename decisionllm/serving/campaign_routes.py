@@ -23,6 +23,7 @@ from decisionllm.serving.middleware import error_response
 from decisionllm.serving.service import Service
 
 LISTED = 200  # most campaigns of a list
+LIST_WAIT = 1.0  # most seconds that a list waits for others
 STATIC = Path(__file__).parent / "static"
 PAGE = {
     "": ("page.html", "text/html"),
@@ -42,6 +43,9 @@ Before = Annotated[
 def campaign_routes(service: Service) -> APIRouter:
     routes = APIRouter(tags=["campaigns"])
     journal = service.journal
+    # The journal reads one list at a time. Others wait here: in threads, which are few, they would
+    # delay all that needs one.
+    one_list = asyncio.Semaphore(1)
 
     @routes.post(
         "/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409)
@@ -58,7 +62,17 @@ def campaign_routes(service: Service) -> APIRouter:
     )
     async def campaigns(search: Search = "", before: Before = None) -> Json:
         """The campaigns opened last, newest first."""
-        rows, older = await asyncio.to_thread(journal.latest, LISTED, search=search, before=before)
+        try:
+            async with asyncio.timeout(LIST_WAIT):
+                await one_list.acquire()
+        except TimeoutError:
+            raise RequestError(503, "queue", "other lists are being read; try again") from None
+        try:
+            rows, older = await asyncio.to_thread(
+                journal.latest, LISTED, search=search, before=before
+            )
+        finally:
+            one_list.release()
         still_open = await asyncio.to_thread(journal.still_open)
         listed = [with_status(*row) for row in rows]
         return {"campaigns": listed, "more": older is not None, "older": older, "open": still_open}

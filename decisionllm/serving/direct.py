@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 Reader = Callable[[Request, bytes], object]  # (request, its body) -> an argument of the endpoint
 Handler = Callable[[Request, Exception], Awaitable[Response]]
+MOST_FAULTS = 100  # most faults of a request that are named
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,15 @@ def header_reader(name: str, kind: TypeAdapter[Any]) -> Reader:
 
 
 def invalid(error: ValidationError, *where: str) -> RequestValidationError:
-    """The error of a request whose body or header is wrong."""
+    """The error of a request whose body or header is wrong: its faults, or the number of very many.
+
+    A list has one fault, but an object has one for each key that is unknown. Naming millions of
+    them would stop the event loop for minutes.
+    """
+    count = error.error_count()
+    if count > MOST_FAULTS:
+        message = f"expected the fields of the route, got {count:,} unknown or wrong ones"
+        return RequestValidationError([{"type": "faults", "loc": where, "msg": message}])
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     return RequestValidationError([{**fault, "loc": (*where, *fault["loc"])} for fault in faults])
 

@@ -73,10 +73,13 @@ class ModelFolder:
             ValueError: there is no such run in the folder, or it cannot be loaded. The message has
                 no path of this machine.
         """
-        with explained(UNNAMED, ValueError):  # a name with a zero byte
+        try:
             path = (self.folder / name).resolve()
-        inside = path.is_relative_to(self.folder) and path != self.folder
-        if not inside or not (path / "run.json").is_file():
+            inside = path.is_relative_to(self.folder) and path != self.folder
+            is_run = inside and (path / "run.json").is_file()
+        except (ValueError, OSError):  # a name with a zero byte, or one that is too long
+            is_run = False
+        if not is_run:
             raise ValueError(f"{UNNAMED}, got {name!r}")
         try:
             return self.read_run(path)

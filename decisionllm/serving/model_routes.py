@@ -60,7 +60,10 @@ class ModelChanges:
             if model.name not in self.models.loaded:
                 self.models.add(model)
             choice = with_share(self.models.choice, model.name, share)
-            moved = await self._change(choice, self.models.choice, move=move)
+            before: Choice | None = self.models.choice
+            if choice == before:  # a request sent again does not lose the way back
+                before = self.models.before
+            moved = await self._change(choice, before, move=move)
         return await self.served(checked=checked, moved=moved)
 
     async def roll_back(self, *, move: bool) -> schemas.ServedModels:

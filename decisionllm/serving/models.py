@@ -195,6 +195,8 @@ def assigned(id: str, choice: Choice) -> str:
 
 def with_share(choice: Choice, name: str, share: float) -> Choice:
     """The choice after a model takes this share and the others keep their proportions."""
+    if choice.get(name) == share:  # to the last bit, whatever rounding the others would have
+        return choice
     others = {other: part for other, part in choice.items() if other != name}
     rest = sum(others.values())
     if share >= 1 or not rest:

@@ -29,7 +29,8 @@ EXAMPLE: Json = {
     "ext": {"campaign": "c1"},
 }
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-Words = list[str]
+# ends at its first fault, see `schemas.Row`
+Words = Annotated[list[str], Field(fail_fast=True)]
 # (worth, most, floor) -> bid, each currency, see `BidShading.bid`
 Shade = Callable[[float, float, float], float]
 
@@ -71,7 +72,7 @@ class RequestExt(Part):
 class BidRequest(Part):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
-    imp: list[Imp] = Field(min_length=1, max_length=100)
+    imp: list[Imp] = Field(min_length=1, max_length=100, fail_fast=True)
     at: Annotated[Whole, Field(ge=1)] | None = Field(
         SECOND_PRICE, description="1: first price; 2: second price plus"
     )

@@ -13,7 +13,9 @@ LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history
 OPPORTUNITIES = 1_000_000  # most of a step
 Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]
-Row = Annotated[list[Number], Field(max_length=10_000)]
+# A list ends at its first fault: an error of each item of a long one would stop the event loop for
+# seconds.
+Row = Annotated[list[Number], Field(max_length=10_000, fail_fast=True)]
 Guard = Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]
 Probability = Annotated[float, Field(ge=0, le=1, description="probability")]
 # probabilities, prices, slots and flags of AuctionNet: none is below 0
@@ -21,12 +23,16 @@ Positive = Annotated[float, Field(ge=0, le=LARGE)]
 # a number of each opportunity of a step
 Each = Annotated[list[Positive], Field(max_length=OPPORTUNITIES, fail_fast=True)]
 EachRow = Annotated[
-    list[Annotated[list[Positive], Field(max_length=3)]],
+    list[Annotated[list[Positive], Field(max_length=3, fail_fast=True)]],
     Field(max_length=OPPORTUNITIES, fail_fast=True),
 ]
+# the same of several steps
+Steps = Annotated[list[Each], Field(fail_fast=True)]
+StepRows = Annotated[list[EachRow], Field(fail_fast=True)]
 # 48.0 is one
 JSON_INTEGER = BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)
 Whole = Annotated[int, JSON_INTEGER]
+Mask = Annotated[list[bool], Field(fail_fast=True)]
 Id = Annotated[str, Field(max_length=64)]
 
 
@@ -49,15 +55,21 @@ class ActRequest(Body):
         {"observations": [[1.0, 0.9, 0.0005, 9800, 0, 8.0, 90.0]], "actions": [], "rewards": []}
     )
     observations: Annotated[
-        list[Row], Field(min_length=1, max_length=STEPS, description="(t + 1) x S, raw units")
+        list[Row],
+        Field(min_length=1, max_length=STEPS, fail_fast=True, description="(t + 1) x S, raw units"),
     ]
-    actions: Annotated[list[Row], Field(max_length=STEPS, description="t x A, raw units")]
-    rewards: Annotated[list[Number], Field(max_length=STEPS, description="t")]
+    actions: Annotated[
+        list[Row], Field(max_length=STEPS, fail_fast=True, description="t x A, raw units")
+    ]
+    rewards: Annotated[list[Number], Field(max_length=STEPS, fail_fast=True, description="t")]
     target_return: float | None = number(
         "to condition on, raw reward units; none: the run's own", default=None
     )
     text: str = Field("", max_length=2000, description="task text")
-    action_masks: list[list[bool]] | None = Field(None, max_length=STEPS, description="(t + 1) x C")
+    action_masks: (
+        Annotated[list[Mask], Field(max_length=STEPS, fail_fast=True, description="(t + 1) x C")]
+        | None
+    ) = None
 
 
 class ActAnswer(BaseModel):
@@ -179,11 +191,11 @@ class AuctionNetBidding(Body):
     timeStepIndex: Whole = Field(ge=0, le=STEPS)
     pValues: Annotated[list[Probability], Field(max_length=OPPORTUNITIES, fail_fast=True)]
     pValueSigmas: Each | None = Field(None, description="not used")
-    historyPValueInfo: list[EachRow] = []
-    historyBid: list[Each] = []
-    historyAuctionResult: list[EachRow] = []
-    historyImpressionResult: list[EachRow] = []
-    historyLeastWinningCost: list[Each] = []
+    historyPValueInfo: StepRows = []
+    historyBid: Steps = []
+    historyAuctionResult: StepRows = []
+    historyImpressionResult: StepRows = []
+    historyLeastWinningCost: Steps = []
 
 
 class TakeOver(Body):

@@ -26,6 +26,7 @@ import schemathesis
 import yaml
 from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 from schemathesis.checks import (
     content_type_conformance,
     not_a_server_error,
@@ -46,6 +47,7 @@ from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.middleware import loopback
 from decisionllm.serving.models import Model, Models
+from decisionllm.serving.openrtb import BidRequest
 from decisionllm.serving.protocol import BoundedProtocol
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
@@ -580,6 +582,34 @@ def test_a_write_that_hangs_is_answered_at_the_deadline_and_not_ready(tmp_path):
         assert again.status_code == 200 and client.get("/readyz").status_code == 200
 
 
+def test_lists_wait_for_one_another_and_delay_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.campaign_routes.LIST_WAIT", 0.01)
+    journal = Journal(tmp_path / "j")
+    searching, gate, found = threading.Event(), threading.Event(), []
+
+    def wait_at_gate():
+        searching.set()
+        return not gate.wait(PATIENCE)  # true interrupts the search
+
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
+        id = begun(client)
+        search = threading.Thread(
+            target=lambda: found.append(client.get("/v1/campaigns?search=none").json())
+        )
+        journal._lister.set_progress_handler(wait_at_gate, 1)
+        search.start()
+        assert searching.wait(PATIENCE)
+        late = client.get("/v1/campaigns")
+        metrics = client.get("/metrics").text
+        gate.set()
+        search.join()
+        assert late.status_code == 503 and "other lists are being read" in late.text
+        assert "decisionllm_open_campaigns 1.0" in metrics
+        listed = client.get("/v1/campaigns").json()["campaigns"]
+        assert [campaign["id"] for campaign in listed] == [id]
+    assert found[0]["campaigns"] == []
+
+
 def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         id = begun(client)
@@ -898,6 +928,51 @@ def test_a_malformed_body_is_refused_without_a_traceback(client, body):
     )
 
 
+def lists_of(schema):
+    """The lists of a schema of pydantic, at any depth."""
+    inner = []
+    if isinstance(schema, dict):
+        inner = schema.values()
+        if schema.get("type") == "list":
+            yield schema
+    elif isinstance(schema, list):
+        inner = schema
+    for each in inner:
+        yield from lists_of(each)
+
+
+def test_every_list_of_a_body_ends_at_its_first_fault():
+    models = [*schemas.Body.__subclasses__(), BidRequest]
+    schema_of = {model.__name__: TypeAdapter(model).core_schema for model in models}
+    assert sum(len([*lists_of(schema)]) for schema in schema_of.values()) > 10
+    for name, schema in schema_of.items():
+        for each in lists_of(schema):
+            assert each.get("fail_fast"), f"{name}: {each}"
+
+
+def test_very_many_faults_are_counted_and_not_named(client):
+    few, many = ({f"x{i}": 0 for i in range(n)} for n in (5, 200))
+    named = client.post("/v1/campaigns", json=few).json()["detail"]
+    assert [fault["loc"][-1] for fault in named] == ["budget", "target_cpa", *few]
+    (counted,) = client.post("/v1/campaigns", json=many).json()["detail"]
+    assert "got 202 unknown or wrong ones" in counted["msg"] and counted["loc"] == ["body"]
+
+
+LIMITS = {"/v1/campaigns": 65_536, "/v1/ticks": 2_000_000, "/openrtb/2.6/bid": 262_144}
+
+
+def test_only_a_body_of_many_numbers_may_be_long():
+    json_type = {"content-type": "application/json"}
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:
+        for path, most in LIMITS.items():
+            whole = client.post(path, content=b" " * most, headers=json_type)
+            longer = client.post(path, content=b" " * (most + 1), headers=json_type)
+            assert (whole.status_code, longer.status_code) == (422, 413), path
+            assert f"expected at most {most} bytes" in longer.text
+        long = client.post("/v1/bid", content=b" " * 2_000_001, headers=json_type)
+        assert long.status_code == 422
+
+
 def test_a_chunked_body_ends_at_the_limit(client):
     def endless():
         for _ in range(50):
@@ -1076,6 +1151,15 @@ def test_opening_twice_with_one_key_is_one_campaign(client):
     )
     other = client.post("/v1/campaigns", json=settings_of(1) | {"key": "same"})
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
+
+
+def test_the_openapi_document_is_written_once():
+    app = create_app(policy_of(), MODEL_INFO, SPEC)
+    with serving(app) as client:
+        first = client.get("/openapi.json")
+        assert first.headers["content-type"] == "application/json"
+        app.openapi_schema["info"]["title"] = "changed"
+        assert client.get("/openapi.json").content == first.content
 
 
 def test_the_examples_of_the_openapi_document_are_valid(client):

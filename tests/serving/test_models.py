@@ -176,6 +176,23 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
         assert (again.status_code, again.json()["detail"][0]["loc"]) == (409, ["body", "models"])
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_change_that_is_sent_twice_is_rolled_back_once(server, share):
+    with serving(server.app(shares=["a:0.2", "c:0.4", "b:0.4"])) as client:
+        for _ in range(2):
+            told = taken(client, "b", share=share)
+            assert told["before"] == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
+        told = client.post("/v1/models/rollback", json={}).json()
+        shares = {row["model"]: row["share"] for row in told["models"]}
+        assert shares == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
+
+
+def test_a_share_of_the_only_model_changes_nothing(server):
+    with serving(server.app()) as client:
+        assert taken(client, "a", share=0.5)["before"] is None
+        assert client.post("/v1/models/rollback", json={}).status_code == 409
+
+
 def test_a_rollback_may_leave_the_campaigns_where_they_are(server):
     with serving(server.app()) as client:
         taken(client, "b")
@@ -191,6 +208,7 @@ WRONG = {
     "none": "expected the name of a run in the folder of models",
     ".": "expected the name of a run in the folder of models",
     "\x00": "expected the name of a run in the folder of models",
+    "a" * 500: "expected the name of a run in the folder of models",
     "blind": "expected a run that observes",
     "short": "expected a run of at least 12 steps, got 11",
     "broken": "is not finite",
@@ -434,6 +452,8 @@ def test_shares_of_the_others_keep_their_proportions():
         "c": 0.5,
     }
     assert with_share({"a": 0.9, "b": 0.1}, "b", 1.0) == {"b": 1.0}
+    same = {"a": 0.2, "b": 0.4, "c": 0.4}
+    assert with_share(same, "c", 0.4) == same, "no share is rounded again"
     assert with_share({"b": 1.0}, "b", 0.5) == {"b": 1.0}, "there is no other"
     assert parse_shares(["x/a:0.9", "b:0.1"]) == {"x/a": 0.9, "b": 0.1}
     for wrong in (["a"], ["a:x"], ["a:0.5"], ["a:1.5", "b:-0.5"], ["a:0.5", "a:0.5"], ["a:nan"]):

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -128,7 +129,8 @@ class Journal:
         if self.path.startswith("file:"):
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
-        self._remembered: dict[str, Row] = {}  # what `last` found at the version `_remembered_at`
+        # what `last` found at the version `_remembered_at`; threads change it without a lock
+        self._remembered: OrderedDict[str, Row] = OrderedDict()
         self._remembered_at = -1
         self._writing = threading.Lock()
         kind = "a file to write, or one written by a server"
@@ -161,7 +163,7 @@ class Journal:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._writer = _connect(self.path)
-        self._writer.execute("PRAGMA journal_mode=WAL")
+        _keep_log(self._writer)
         self._writer.execute("PRAGMA synchronous=FULL")
         # If two processes start together, one of them makes the tables.
         with transaction(self._writer):
@@ -217,8 +219,7 @@ class Journal:
             self._writer.execute(f"PRAGMA busy_timeout={left}")
             yield self._writer
         except sqlite3.OperationalError as error:
-            # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            if is_busy(error):
                 raise JournalBusyError("locked by another process") from error
             raise
         finally:
@@ -301,14 +302,16 @@ class Journal:
             return self._found_last(id)
         # before the rows are read, so that they are of this version or newer
         ((version,),) = self._read("PRAGMA data_version")
-        if version != self._remembered_at or len(self._remembered) >= REMEMBERED:
-            self._remembered = {}
+        if version != self._remembered_at:
+            self._remembered = OrderedDict()
             self._remembered_at = version
         remembered = self._remembered
         found = remembered.get(id)
         if found is None:
             found = self._found_last(id)
             if found is not None:
+                if len(remembered) >= REMEMBERED:
+                    remembered.popitem(last=False)
                 remembered[id] = found
         return found
 
@@ -323,7 +326,7 @@ class Journal:
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
-        ((count,),) = self._list("SELECT open FROM counts")
+        ((count,),) = self._read("SELECT open FROM counts")
         return int(count)
 
     def open_models(self) -> list[tuple[str | None, int, int]]:
@@ -510,9 +513,12 @@ class Journal:
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
         with self._locked(READ_WAIT) as writer:
-            writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
-            writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
-            writer.execute("DROP TABLE room")
+            # Committed before it is dropped: SQLite writes no page that its transaction frees.
+            with transaction(writer):
+                writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
+                writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
+            # another process that checks may have dropped it
+            writer.execute("DROP TABLE IF EXISTS room")
 
     def backup(self, to: str | Path) -> None:
         """Copy the journal and the files of COPIED beside it, also while a server writes them.
@@ -546,6 +552,12 @@ class Journal:
             self._writer.close()
 
 
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether the error is that another connection holds a lock."""
+    # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Several statements, all or none, with the lock for writing from their beginning."""
@@ -567,16 +579,34 @@ def open_beside(path: str | Path, schema: str, *, wait: float) -> sqlite3.Connec
     Args:
         path: of the file; `:memory:` is shared with nobody.
         schema: statements that make its tables where they lack.
-        wait: seconds for the lock that other processes hold.
+        wait: seconds for the lock that other processes hold, once the file is open.
 
     Raises:
         sqlite3.Error: the file cannot be written or is none of ours.
     """
-    file = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
-    file.execute("PRAGMA journal_mode=WAL")
+    file = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+    _keep_log(file)
     file.execute("PRAGMA synchronous=NORMAL")
     file.executescript(schema)
+    file.execute(f"PRAGMA busy_timeout={int(1000 * wait)}")
     return file
+
+
+def _keep_log(file: sqlite3.Connection) -> None:
+    """Let a file have a log, so that reads wait for no write.
+
+    SQLite does not wait if another process has just begun to write a new file, as replicas that
+    start together do.
+    """
+    end = time.monotonic() + WAIT
+    while True:
+        try:
+            file.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > end:
+                raise
+        time.sleep(0.01)
 
 
 def checksum(*values: str | float | None) -> int:

@@ -10,7 +10,14 @@ from contextlib import closing
 import pytest
 
 from decisionllm.domains.auction import journal as journals
-from decisionllm.domains.auction.journal import DamagedRowError, Journal, ended, opened, ticked
+from decisionllm.domains.auction.journal import (
+    DamagedRowError,
+    Journal,
+    ended,
+    open_beside,
+    opened,
+    ticked,
+)
 from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
@@ -220,6 +227,36 @@ def test_a_journal_with_damaged_pages_or_without_room_is_found_out(tmp_path):
     assert journal.steps("c") == 300
 
 
+def test_two_processes_look_for_room_at_the_same_time(tmp_path):
+    journal, other = written(tmp_path / "j", 1), Journal(tmp_path / "j")
+    checked = []
+
+    def check_too(statement):
+        if statement.startswith("DROP") and not checked:
+            checked.append("begun")
+            other.check_room()
+            checked.append("done")
+
+    journal._writer.set_trace_callback(check_too)
+    journal.check_room()
+    assert checked == ["begun", "done"]
+
+
+def open_bids(path):
+    return open_beside(path, "CREATE TABLE IF NOT EXISTS bids (id TEXT)", wait=0.0)
+
+
+@pytest.mark.parametrize("opens", [Journal, open_bids])
+def test_a_new_file_that_another_process_begins_to_write_is_waited_for(
+    tmp_path, monkeypatch, opens
+):
+    with closing(sqlite3.connect(tmp_path / "new", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr("time.sleep", lambda seconds: other.execute("COMMIT"))
+        opens(tmp_path / "new").close()
+        assert not other.in_transaction
+
+
 def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(tmp_path):
     journal = written(tmp_path / "j", 2)
     other = Journal(tmp_path / "j")
@@ -251,6 +288,6 @@ def test_no_more_answers_are_kept_than_there_is_room_for(tmp_path, monkeypatch):
     journal = written(tmp_path / "j", 1)
     for id in ("d", "e", "f"):
         journal.write([opened(id, None, SETTINGS)])
-    for id in ("c", "d", "e", "f"):
+    for id, kept in (("c", ["c"]), ("d", ["c", "d"]), ("e", ["d", "e"]), ("f", ["e", "f"])):
         assert journal.last(id)[0]["id"] == id
-        assert len(journal._remembered) <= 2
+        assert list(journal._remembered) == kept
