@@ -18,6 +18,7 @@ from decisionllm.domains.auction.journal import open_beside
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 10  # most expired bids that one call books: others wait meanwhile
+MOST = 2**63 - 1  # nano-currency, the largest integer of SQLite
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS expiry ON bids (expires);
@@ -47,7 +48,7 @@ class TurnTransaction:
     """Writes of one turn of the event loop share a transaction: a commit costs more than they do.
 
     `with turn:` holds statements that are written with all others of the turn. If one such block
-    fails, nothing of its turn is.
+    fails, nothing of its turn is: what can fail by itself comes before the block.
 
     Args:
         file: that nobody but the thread of the event loop writes with.
@@ -162,7 +163,7 @@ class Reservations:
         now = time.time()
         rows = [(new_id(now), campaign, nano(price), now + self.expiry) for price in prices]
         total = sum(price for _, _, price, _ in rows)
-        most = nano(left)
+        most = min(nano(left), MOST)
         if total > most:
             return None
         with self.turn:
@@ -177,15 +178,14 @@ class Reservations:
 
         Returns whether it was open.
         """
+        query = "SELECT campaign FROM bids WHERE id = ?"
+        found = self.file.execute(query, (id,)).fetchone()
+        if found is None:
+            return False
+        (campaign,) = found
+        step = self.last_step(campaign)
         with self.turn:
-            query = "SELECT campaign, price FROM bids WHERE id = ?"
-            found = self.file.execute(query, (id,)).fetchone()
-            if found is None:
-                return False
-            campaign, price = found
-            spent = price if paid * 1e9 >= price else nano(paid)
-            self._close(id, campaign, price, spent)
-        return True
+            return self._close(id, step, paid)
 
     async def written(self) -> None:
         """Wait until what was reserved and settled in this turn of the event loop is in the file.
@@ -197,23 +197,38 @@ class Reservations:
 
     def _book_expired(self) -> None:
         """Count bids that have expired as won at their price."""
-        query = "SELECT id, campaign, price FROM bids WHERE expires <= ? LIMIT ?"
-        if not self.file.execute(query, (time.time(), 1)).fetchone():
+        query = "SELECT id, campaign FROM bids WHERE expires <= ? LIMIT ?"
+        expired = self.file.execute(query, (time.time(), EXPIRED)).fetchall()
+        if not expired:
             return
+        steps = {campaign: self.last_step(campaign) for _, campaign in expired}
         with self.turn:
-            # again, now that other processes book none
-            for id, campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
-                self._close(id, campaign, price, price)
+            for id, campaign in expired:
+                self._close(id, steps[campaign], math.inf)
 
-    def _close(self, id: str, campaign: str, price: int, spent: int) -> None:
-        """Free the price of a bid and add what it cost to what was spent since the last tick."""
-        closed = {"campaign": campaign, "price": price, "spent": spent}
-        closed["step"] = self.last_step(campaign)
-        self.file.execute("DELETE FROM bids WHERE id = ?", (id,))
+    def _close(self, id: str, step: int, paid: float) -> bool:
+        """Free the price of a bid and add what it cost to what was spent since the last tick.
+
+        Args:
+            id: of the bid.
+            step: index of the last tick of its campaign.
+            paid: currency; the bid costs at most its price.
+
+        Returns:
+            Whether it was still open.
+        """
+        query = "DELETE FROM bids WHERE id = ? RETURNING campaign, price"
+        found = self.file.execute(query, (id,)).fetchone()
+        if found is None:
+            return False
+        campaign, price = found
+        spent = min(nano(paid), price)
+        closed = {"campaign": campaign, "price": price, "spent": spent, "step": step}
         self.file.execute(CLOSE, closed)
         self.file.execute(
             "DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,)
         )
+        return True
 
     def count(self) -> int:
         """Number of bids whose result is not known."""
@@ -234,5 +249,5 @@ def new_id(now: float) -> str:
 
 
 def nano(currency: float) -> int:
-    """Currency as a whole number of billionths, rounded up."""
-    return math.ceil(currency * 1e9)
+    """Currency as a whole number of billionths, rounded up; MOST + 1 stands for all above MOST."""
+    return math.ceil(min(currency * 1e9, MOST + 1))

@@ -88,6 +88,11 @@ def test_no_two_bids_take_the_same_money(bids):
     assert bids.reserve("c", 0, 10, [4.0])
 
 
+def test_a_budget_above_the_largest_integer_is_bid_for(bids):
+    assert bids.reserve("c", 0, 1e300, [6.0]) and bids.committed("c", 0) == 6
+    assert bids.reserve("c", 0, 1e300, [1e299]) is None
+
+
 def test_another_process_and_a_restart_know_them(tmp_path, steps):
     first, second = (Turns(tmp_path / "bids", steps=steps) for _ in range(2))
     (id,) = first.reserve("c", 0, 10, [6.0])
@@ -142,6 +147,20 @@ def test_a_turn_that_cannot_be_written_reserves_nothing(tmp_path, steps):
     assert bids.committed("c", 0) == 0 and not bids.file.in_transaction
     asyncio.run(bid("c", 0))
     assert bids.committed("c", 0) == 6, "the next turn goes on"
+
+
+def test_a_notice_whose_campaign_cannot_be_read_undoes_nothing_of_its_turn(bids, steps):
+    (id,) = bids.reserve("other", 0, 10, [6.0])
+    del steps["other"]
+
+    async def bid():
+        bids.made.reserve("c", 0, 10, [4.0])
+        with pytest.raises(KeyError):
+            bids.made.settle(id, 0.0)
+        await bids.made.written()
+
+    asyncio.run(bid())
+    assert bids.committed("c", 0) == 4 and bids.committed("other", 0) == 6
 
 
 def test_ids_lie_in_the_order_of_time_and_are_not_alike():
