@@ -147,7 +147,8 @@ class Exchange:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
         logs.note_model(last.get("model") or known["model"])
         step, left = last["index"], last["remaining"]
-        state = known | last | {"remaining": left - self.open_bids.committed(id, step)}
+        committed = self.open_bids.committed(id, step, bids=len(request.imp))
+        state = known | last | {"remaining": left - committed}
         response, reason = respond(
             request,
             state,

@@ -17,7 +17,7 @@ from pathlib import Path
 from decisionllm.domains.auction.journal import open_beside
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-EXPIRED = 10  # most expired bids that one call books: others wait meanwhile
+EXPIRED = 10  # expired bids that a call books at least, if there are so many
 MOST = 2**63 - 1  # nano-currency, the largest integer of SQLite
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
@@ -132,11 +132,16 @@ class Reservations:
         if str(path) != ":memory:":
             self.counting = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
-    def committed(self, campaign: str, step: int) -> float:
-        """Currency that bids may cost or have cost since a tick. step: index of the last tick, -1
-        before the first.
+    def committed(self, campaign: str, step: int, *, bids: int = 1) -> float:
+        """Currency that bids may cost or have cost since a tick.
+
+        Args:
+            campaign: its id.
+            step: index of the last tick, -1 before the first.
+            bids: most that are reserved next. Up to twice as many that have expired are booked:
+                faster than others come, and not all at once, since others wait meanwhile.
         """
-        self._book_expired()
+        self._book_expired(max(EXPIRED, 2 * bids))
         query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
         row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
@@ -195,10 +200,10 @@ class Reservations:
         """
         await self.turn.written()
 
-    def _book_expired(self) -> None:
-        """Count bids that have expired as won at their price."""
+    def _book_expired(self, most: int) -> None:
+        """Count bids that have expired as won at their price, at most so many."""
         query = "SELECT id, campaign FROM bids WHERE expires <= ? LIMIT ?"
-        expired = self.file.execute(query, (time.time(), EXPIRED)).fetchall()
+        expired = self.file.execute(query, (time.time(), most)).fetchall()
         if not expired:
             return
         steps = {campaign: self.last_step(campaign) for _, campaign in expired}

@@ -30,12 +30,12 @@ class Turns:
         self.made = Reservations(*where, expiry=60, last_step=steps.__getitem__)
 
     def __getattr__(self, name):
-        async def call(*arguments):
-            found = getattr(self.made, name)(*arguments)
+        async def call(*arguments, **options):
+            found = getattr(self.made, name)(*arguments, **options)
             await self.made.written()
             return found
 
-        return lambda *arguments: asyncio.run(call(*arguments))
+        return lambda *arguments, **options: asyncio.run(call(*arguments, **options))
 
     def close(self):
         self.made.close()
@@ -79,6 +79,17 @@ def test_a_bid_without_a_notice_counts_as_won_until_the_next_tick(bids, clock, s
     assert bids.committed("c", 0) == 4 and not bids.settle(unknown, 1.0) and bids.count() == 0
     steps["c"] = 1
     assert bids.committed("c", 1) == 0
+
+
+def test_expired_bids_are_booked_faster_than_bids_come(bids, clock):
+    for _ in range(4):
+        bids.reserve("c", 0, 1000, [1.0] * 20)
+    clock[0] += 60
+    for open_bids in (60, 40):
+        bids.committed("c", 0, bids=20)
+        bids.reserve("c", 0, 1000, [1.0] * 20)
+        assert bids.count() == open_bids
+    assert bids.committed("c", 0) == 120, "what has expired is spent until the next tick"
 
 
 def test_no_two_bids_take_the_same_money(bids):
