@@ -9,6 +9,7 @@ from pathlib import Path
 from decisionllm.domains.auction.journal import COPIED, Journal
 from decisionllm.files import explained
 from decisionllm.registry import Node
+from decisionllm.serving.reservations import rewind
 
 # what a backup copies beside the journal, see `journal.COPIED`
 CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
@@ -48,6 +49,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
         check_unused(journal)
         aside = put_aside(Path(journal))
         source.backup(journal)
+        rewind(f"{journal}.bids", lambda id: source.steps(id) - 1)
     return aside
 
 

@@ -1,5 +1,6 @@
 """`decisionllm journal`: it reports on a journal, checks it, shortens it and restores it."""
 
+import asyncio
 import json
 import sqlite3
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from decisionllm.domains.auction import journal as journals
 from decisionllm.domains.auction.journal import Journal, ended, opened, ticked
+from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.shading import BidShading
 from tests.conftest import command
 
@@ -130,6 +132,26 @@ def test_what_shading_learned_is_backed_up_and_restored(tmp_path, capsys):
     (tmp_path / "copy").unlink()
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 1
     assert "copy.sh" in capsys.readouterr().err, "an earlier copy is not overwritten"
+
+
+def test_wins_count_until_the_next_tick_of_a_restored_journal(tmp_path):
+    journal = written(tmp_path / "j", "a")
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
+    journal.write([ticked("a", 3, "{}", "{}", "a@1")])
+    journal.close()
+
+    async def bid():
+        bids = Reservations(tmp_path / "j.bids", expiry=60, last_step=lambda id: 3)
+        won, _ = bids.reserve("a", 3, 10, [2.0, 4.0])
+        await bids.written()
+        bids.settle(won, 2.0)
+        bids.close()
+
+    asyncio.run(bid())
+    assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
+    bids = Reservations(tmp_path / "j.bids", expiry=60, last_step=lambda id: 2)
+    assert [bids.committed("a", step) for step in (2, 3)] == [6, 4]
+    bids.close()
 
 
 def test_a_damaged_journal_is_replaced_and_a_damaged_copy_refused(tmp_path, capsys):

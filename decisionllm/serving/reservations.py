@@ -12,9 +12,11 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
-from decisionllm.domains.auction.journal import open_beside
+from decisionllm.domains.auction.journal import open_beside, transaction
+from decisionllm.files import explained
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 10  # expired bids that a call books at least, if there are so many
@@ -117,6 +119,7 @@ class Reservations:
         last_step: campaign -> index of its last tick.
 
     Raises:
+        ValueError: the file cannot be written or is none of ours.
         sqlite3.Error: by every method, where the file cannot be read or written.
     """
 
@@ -125,7 +128,7 @@ class Reservations:
     ) -> None:
         self.expiry = expiry
         self.last_step = last_step
-        self.file = open_beside(path, SCHEMA, wait=WAIT)
+        self.file = open_file(path)
         self.turn = TurnTransaction(self.file)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
@@ -243,6 +246,33 @@ class Reservations:
         self.turn.commit()
         self.counting.close()
         self.file.close()
+
+
+def open_file(path: str | Path) -> sqlite3.Connection:
+    """The file of reservations. Raises a ValueError if it cannot be written or is none of ours."""
+    remedy = "remove the file if it is damaged: what open bids may cost is then forgotten"
+    with explained(f"bids: expected a file of ours, got {path}", sqlite3.Error, remedy=remedy):
+        return open_beside(path, SCHEMA, wait=WAIT)
+
+
+def rewind(path: str | Path, last_step: Callable[[str], int]) -> None:
+    """Adapt the file to an earlier journal that was restored; no server may run.
+
+    What is spent counts until the next tick of the campaign. By the step that it had before, it
+    would count until the campaign is as far again.
+
+    Args:
+        path: of the file; nothing is done if there is none.
+        last_step: campaign -> index of its last tick in the restored journal.
+    """
+    if not Path(path).is_file():
+        return
+    with closing(open_file(path)) as file, transaction(file):
+        for (campaign,) in file.execute("SELECT campaign FROM totals").fetchall():
+            file.execute(
+                "UPDATE totals SET step = MIN(step, ?) WHERE campaign = ?",
+                (last_step(campaign), campaign),
+            )
 
 
 def new_id(now: float) -> str:

@@ -115,6 +115,12 @@ def test_another_process_and_a_restart_know_them(tmp_path, steps):
     assert Turns(tmp_path / "bids", steps=steps).committed("c", 0) == 5
 
 
+def test_a_file_that_is_none_of_ours_is_named_with_the_remedy(tmp_path, steps):
+    (tmp_path / "bids").write_bytes(b"no database" * 100)
+    with pytest.raises(ValueError, match="bids: expected a file of ours, .*remove the file"):
+        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__)
+
+
 def statements(file):
     """The statements that a connection runs from here on."""
     seen = []
