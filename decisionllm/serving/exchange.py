@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic_core import to_json
 
-from decisionllm.domains.auction.journal import DamagedRowError, Journal
+from decisionllm.domains.auction.journal import DamagedRowError, Journal, is_busy
 from decisionllm.schema import Json
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
@@ -28,7 +28,11 @@ from decisionllm.serving.openrtb import (
     Shade,
     respond,
 )
-from decisionllm.serving.reservations import Reservations
+from decisionllm.serving.reservations import (
+    Reservations,
+    ReservationsBusyError,
+    ReservationsError,
+)
 from decisionllm.serving.shading import BidShading
 
 BID_EXPIRY_S = 60.0
@@ -44,7 +48,8 @@ class Counts:
 
         outcomes = counter(
             "",
-            "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones.",
+            "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones, "
+            "fault is one of the file of bids.",
             "outcome",
             "test",
         )
@@ -59,6 +64,12 @@ class Counts:
             "decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry
         )
         still_open.set_function(open_bids.count)
+        fault = Gauge(
+            "decisionllm_openrtb_fault",
+            "1 while the file of bids cannot be read or written.",
+            registry=registry,
+        )
+        fault.set_function(lambda: open_bids.fault is not None)
 
 
 @dataclass
@@ -129,10 +140,16 @@ class Exchange:
             # what the answer costs is in the file before it is sent
             await self.open_bids.written()
             return decided
-        except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
+        except ReservationsBusyError:
             return None, "busy"
+        except ReservationsError:
+            return None, "fault"
         except DamagedRowError:
             return None, "damaged"
+        except sqlite3.OperationalError as error:  # of the journal
+            if not is_busy(error):
+                raise
+            return None, "busy"
 
     def _decided(self, request: BidRequest) -> tuple[Json | None, str | None]:
         """The answer, whose cost is reserved; or None and the reason for no bid."""
@@ -202,8 +219,12 @@ class Exchange:
         """
         won = kind == "win"
         paid = paid_for(price) if won else 0.0
-        was_open = self.open_bids.settle(id, paid)
-        await self.open_bids.written()
+        try:
+            was_open = self.open_bids.settle(id, paid)
+            await self.open_bids.written()
+        except ReservationsError as error:
+            message = f"the result could not be saved ({error}); try again"
+            raise RequestError(503, "bids", message) from error
         if was_open:
             self.counts.notices.labels(kind).inc()
         if self.shading is not None:

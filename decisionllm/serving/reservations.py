@@ -7,17 +7,25 @@ next tick of the campaign, whose result has it.
 """
 
 import asyncio
+import logging
 import math
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from decisionllm.domains.auction.journal import open_beside, transaction
+from decisionllm.domains.auction.journal import (
+    check_same_file,
+    identity,
+    is_busy,
+    open_beside,
+    transaction,
+)
 from decisionllm.files import explained
 
+logger = logging.getLogger("decisionllm.serving")
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 10  # expired bids that a call books at least, if there are so many
 MOST = 2**63 - 1  # nano-currency, the largest integer of SQLite
@@ -46,6 +54,14 @@ WHERE campaign = :campaign
 """
 
 
+class ReservationsError(Exception):
+    """The file cannot be read or written; nothing was reserved or settled."""
+
+
+class ReservationsBusyError(ReservationsError):
+    """Another process has the lock for writing."""
+
+
 class TurnTransaction:
     """Writes of one turn of the event loop share a transaction: a commit costs more than they do.
 
@@ -54,17 +70,23 @@ class TurnTransaction:
 
     Args:
         file: that nobody but the thread of the event loop writes with.
+        check: called before each transaction, to raise what forbids it.
     """
 
-    def __init__(self, file: sqlite3.Connection) -> None:
+    def __init__(self, file: sqlite3.Connection, check: Callable[[], None]) -> None:
         self.file = file
+        self.check = check
+        self.begun = False
+        self.waits = True  # for the lock
         self.waiting: list[asyncio.Future[None]] = []
 
     def __enter__(self) -> None:
-        if not self.file.in_transaction:
-            loop = asyncio.get_running_loop()
-            self.file.execute("BEGIN IMMEDIATE")
-            loop.call_soon(self.commit)  # behind all that is ready to run now
+        if self.begun:
+            return
+        self.check()
+        self._take_lock()
+        self.begun = True
+        asyncio.get_running_loop().call_soon(self.commit)  # behind all that is ready to run now
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
@@ -74,16 +96,16 @@ class TurnTransaction:
         """Wait until what this turn wrote is in the file.
 
         Raises:
-            sqlite3.OperationalError: nothing of it is.
+            sqlite3.Error: nothing of it is.
         """
-        if self.file.in_transaction:
+        if self.begun:
             end = asyncio.get_running_loop().create_future()
             self.waiting.append(end)
             await end
 
     def commit(self) -> None:
         """End the turn's transaction, if it is still open, and tell all who wait."""
-        if not self.file.in_transaction:
+        if not self.begun:
             return
         try:
             self.file.execute("COMMIT")
@@ -93,15 +115,34 @@ class TurnTransaction:
         for end in self._ends():
             end.set_result(None)
 
+    def _take_lock(self) -> None:
+        """Begin a transaction that writes.
+
+        The event loop stands still while this waits for the lock. After one wait in vain nothing
+        waits until the lock was free once: others may have it for long.
+        """
+        try:
+            self.file.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            self._set_wait(0.0)
+            raise
+        if not self.waits:
+            self._set_wait(WAIT)
+
+    def _set_wait(self, seconds: float) -> None:
+        self.file.execute(f"PRAGMA busy_timeout={int(1000 * seconds)}")
+        self.waits = seconds > 0
+
     def _roll_back(self, error: BaseException) -> None:
-        if self.file.in_transaction:  # SQLite ends it by itself if the disk is full
+        with suppress(sqlite3.Error):  # SQLite ends it by itself if the disk is full
             self.file.execute("ROLLBACK")
         for end in self._ends():
-            end.set_exception(sqlite3.OperationalError(f"nothing was written: {error}"))
+            end.set_exception(error)
 
     def _ends(self) -> list[asyncio.Future[None]]:
-        """Those who wait, without requests that were cancelled. Nobody waits afterwards."""
+        """End the turn. Returns those who wait, without requests that were cancelled."""
         waiting = [end for end in self.waiting if not end.done()]
+        self.begun = False
         self.waiting = []
         return waiting
 
@@ -120,16 +161,23 @@ class Reservations:
 
     Raises:
         ValueError: the file cannot be written or is none of ours.
-        sqlite3.Error: by every method, where the file cannot be read or written.
+        ReservationsError: by every method, where the file cannot be read or written.
+
+    Attributes:
+        fault: the last error of the file; None after a write, unless the file is damaged, which
+            needs a person.
     """
 
     def __init__(
         self, path: str | Path = ":memory:", *, expiry: float, last_step: Callable[[str], int]
     ) -> None:
+        self.path = path
         self.expiry = expiry
         self.last_step = last_step
+        self.fault: sqlite3.Error | None = None
         self.file = open_file(path)
-        self.turn = TurnTransaction(self.file)
+        self.identity = identity(path)
+        self.turn = TurnTransaction(self.file, self.check_file)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
         if str(path) != ":memory:":
@@ -146,7 +194,8 @@ class Reservations:
         """
         self._book_expired(max(EXPIRED, 2 * bids))
         query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
-        row = self.file.execute(query, (campaign,)).fetchone()
+        with self._errors():
+            row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
             return 0.0
         reserved, spent, since = row
@@ -174,7 +223,7 @@ class Reservations:
         most = min(nano(left), MOST)
         if total > most:
             return None
-        with self.turn:
+        with self._errors(), self.turn:
             reserved = {"campaign": campaign, "step": step, "total": total, "most": most}
             if not self.file.execute(RESERVE, reserved).rowcount:
                 return None
@@ -187,30 +236,37 @@ class Reservations:
         Returns whether it was open.
         """
         query = "SELECT campaign FROM bids WHERE id = ?"
-        found = self.file.execute(query, (id,)).fetchone()
+        with self._errors():
+            found = self.file.execute(query, (id,)).fetchone()
         if found is None:
             return False
         (campaign,) = found
         step = self.last_step(campaign)
-        with self.turn:
+        with self._errors(), self.turn:
             return self._close(id, step, paid)
 
     async def written(self) -> None:
         """Wait until what was reserved and settled in this turn of the event loop is in the file.
 
         Raises:
-            sqlite3.OperationalError: nothing of it is.
+            ReservationsError: nothing of it is.
         """
-        await self.turn.written()
+        if not self.turn.begun:
+            return
+        with self._errors():
+            await self.turn.written()
+        if isinstance(self.fault, sqlite3.OperationalError):
+            self.fault = None
 
     def _book_expired(self, most: int) -> None:
         """Count bids that have expired as won at their price, at most so many."""
         query = "SELECT id, campaign FROM bids WHERE expires <= ? LIMIT ?"
-        expired = self.file.execute(query, (time.time(), most)).fetchall()
+        with self._errors():
+            expired = self.file.execute(query, (time.time(), most)).fetchall()
         if not expired:
             return
         steps = {campaign: self.last_step(campaign) for _, campaign in expired}
-        with self.turn:
+        with self._errors(), self.turn:
             for id, campaign in expired:
                 self._close(id, steps[campaign], math.inf)
 
@@ -238,9 +294,39 @@ class Reservations:
         )
         return True
 
-    def count(self) -> int:
-        """Number of bids whose result is not known."""
-        return int(self.counting.execute("SELECT COUNT(*) FROM bids").fetchone()[0])
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise ReservationsError for an error of the file in the block.
+
+        It is logged once, until another one comes.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            if is_busy(error):
+                raise ReservationsBusyError("locked by another process") from error
+            if str(error) != str(self.fault):
+                logger.error("bids %s: %s; there are no bids", self.path, error)
+            self.fault = error
+            raise ReservationsError(str(error)) from error
+
+    def check_file(self) -> None:
+        """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
+        check_same_file(self.path, self.identity)
+
+    def check(self) -> str:
+        """The fault of the file; "": none is known. Notices a file that was removed or replaced."""
+        with suppress(ReservationsError), self._errors():
+            self.check_file()
+        return str(self.fault or "")
+
+    def count(self) -> float:
+        """Number of bids whose result is not known; NaN if the file cannot be read."""
+        try:
+            ((count,),) = self.counting.execute("SELECT COUNT(*) FROM bids")
+        except sqlite3.Error:
+            return math.nan
+        return float(count)
 
     def close(self) -> None:
         self.turn.commit()

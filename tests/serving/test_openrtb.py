@@ -2,9 +2,11 @@
 hand.
 """
 
+import sqlite3
 import sys
 import threading
 import time
+from contextlib import closing
 
 import httpx
 import pytest
@@ -278,6 +280,34 @@ def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path)
         ] == [200, 200, 200, 204]
     with serving(app()) as restarted:
         assert send(restarted, id, value).status_code == 204
+
+
+def test_faults_of_the_file_of_bids_are_none_of_the_journal(tmp_path):
+    exchange = {"notice_url": "http://localhost/"}
+    journal = Journal(tmp_path / "j")
+    app = create_app(policy_of(), MODEL_INFO, SPEC, journal, exchange=exchange)
+    with serving(app) as client:
+        id, value = opened_with(client, 1000)
+        lost = send(client, id, value).json()["seatbid"][0]["bid"][0]["lurl"]
+        lost = lost.removeprefix("http://localhost")
+        with closing(sqlite3.connect(journal.beside("bids"), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert send(client, id, value).status_code == 204
+            refused = client.get(lost)
+            assert refused.status_code == 503
+            assert refused.json()["detail"][0]["loc"] == ["server", "bids"]
+            other.execute("ROLLBACK")
+        assert client.get("/readyz").json() == {"status": "ready"}
+        assert client.get(lost).status_code == 204
+        (tmp_path / "j.bids").unlink()
+        assert send(client, id, value).status_code == 204
+        ready = client.get("/readyz")
+        assert ready.status_code == 200 and ready.json()["status"] == "degraded"
+        assert "removed or replaced" in ready.json()["bids"]
+        assert outcomes(client) == {"bid0": 1, "busy0": 1, "fault0": 1}
+        metrics = client.get("/metrics").text
+        assert "decisionllm_openrtb_fault 1.0" in metrics
+        assert "decisionllm_journal_fault 0.0" in metrics
 
 
 def test_the_last_tick_is_bid_on_for_a_limited_time(tmp_path):

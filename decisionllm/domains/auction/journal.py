@@ -141,7 +141,7 @@ class Journal:
                 self._open_to_write()
             application, version = self._format()
             self._open_to_read(shared=read_only or self.path == ":memory:")
-        self._file = None if self.path == ":memory:" else _identity(self.path)
+        self._file = identity(self.path)
         if (application, version) != (APPLICATION, VERSION):
             got = "another database"
             if application == APPLICATION:
@@ -217,8 +217,7 @@ class Journal:
             self._writer.execute(f"PRAGMA busy_timeout={left}")
             yield self._writer
         except sqlite3.OperationalError as error:
-            # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            if is_busy(error):
                 raise JournalBusyError("locked by another process") from error
             raise
         finally:
@@ -504,8 +503,7 @@ class Journal:
 
     def check_file(self) -> None:
         """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
-        if self._file is not None and self._file != _identity(self.path):
-            raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
+        check_same_file(self.path, self._file)
 
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
@@ -544,6 +542,12 @@ class Journal:
             self._lister.close()
         with self._writing:
             self._writer.close()
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether the error is that another connection holds a lock."""
+    # the lowest byte: SQLITE_BUSY_RECOVERY and others are kinds of it
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 @contextmanager
@@ -586,7 +590,18 @@ def checksum(*values: str | float | None) -> int:
     return zlib.crc32(repr(values).encode(errors="surrogateescape"))
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
+    """Raise sqlite3.DatabaseError if another file lies at the path than the one that was opened.
+
+    Args:
+        path: of the file.
+        opened: its `identity`; None: one in memory.
+    """
+    if opened is not None and opened != identity(path):
+        raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
+
+
+def identity(path: str | Path) -> tuple[int, int] | None:
     """Which file lies at a path; None: there is none."""
     try:
         found = os.stat(path)
