@@ -58,11 +58,12 @@ MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
 REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
-# tables of the files beside a journal that have rows of a campaign
+# Tables of the files beside a journal that have rows of a campaign, each with an index by campaign:
+# a search of all rows would keep a server from bidding. Bids, which have none, go when they expire.
 BESIDE = {
     "shadow": ("decisions",),
-    "bids": ("bids", "totals"),
-    "shading": ("sent", "counts"),
+    "bids": ("totals",),
+    "shading": ("counts",),
 }
 COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
 CAMPAIGN = "id, key, opened, facts, sum, ended, model"
@@ -478,8 +479,8 @@ class Journal:
             yield from self._lister.execute(query)
 
     def prune(self, before: float) -> int:
-        """Remove campaigns that have ended and whose last tick is older, with their ticks and what
-        lies of them in the files beside the journal. A server may run.
+        """Remove campaigns that have ended and whose last tick is older, with their ticks and their
+        rows of the tables BESIDE the journal. A server may run.
 
         Args:
             before: seconds since 1970.
