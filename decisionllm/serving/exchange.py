@@ -4,9 +4,10 @@ A bid reserves its price, see `reservations`; what was paid is reported by the c
 """
 
 import math
+import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -130,16 +131,19 @@ class Exchange:
         return response
 
     async def _in_time(self, request: BidRequest, arrived: float) -> tuple[Json | None, str | None]:
-        """`_decided`, unless it is too late or the journal cannot be read."""
+        """`_decided`, unless it is too late or a file cannot be read or written."""
         logs.note_campaign(request.ext.campaign)
-        # nothing waits from here on: under load the first requests are in time, not all are late
-        if request.tmax and time.monotonic() >= arrived + request.tmax / 1000 - RETURN:
+        # before the work: under load the first requests are in time, not all are late
+        if is_late(request, arrived):
             return None, "deadline"
         try:
-            decided = self._decided(request)
+            response, reason = self._decided(request)
             # what the answer costs is in the file before it is sent
             await self.open_bids.written()
-            return decided
+            if response is not None and is_late(request, arrived):  # the lock was waited for
+                await self._withdraw(response)
+                return None, "deadline"
+            return response, reason
         except ReservationsBusyError:
             return None, "busy"
         except ReservationsError:
@@ -150,6 +154,12 @@ class Exchange:
             if not is_busy(error):
                 raise
             return None, "busy"
+
+    async def _withdraw(self, response: Json) -> None:
+        """Free the prices of an answer that is not sent."""
+        for bid in response["seatbid"][0]["bid"]:
+            self.open_bids.settle(bid["id"], 0.0)
+        await self.open_bids.written()
 
     def _decided(self, request: BidRequest) -> tuple[Json | None, str | None]:
         """The answer, whose cost is reserved; or None and the reason for no bid."""
@@ -166,12 +176,13 @@ class Exchange:
         step, left = last["index"], last["remaining"]
         committed = self.open_bids.committed(id, step, bids=len(request.imp))
         state = known | last | {"remaining": left - committed}
+        unshaded: list[float] = []
         response, reason = respond(
             request,
             state,
             currency=self.currency,
             seat=self.seat,
-            shade=self._shade_of(id),
+            shade=self._shade_of(id, unshaded),
         )
         if response is None or request.test:
             return response, reason
@@ -181,19 +192,33 @@ class Exchange:
             return None, "budget"
         for each, reserved in zip(bids, ids, strict=True):
             each["id"] = reserved
+        if unshaded:
+            self._count_first_prices(request, unshaded, bids)
         return response, None
 
-    def _shade_of(self, campaign: str) -> Shade | None:
-        """A function that lowers and counts first-price bids of a campaign; None: they stay as they are."""
+    def _count_first_prices(
+        self, request: BidRequest, unshaded: Sequence[float], bids: Sequence[Json]
+    ) -> None:
+        """Count the bids of an answer, and what they were without shading: currency of each
+        impression of the request.
+        """
+        impressions = [imp.id for imp in request.imp]
+        before = dict(zip(impressions, unshaded, strict=True))
+        for each in bids:
+            self.counts.first_price.labels("unshaded").inc(before[each["impid"]])
+            self.counts.first_price.labels("sent").inc(each["price"] / 1000)
+
+    def _shade_of(self, campaign: str, unshaded: list[float]) -> Shade | None:
+        """A function that lowers first-price bids of a campaign, and appends to the list what they
+        were; None: they stay as they are.
+        """
         shading = self.shading
         if shading is None:
             return None
 
         def shade(worth: float, most: float, floor: float) -> float:
-            bid = shading.bid(campaign, worth, most=most, floor=floor)
-            self.counts.first_price.labels("unshaded").inc(most)
-            self.counts.first_price.labels("sent").inc(bid)
-            return bid
+            unshaded.append(most)
+            return shading.bid(campaign, worth, most=most, floor=floor)
 
         return shade
 
@@ -294,6 +319,13 @@ def router(exchange: Exchange) -> APIRouter:
     return routes
 
 
+def is_late(request: BidRequest, arrived: float) -> bool:
+    """Whether an answer sent now is too late for the exchange. arrived: see `Exchange.bid`."""
+    if not request.tmax:
+        return False
+    return time.monotonic() >= arrived + request.tmax / 1000 - RETURN
+
+
 def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> dict[str, str]:
     """The addresses of the notices of a bid.
 
@@ -321,10 +353,8 @@ def least_price(*told: str) -> float | None:
 
 def paid_for(price: str) -> float:
     """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price,
-    where it cannot be read.
+    where it is no plain number: encrypted, negative, or the macro was not replaced.
     """
-    try:
-        paid = float(price) / 1000
-    except ValueError:  # encrypted, or the macro was not replaced
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", price):
         return math.inf
-    return math.inf if math.isnan(paid) else max(paid, 0.0)
+    return float(price) / 1000
