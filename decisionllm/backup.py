@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from decisionllm.domains.auction.journal import COPIED, Journal
 from decisionllm.files import explained
 from decisionllm.registry import Node
+from decisionllm.serving.reservations import rewind
 
 # what a backup copies beside the journal, see `journal.COPIED`
 CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
@@ -64,6 +65,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
                 old.rename(new)
             for file in Path(folder).iterdir():
                 file.rename(journal.with_name(file.name))
+        rewind(f"{journal}.bids", lambda id: source.steps(id) - 1)
     return [new for _, new in aside]
 
 

@@ -1,5 +1,6 @@
 """`decisionllm journal`: it reports on a journal, checks it, shortens it and restores it."""
 
+import asyncio
 import json
 import sqlite3
 import time
@@ -8,7 +9,16 @@ from contextlib import closing
 import pytest
 
 from decisionllm.domains.auction import journal as journals
-from decisionllm.domains.auction.journal import Journal, ended, opened, ticked
+from decisionllm.domains.auction.journal import (
+    BESIDE,
+    Journal,
+    ended,
+    open_beside,
+    opened,
+    ticked,
+)
+from decisionllm.serving import reservations, shading, shadow
+from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.shading import BidShading
 from tests.conftest import command
 
@@ -72,11 +82,7 @@ def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkey
         then.setattr("time.time", lambda: old)
         journal = written(tmp_path / "j", "abd")
     written(tmp_path / "j", "c").close()
-    tables = {
-        "shadow": ["decisions"],
-        "bids": ["bids", "totals"],
-        "shading": ["sent", "counts"],
-    }
+    tables = {"shadow": ["decisions"], "bids": ["totals"], "shading": ["counts"]}
     for beside, names in tables.items():
         with closing(sqlite3.connect(f"{tmp_path}/j.{beside}")) as file, file:
             for name in names:
@@ -94,6 +100,18 @@ def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkey
     assert command("journal", "prune", f"journal={tmp_path}/j", "days=0") == 1
     assert "days: expected a number above 0" in capsys.readouterr().err
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [("shadow", shadow.TABLE), ("bids", reservations.SCHEMA), ("shading", shading.SCHEMA)],
+)
+def test_a_prune_finds_the_rows_beside_without_reading_all(name, schema):
+    with closing(open_beside(":memory:", schema, wait=0.0)) as file:
+        for table in BESIDE[name]:
+            delete = f"EXPLAIN QUERY PLAN DELETE FROM {table} WHERE campaign = 'a'"
+            ((*_, plan),) = file.execute(delete)
+            assert plan.startswith("SEARCH"), table
 
 
 def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
@@ -120,13 +138,13 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
 
 def test_what_shading_learned_is_backed_up_and_restored(tmp_path, capsys):
     written(tmp_path / "j").close()
-    shading = BidShading(tmp_path / "j.shading", expiry=60.0)
-    shading.sent("a", ["1", "2"], [0.01, 0.02])
-    shading.settle("1", won=True, least=None)
+    learning = BidShading(tmp_path / "j.shading", expiry=60.0)
+    learning.sent("a", ["1", "2"], [0.01, 0.02])
+    learning.settle("1", won=True, least=None)
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
     assert "what bid shading learned" in capsys.readouterr().out
-    shading.settle("2", won=True, least=None)
-    shading.close()
+    learning.settle("2", won=True, least=None)
+    learning.close()
     assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
     assert "j.replaced.shading" in capsys.readouterr().out
     for path, auctions in (("copy", 1), ("j", 1), ("j.replaced", 2)):
@@ -135,6 +153,26 @@ def test_what_shading_learned_is_backed_up_and_restored(tmp_path, capsys):
     (tmp_path / "copy").unlink()
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 1
     assert "copy.sh" in capsys.readouterr().err, "an earlier copy is not overwritten"
+
+
+def test_wins_count_until_the_next_tick_of_a_restored_journal(tmp_path):
+    journal = written(tmp_path / "j", "a")
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
+    journal.write([ticked("a", 3, "{}", "{}", "a@1")])
+    journal.close()
+
+    async def bid():
+        bids = Reservations(tmp_path / "j.bids", expiry=60, last_step=lambda id: 3)
+        won, _ = bids.reserve("a", 3, 10, [2.0, 4.0])
+        await bids.written()
+        bids.settle(won, 2.0)
+        bids.close()
+
+    asyncio.run(bid())
+    assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
+    bids = Reservations(tmp_path / "j.bids", expiry=60, last_step=lambda id: 2)
+    assert [bids.committed("a", step) for step in (2, 3)] == [6, 4]
+    bids.close()
 
 
 def test_a_damaged_journal_is_replaced_and_a_damaged_copy_refused(tmp_path, capsys):

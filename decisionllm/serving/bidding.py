@@ -96,6 +96,7 @@ class Bidding:
         campaign_routes.add_page(app)
         journal = self.models.current.campaigns.journal
         desk = exchange.open_exchange(journal, registry, **options)
+        service.reservations = desk.open_bids
         routes: list[Routes] = [
             (campaign_routes.campaign_routes(service), None),
             (exchange.router(desk), errors(404)),

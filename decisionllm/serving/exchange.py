@@ -4,9 +4,10 @@ A bid reserves its price, see `reservations`; what was paid is reported by the c
 """
 
 import math
+import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic_core import to_json
 
-from decisionllm.domains.auction.journal import DamagedRowError, Journal
+from decisionllm.domains.auction.journal import DamagedRowError, Journal, is_busy
 from decisionllm.schema import Json
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
@@ -28,7 +29,11 @@ from decisionllm.serving.openrtb import (
     Shade,
     respond,
 )
-from decisionllm.serving.reservations import Reservations
+from decisionllm.serving.reservations import (
+    Reservations,
+    ReservationsBusyError,
+    ReservationsError,
+)
 from decisionllm.serving.shading import BidShading
 
 BID_EXPIRY_S = 60.0
@@ -44,7 +49,8 @@ class Counts:
 
         outcomes = counter(
             "",
-            "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones.",
+            "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones, "
+            "fault is one of the file of bids.",
             "outcome",
             "test",
         )
@@ -59,6 +65,12 @@ class Counts:
             "decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry
         )
         still_open.set_function(open_bids.count)
+        fault = Gauge(
+            "decisionllm_openrtb_fault",
+            "1 while the file of bids cannot be read or written.",
+            registry=registry,
+        )
+        fault.set_function(lambda: open_bids.fault is not None)
 
 
 @dataclass
@@ -119,20 +131,35 @@ class Exchange:
         return response
 
     async def _in_time(self, request: BidRequest, arrived: float) -> tuple[Json | None, str | None]:
-        """`_decided`, unless it is too late or the journal cannot be read."""
+        """`_decided`, unless it is too late or a file cannot be read or written."""
         logs.note_campaign(request.ext.campaign)
-        # nothing waits from here on: under load the first requests are in time, not all are late
-        if request.tmax and time.monotonic() >= arrived + request.tmax / 1000 - RETURN:
+        # before the work: under load the first requests are in time, not all are late
+        if is_late(request, arrived):
             return None, "deadline"
         try:
-            decided = self._decided(request)
+            response, reason = self._decided(request)
             # what the answer costs is in the file before it is sent
             await self.open_bids.written()
-            return decided
-        except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
+            if response is not None and is_late(request, arrived):  # the lock was waited for
+                await self._withdraw(response)
+                return None, "deadline"
+            return response, reason
+        except ReservationsBusyError:
             return None, "busy"
+        except ReservationsError:
+            return None, "fault"
         except DamagedRowError:
             return None, "damaged"
+        except sqlite3.OperationalError as error:  # of the journal
+            if not is_busy(error):
+                raise
+            return None, "busy"
+
+    async def _withdraw(self, response: Json) -> None:
+        """Free the prices of an answer that is not sent."""
+        for bid in response["seatbid"][0]["bid"]:
+            self.open_bids.settle(bid["id"], 0.0)
+        await self.open_bids.written()
 
     def _decided(self, request: BidRequest) -> tuple[Json | None, str | None]:
         """The answer, whose cost is reserved; or None and the reason for no bid."""
@@ -147,13 +174,15 @@ class Exchange:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
         logs.note_model(last.get("model") or known["model"])
         step, left = last["index"], last["remaining"]
-        state = known | last | {"remaining": left - self.open_bids.committed(id, step)}
+        committed = self.open_bids.committed(id, step, bids=len(request.imp))
+        state = known | last | {"remaining": left - committed}
+        unshaded: list[float] = []
         response, reason = respond(
             request,
             state,
             currency=self.currency,
             seat=self.seat,
-            shade=self._shade_of(id),
+            shade=self._shade_of(id, unshaded),
         )
         if response is None or request.test:
             return response, reason
@@ -163,19 +192,33 @@ class Exchange:
             return None, "budget"
         for each, reserved in zip(bids, ids, strict=True):
             each["id"] = reserved
+        if unshaded:
+            self._count_first_prices(request, unshaded, bids)
         return response, None
 
-    def _shade_of(self, campaign: str) -> Shade | None:
-        """A function that lowers and counts first-price bids of a campaign; None: they stay as they are."""
+    def _count_first_prices(
+        self, request: BidRequest, unshaded: Sequence[float], bids: Sequence[Json]
+    ) -> None:
+        """Count the bids of an answer, and what they were without shading: currency of each
+        impression of the request.
+        """
+        impressions = [imp.id for imp in request.imp]
+        before = dict(zip(impressions, unshaded, strict=True))
+        for each in bids:
+            self.counts.first_price.labels("unshaded").inc(before[each["impid"]])
+            self.counts.first_price.labels("sent").inc(each["price"] / 1000)
+
+    def _shade_of(self, campaign: str, unshaded: list[float]) -> Shade | None:
+        """A function that lowers first-price bids of a campaign, and appends to the list what they
+        were; None: they stay as they are.
+        """
         shading = self.shading
         if shading is None:
             return None
 
         def shade(worth: float, most: float, floor: float) -> float:
-            bid = shading.bid(campaign, worth, most=most, floor=floor)
-            self.counts.first_price.labels("unshaded").inc(most)
-            self.counts.first_price.labels("sent").inc(bid)
-            return bid
+            unshaded.append(most)
+            return shading.bid(campaign, worth, most=most, floor=floor)
 
         return shade
 
@@ -201,8 +244,12 @@ class Exchange:
         """
         won = kind == "win"
         paid = paid_for(price) if won else 0.0
-        was_open = self.open_bids.settle(id, paid)
-        await self.open_bids.written()
+        try:
+            was_open = self.open_bids.settle(id, paid)
+            await self.open_bids.written()
+        except ReservationsError as error:
+            message = f"the result could not be saved ({error}); try again"
+            raise RequestError(503, "bids", message) from error
         if was_open:
             self.counts.notices.labels(kind).inc()
         if self.shading is not None:
@@ -272,6 +319,13 @@ def router(exchange: Exchange) -> APIRouter:
     return routes
 
 
+def is_late(request: BidRequest, arrived: float) -> bool:
+    """Whether an answer sent now is too late for the exchange. arrived: see `Exchange.bid`."""
+    if not request.tmax:
+        return False
+    return time.monotonic() >= arrived + request.tmax / 1000 - RETURN
+
+
 def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> dict[str, str]:
     """The addresses of the notices of a bid.
 
@@ -299,10 +353,8 @@ def least_price(*told: str) -> float | None:
 
 def paid_for(price: str) -> float:
     """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price,
-    where it cannot be read.
+    where it is no plain number: encrypted, negative, or the macro was not replaced.
     """
-    try:
-        paid = float(price) / 1000
-    except ValueError:  # encrypted, or the macro was not replaced
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", price):
         return math.inf
-    return math.inf if math.isnan(paid) else max(paid, 0.0)
+    return float(price) / 1000

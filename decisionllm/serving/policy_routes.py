@@ -34,17 +34,23 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
     async def readyz() -> dict[str, str]:
         """Whether the model is loaded and has made a decision, and the journal can be written.
 
-        `degraded`: all but the rows that are named is served.
+        `degraded`: all but what is named is served, damaged rows or OpenRTB bids.
         """
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
         if service.manager is None:
             return {"status": "ready"}
         await service.check_journal()
+        faults = {}
         damaged = sorted(service.manager.journal.damaged)
         if damaged:
-            return {"status": "degraded", "damaged": "; ".join(damaged[:20])}
-        return {"status": "ready"}
+            faults["damaged"] = "; ".join(damaged[:20])
+        if service.reservations is not None:
+            fault = service.reservations.check()
+            if fault:
+                faults["bids"] = fault
+        status = "degraded" if faults else "ready"
+        return {"status": status} | faults
 
     prometheus: dict[int | str, Json] = {
         200: {"content": {"text/plain": {}}},

@@ -7,17 +7,28 @@ next tick of the campaign, whose result has it.
 """
 
 import asyncio
+import logging
 import math
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from decisionllm.domains.auction.journal import open_beside
+from decisionllm.domains.auction.journal import (
+    check_same_file,
+    identity,
+    is_busy,
+    open_beside,
+    transaction,
+)
+from decisionllm.files import explained
 
+logger = logging.getLogger("decisionllm.serving")
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-EXPIRED = 10  # most expired bids that one call books: others wait meanwhile
+EXPIRED = 10  # expired bids that a call books at least, if there are so many
+MOST = 2**63 - 1  # nano-currency, the largest integer of SQLite
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS expiry ON bids (expires);
@@ -43,25 +54,39 @@ WHERE campaign = :campaign
 """
 
 
+class ReservationsError(Exception):
+    """The file cannot be read or written; nothing was reserved or settled."""
+
+
+class ReservationsBusyError(ReservationsError):
+    """Another process has the lock for writing."""
+
+
 class TurnTransaction:
     """Writes of one turn of the event loop share a transaction: a commit costs more than they do.
 
     `with turn:` holds statements that are written with all others of the turn. If one such block
-    fails, nothing of its turn is.
+    fails, nothing of its turn is: what can fail by itself comes before the block.
 
     Args:
         file: that nobody but the thread of the event loop writes with.
+        check: called before each transaction, to raise what forbids it.
     """
 
-    def __init__(self, file: sqlite3.Connection) -> None:
+    def __init__(self, file: sqlite3.Connection, check: Callable[[], None]) -> None:
         self.file = file
+        self.check = check
+        self.begun = False
+        self.waits = True  # for the lock
         self.waiting: list[asyncio.Future[None]] = []
 
     def __enter__(self) -> None:
-        if not self.file.in_transaction:
-            loop = asyncio.get_running_loop()
-            self.file.execute("BEGIN IMMEDIATE")
-            loop.call_soon(self.commit)  # behind all that is ready to run now
+        if self.begun:
+            return
+        self.check()
+        self._take_lock()
+        self.begun = True
+        asyncio.get_running_loop().call_soon(self.commit)  # behind all that is ready to run now
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
@@ -71,16 +96,16 @@ class TurnTransaction:
         """Wait until what this turn wrote is in the file.
 
         Raises:
-            sqlite3.OperationalError: nothing of it is.
+            sqlite3.Error: nothing of it is.
         """
-        if self.file.in_transaction:
+        if self.begun:
             end = asyncio.get_running_loop().create_future()
             self.waiting.append(end)
             await end
 
     def commit(self) -> None:
         """End the turn's transaction, if it is still open, and tell all who wait."""
-        if not self.file.in_transaction:
+        if not self.begun:
             return
         try:
             self.file.execute("COMMIT")
@@ -90,15 +115,34 @@ class TurnTransaction:
         for end in self._ends():
             end.set_result(None)
 
+    def _take_lock(self) -> None:
+        """Begin a transaction that writes.
+
+        The event loop stands still while this waits for the lock. After one wait in vain nothing
+        waits until the lock was free once: others may have it for long.
+        """
+        try:
+            self.file.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            self._set_wait(0.0)
+            raise
+        if not self.waits:
+            self._set_wait(WAIT)
+
+    def _set_wait(self, seconds: float) -> None:
+        self.file.execute(f"PRAGMA busy_timeout={int(1000 * seconds)}")
+        self.waits = seconds > 0
+
     def _roll_back(self, error: BaseException) -> None:
-        if self.file.in_transaction:  # SQLite ends it by itself if the disk is full
+        with suppress(sqlite3.Error):  # SQLite ends it by itself if the disk is full
             self.file.execute("ROLLBACK")
         for end in self._ends():
-            end.set_exception(sqlite3.OperationalError(f"nothing was written: {error}"))
+            end.set_exception(error)
 
     def _ends(self) -> list[asyncio.Future[None]]:
-        """Those who wait, without requests that were cancelled. Nobody waits afterwards."""
+        """End the turn. Returns those who wait, without requests that were cancelled."""
         waiting = [end for end in self.waiting if not end.done()]
+        self.begun = False
         self.waiting = []
         return waiting
 
@@ -116,28 +160,42 @@ class Reservations:
         last_step: campaign -> index of its last tick.
 
     Raises:
-        sqlite3.Error: by every method, where the file cannot be read or written.
+        ValueError: the file cannot be written or is none of ours.
+        ReservationsError: by every method, where the file cannot be read or written.
+
+    Attributes:
+        fault: the last error of the file; None after a write, unless the file is damaged, which
+            needs a person.
     """
 
     def __init__(
         self, path: str | Path = ":memory:", *, expiry: float, last_step: Callable[[str], int]
     ) -> None:
+        self.path = path
         self.expiry = expiry
         self.last_step = last_step
-        self.file = open_beside(path, SCHEMA, wait=WAIT)
-        self.turn = TurnTransaction(self.file)
+        self.fault: sqlite3.Error | None = None
+        self.file = open_file(path)
+        self.identity = identity(path)
+        self.turn = TurnTransaction(self.file, self.check_file)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
         if str(path) != ":memory:":
             self.counting = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
-    def committed(self, campaign: str, step: int) -> float:
-        """Currency that bids may cost or have cost since a tick. step: index of the last tick, -1
-        before the first.
+    def committed(self, campaign: str, step: int, *, bids: int = 1) -> float:
+        """Currency that bids may cost or have cost since a tick.
+
+        Args:
+            campaign: its id.
+            step: index of the last tick, -1 before the first.
+            bids: most that are reserved next. Up to twice as many that have expired are booked:
+                faster than others come, and not all at once, since others wait meanwhile.
         """
-        self._book_expired()
+        self._book_expired(max(EXPIRED, 2 * bids))
         query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
-        row = self.file.execute(query, (campaign,)).fetchone()
+        with self._errors():
+            row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
             return 0.0
         reserved, spent, since = row
@@ -162,10 +220,10 @@ class Reservations:
         now = time.time()
         rows = [(new_id(now), campaign, nano(price), now + self.expiry) for price in prices]
         total = sum(price for _, _, price, _ in rows)
-        most = nano(left)
+        most = min(nano(left), MOST)
         if total > most:
             return None
-        with self.turn:
+        with self._errors(), self.turn:
             reserved = {"campaign": campaign, "step": step, "total": total, "most": most}
             if not self.file.execute(RESERVE, reserved).rowcount:
                 return None
@@ -177,52 +235,130 @@ class Reservations:
 
         Returns whether it was open.
         """
-        with self.turn:
-            query = "SELECT campaign, price FROM bids WHERE id = ?"
+        query = "SELECT campaign FROM bids WHERE id = ?"
+        with self._errors():
             found = self.file.execute(query, (id,)).fetchone()
-            if found is None:
-                return False
-            campaign, price = found
-            spent = price if paid * 1e9 >= price else nano(paid)
-            self._close(id, campaign, price, spent)
-        return True
+        if found is None:
+            return False
+        (campaign,) = found
+        step = self.last_step(campaign)
+        with self._errors(), self.turn:
+            return self._close(id, step, paid)
 
     async def written(self) -> None:
         """Wait until what was reserved and settled in this turn of the event loop is in the file.
 
         Raises:
-            sqlite3.OperationalError: nothing of it is.
+            ReservationsError: nothing of it is.
         """
-        await self.turn.written()
-
-    def _book_expired(self) -> None:
-        """Count bids that have expired as won at their price."""
-        query = "SELECT id, campaign, price FROM bids WHERE expires <= ? LIMIT ?"
-        if not self.file.execute(query, (time.time(), 1)).fetchone():
+        if not self.turn.begun:
             return
-        with self.turn:
-            # again, now that other processes book none
-            for id, campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
-                self._close(id, campaign, price, price)
+        with self._errors():
+            await self.turn.written()
+        if isinstance(self.fault, sqlite3.OperationalError):
+            self.fault = None
 
-    def _close(self, id: str, campaign: str, price: int, spent: int) -> None:
-        """Free the price of a bid and add what it cost to what was spent since the last tick."""
-        closed = {"campaign": campaign, "price": price, "spent": spent}
-        closed["step"] = self.last_step(campaign)
-        self.file.execute("DELETE FROM bids WHERE id = ?", (id,))
+    def _book_expired(self, most: int) -> None:
+        """Count bids that have expired as won at their price, at most so many."""
+        query = "SELECT id, campaign FROM bids WHERE expires <= ? LIMIT ?"
+        with self._errors():
+            expired = self.file.execute(query, (time.time(), most)).fetchall()
+        if not expired:
+            return
+        steps = {campaign: self.last_step(campaign) for _, campaign in expired}
+        with self._errors(), self.turn:
+            for id, campaign in expired:
+                self._close(id, steps[campaign], math.inf)
+
+    def _close(self, id: str, step: int, paid: float) -> bool:
+        """Free the price of a bid and add what it cost to what was spent since the last tick.
+
+        Args:
+            id: of the bid.
+            step: index of the last tick of its campaign.
+            paid: currency; the bid costs at most its price.
+
+        Returns:
+            Whether it was still open.
+        """
+        query = "DELETE FROM bids WHERE id = ? RETURNING campaign, price"
+        found = self.file.execute(query, (id,)).fetchone()
+        if found is None:
+            return False
+        campaign, price = found
+        spent = min(nano(paid), price)
+        closed = {"campaign": campaign, "price": price, "spent": spent, "step": step}
         self.file.execute(CLOSE, closed)
         self.file.execute(
             "DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,)
         )
+        return True
 
-    def count(self) -> int:
-        """Number of bids whose result is not known."""
-        return int(self.counting.execute("SELECT COUNT(*) FROM bids").fetchone()[0])
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise ReservationsError for an error of the file in the block.
+
+        It is logged once, until another one comes.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            if is_busy(error):
+                raise ReservationsBusyError("locked by another process") from error
+            if str(error) != str(self.fault):
+                logger.error("bids %s: %s; there are no bids", self.path, error)
+            self.fault = error
+            raise ReservationsError(str(error)) from error
+
+    def check_file(self) -> None:
+        """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
+        check_same_file(self.path, self.identity)
+
+    def check(self) -> str:
+        """The fault of the file; "": none is known. Notices a file that was removed or replaced."""
+        with suppress(ReservationsError), self._errors():
+            self.check_file()
+        return str(self.fault or "")
+
+    def count(self) -> float:
+        """Number of bids whose result is not known; NaN if the file cannot be read."""
+        try:
+            ((count,),) = self.counting.execute("SELECT COUNT(*) FROM bids")
+        except sqlite3.Error:
+            return math.nan
+        return float(count)
 
     def close(self) -> None:
         self.turn.commit()
         self.counting.close()
         self.file.close()
+
+
+def open_file(path: str | Path) -> sqlite3.Connection:
+    """The file of reservations. Raises a ValueError if it cannot be written or is none of ours."""
+    remedy = "remove the file if it is damaged: what open bids may cost is then forgotten"
+    with explained(f"bids: expected a file of ours, got {path}", sqlite3.Error, remedy=remedy):
+        return open_beside(path, SCHEMA, wait=WAIT)
+
+
+def rewind(path: str | Path, last_step: Callable[[str], int]) -> None:
+    """Adapt the file to an earlier journal that was restored; no server may run.
+
+    What is spent counts until the next tick of the campaign. By the step that it had before, it
+    would count until the campaign is as far again.
+
+    Args:
+        path: of the file; nothing is done if there is none.
+        last_step: campaign -> index of its last tick in the restored journal.
+    """
+    if not Path(path).is_file():
+        return
+    with closing(open_file(path)) as file, transaction(file):
+        for (campaign,) in file.execute("SELECT campaign FROM totals").fetchall():
+            file.execute(
+                "UPDATE totals SET step = MIN(step, ?) WHERE campaign = ?",
+                (last_step(campaign), campaign),
+            )
 
 
 def new_id(now: float) -> str:
@@ -234,5 +370,5 @@ def new_id(now: float) -> str:
 
 
 def nano(currency: float) -> int:
-    """Currency as a whole number of billionths, rounded up."""
-    return math.ceil(currency * 1e9)
+    """Currency as a whole number of billionths, rounded up; MOST + 1 stands for all above MOST."""
+    return math.ceil(min(currency * 1e9, MOST + 1))

@@ -28,6 +28,7 @@ from decisionllm.serving.campaigns import (
 )
 from decisionllm.serving.kv_cache import Decision, DecisionRequest
 from decisionllm.serving.models import Choice, DecideAll, Model, Models
+from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.shadow import Shadow
 from decisionllm.serving.tracing import NoTraces, TickTrace, Timing, Traces
 
@@ -103,6 +104,7 @@ class Service:
         self.many = asyncio.Semaphore(max(max_queue // 2, 1))
         self.in_flight: dict[str, InFlightTick] = {}
         self.fault: Exception | None = None  # the last error of the journal; None after a write
+        self.reservations: Reservations | None = None  # of the exchange, whose faults /readyz tells
 
     @property
     def manager(self) -> CampaignManager | None:

@@ -118,19 +118,28 @@ class BidShading:
                 contradicts the result is not believed.
         """
         try:
-            with self.lock, transaction(self.file):
-                query = "DELETE FROM sent WHERE id = ? RETURNING campaign, price"
-                found = self.file.execute(query, (id,)).fetchone()
-                if found is None:
+            with self.lock:
+                # anybody may send notices: those of unknown ids do not take the lock for writing
+                known = "SELECT 1 FROM sent WHERE id = ?"
+                if self.file.execute(known, (id,)).fetchone() is None:
                     return
-                campaign, price = found
-                if least is not None and believed(price, won, least):
-                    self.file.execute(COUNT["least"], (campaign, bucket(least)))
-                else:
-                    column = "won" if won else "lost"
-                    self.file.execute(COUNT[column], (campaign, bucket(price)))
+                with transaction(self.file):
+                    self._count(id, won, least)
         except sqlite3.Error as error:
             self._failed(error)
+
+    def _count(self, id: str, won: bool, least: float | None) -> None:
+        """Count the result of a bid, unless another process did. See `settle`."""
+        query = "DELETE FROM sent WHERE id = ? RETURNING campaign, price"
+        found = self.file.execute(query, (id,)).fetchone()
+        if found is None:
+            return
+        campaign, price = found
+        if least is not None and believed(price, won, least):
+            self.file.execute(COUNT["least"], (campaign, bucket(least)))
+        else:
+            column = "won" if won else "lost"
+            self.file.execute(COUNT[column], (campaign, bucket(price)))
 
     def _count_expired(self) -> None:
         """Count bids that have expired as lost."""

@@ -1109,7 +1109,7 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_exist(client):
     rules = yaml.safe_load((docs / "alerts.yaml").read_text())
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
     queries += [rule["expr"] for rule in rules["groups"][0]["rules"]]
-    assert len(queries) == 21 and all(panel["description"] for panel in panels)
+    assert len(queries) == 22 and all(panel["description"] for panel in panels)
     for query in queries:
         for name in re.findall(r"decisionllm_\w+", query):
             assert re.search(f"^# TYPE {name.removesuffix('_bucket')} ", text, re.M), (

@@ -2,16 +2,23 @@
 hand.
 """
 
+import asyncio
+import math
+import sqlite3
 import sys
 import threading
 import time
+from contextlib import closing
+from json import dumps
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal, opened, ticked
 from decisionllm.serving.app import create_app
+from decisionllm.serving.exchange import open_exchange, paid_for
 from decisionllm.serving.openrtb import EXAMPLE, BidRequest, per_mille, respond
 from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
@@ -280,6 +287,34 @@ def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path)
         assert send(restarted, id, value).status_code == 204
 
 
+def test_faults_of_the_file_of_bids_are_none_of_the_journal(tmp_path):
+    exchange = {"notice_url": "http://localhost/"}
+    journal = Journal(tmp_path / "j")
+    app = create_app(policy_of(), MODEL_INFO, SPEC, journal, exchange=exchange)
+    with serving(app) as client:
+        id, value = opened_with(client, 1000)
+        lost = send(client, id, value).json()["seatbid"][0]["bid"][0]["lurl"]
+        lost = lost.removeprefix("http://localhost")
+        with closing(sqlite3.connect(journal.beside("bids"), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert send(client, id, value).status_code == 204
+            refused = client.get(lost)
+            assert refused.status_code == 503
+            assert refused.json()["detail"][0]["loc"] == ["server", "bids"]
+            other.execute("ROLLBACK")
+        assert client.get("/readyz").json() == {"status": "ready"}
+        assert client.get(lost).status_code == 204
+        (tmp_path / "j.bids").unlink()
+        assert send(client, id, value).status_code == 204
+        ready = client.get("/readyz")
+        assert ready.status_code == 200 and ready.json()["status"] == "degraded"
+        assert "removed or replaced" in ready.json()["bids"]
+        assert outcomes(client) == {"bid0": 1, "busy0": 1, "fault0": 1}
+        metrics = client.get("/metrics").text
+        assert "decisionllm_openrtb_fault 1.0" in metrics
+        assert "decisionllm_journal_fault 0.0" in metrics
+
+
 def test_the_last_tick_is_bid_on_for_a_limited_time(tmp_path):
     def app(age):
         exchange = {"max_tick_age": age}
@@ -307,6 +342,35 @@ def test_a_late_answer_is_no_bid(served):
     assert send(client, id, tmax=1000 * PATIENCE).status_code == 200
     assert send(client, id, tmax=1).status_code == 204, "time to send the answer is reserved"
     assert outcomes(client) == {"bid0": 1, "deadline0": 1}
+
+
+def test_an_answer_that_is_late_once_it_is_written_frees_its_price(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("decisionllm.serving.exchange.time.monotonic", lambda: now[0])
+    journal = Journal()
+    tick = {"index": 0, "multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0}
+    journal.write([opened("c1", None, {"target_cpa": 40.0}), ticked("c1", 0, "{}", dumps(tick))])
+    desk = open_exchange(journal, CollectorRegistry())
+
+    async def play(late):
+        bid = asyncio.create_task(desk.bid(request(tmax=100), arrived=0.0))
+        # after the bid is decided, before it is written
+        asyncio.get_running_loop().call_soon(now.__setitem__, 0, late)
+        return await bid
+
+    for late, sent in ((0.08, True), (0.11, False)):
+        now[0] = 0.0
+        assert (asyncio.run(play(late)) is not None) == sent
+        assert desk.open_bids.count() == 1 and desk.open_bids.committed("c1", 0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("price", "paid"),
+    [("500", 0.5), ("0.25", 0.00025), ("0", 0.0)]
+    + [(wrong, math.inf) for wrong in ("-5", "1_0", "nan", "1e9", "\u0661", "", "${PRICE}")],
+)
+def test_a_notice_whose_price_is_no_plain_number_costs_the_bid(price, paid):
+    assert paid_for(price) == paid
 
 
 @pytest.mark.skipif(

@@ -3,11 +3,18 @@ processes.
 """
 
 import asyncio
+import math
 import sqlite3
+from contextlib import closing
 
 import pytest
 
-from decisionllm.serving.reservations import Reservations, new_id
+from decisionllm.serving.reservations import (
+    Reservations,
+    ReservationsBusyError,
+    ReservationsError,
+    new_id,
+)
 
 
 @pytest.fixture
@@ -30,12 +37,12 @@ class Turns:
         self.made = Reservations(*where, expiry=60, last_step=steps.__getitem__)
 
     def __getattr__(self, name):
-        async def call(*arguments):
-            found = getattr(self.made, name)(*arguments)
+        async def call(*arguments, **options):
+            found = getattr(self.made, name)(*arguments, **options)
             await self.made.written()
             return found
 
-        return lambda *arguments: asyncio.run(call(*arguments))
+        return lambda *arguments, **options: asyncio.run(call(*arguments, **options))
 
     def close(self):
         self.made.close()
@@ -81,11 +88,27 @@ def test_a_bid_without_a_notice_counts_as_won_until_the_next_tick(bids, clock, s
     assert bids.committed("c", 1) == 0
 
 
+def test_expired_bids_are_booked_faster_than_bids_come(bids, clock):
+    for _ in range(4):
+        bids.reserve("c", 0, 1000, [1.0] * 20)
+    clock[0] += 60
+    for open_bids in (60, 40):
+        bids.committed("c", 0, bids=20)
+        bids.reserve("c", 0, 1000, [1.0] * 20)
+        assert bids.count() == open_bids
+    assert bids.committed("c", 0) == 120, "what has expired is spent until the next tick"
+
+
 def test_no_two_bids_take_the_same_money(bids):
     assert bids.reserve("c", 0, 10, [6.0])
     assert bids.reserve("c", 0, 10, [3.0, 2.0]) is None, "4 are left"
     assert bids.committed("c", 0) == 6
     assert bids.reserve("c", 0, 10, [4.0])
+
+
+def test_a_budget_above_the_largest_integer_is_bid_for(bids):
+    assert bids.reserve("c", 0, 1e300, [6.0]) and bids.committed("c", 0) == 6
+    assert bids.reserve("c", 0, 1e300, [1e299]) is None
 
 
 def test_another_process_and_a_restart_know_them(tmp_path, steps):
@@ -97,6 +120,12 @@ def test_another_process_and_a_restart_know_them(tmp_path, steps):
     for each in (first, second):
         each.close()
     assert Turns(tmp_path / "bids", steps=steps).committed("c", 0) == 5
+
+
+def test_a_file_that_is_none_of_ours_is_named_with_the_remedy(tmp_path, steps):
+    (tmp_path / "bids").write_bytes(b"no database" * 100)
+    with pytest.raises(ValueError, match="bids: expected a file of ours, .*remove the file"):
+        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__)
 
 
 def statements(file):
@@ -138,10 +167,89 @@ def test_a_turn_that_cannot_be_written_reserves_nothing(tmp_path, steps):
         return await asyncio.gather(bid("c", 0), bid("other", None), return_exceptions=True)
 
     errors = asyncio.run(play())
-    assert [isinstance(error, sqlite3.Error) for error in errors] == [True, True]
+    assert [type(error) for error in errors] == [ReservationsError, ReservationsError]
     assert bids.committed("c", 0) == 0 and not bids.file.in_transaction
     asyncio.run(bid("c", 0))
     assert bids.committed("c", 0) == 6, "the next turn goes on"
+
+
+def test_a_notice_whose_campaign_cannot_be_read_undoes_nothing_of_its_turn(bids, steps):
+    (id,) = bids.reserve("other", 0, 10, [6.0])
+    del steps["other"]
+
+    async def bid():
+        bids.made.reserve("c", 0, 10, [4.0])
+        with pytest.raises(KeyError):
+            bids.made.settle(id, 0.0)
+        await bids.made.written()
+
+    asyncio.run(bid())
+    assert bids.committed("c", 0) == 4 and bids.committed("other", 0) == 6
+
+
+def test_all_are_told_if_a_turn_can_neither_be_written_nor_undone(tmp_path, steps):
+    bids = Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__)
+
+    def forbid(action, what, *_):
+        denied = action == sqlite3.SQLITE_TRANSACTION and what != "BEGIN"
+        return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
+    async def bid():
+        bids.reserve("c", 0, 10, [1.0])
+        await bids.written()
+
+    async def play():
+        return await asyncio.gather(bid(), bid(), return_exceptions=True)
+
+    bids.file.set_authorizer(forbid)
+    for _ in range(2):
+        errors = asyncio.run(play())
+        assert [type(error) for error in errors] == [ReservationsError, ReservationsError]
+
+
+def test_a_full_disk_is_logged_once_and_passes(tmp_path, steps, caplog):
+    bids = Turns(tmp_path / "bids", steps=steps)
+    file = bids.made.file
+    ((pages,),) = file.execute("PRAGMA page_count")
+    file.execute(f"PRAGMA max_page_count={pages}")
+    for _ in range(2):
+        with pytest.raises(ReservationsError, match="disk is full"):
+            bids.reserve("c", 0, 1000, [1.0] * 100)
+        assert bids.made.check() == "database or disk is full"
+    assert sum("there are no bids" in line for line in caplog.messages) == 1
+    file.execute(f"PRAGMA max_page_count={pages + 100}")
+    bids.reserve("c", 0, 1000, [1.0] * 100)
+    assert bids.made.check() == "" and bids.committed("c", 0) == 100
+
+
+def test_a_file_that_was_removed_takes_no_bids(tmp_path, steps):
+    bids = Turns(tmp_path / "bids", steps=steps)
+    (tmp_path / "bids").rename(tmp_path / "elsewhere")
+    assert "removed or replaced" in bids.made.check()
+    Turns(tmp_path / "bids", steps=steps).close()
+    with pytest.raises(ReservationsError, match="removed or replaced"):
+        bids.reserve("c", 0, 10, [1.0])
+
+
+def test_after_one_wait_in_vain_nothing_waits_until_the_lock_is_free(tmp_path, steps):
+    bids = Turns(tmp_path / "bids", steps=steps)
+    seen = statements(bids.made.file)
+    with closing(sqlite3.connect(tmp_path / "bids", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(ReservationsBusyError):
+                bids.reserve("c", 0, 10, [1.0])
+            assert seen[-1] == "PRAGMA busy_timeout=0"
+        assert not bids.settle("unknown", 0.0), "it needs no lock"
+        other.execute("ROLLBACK")
+    for _ in range(2):
+        assert bids.reserve("c", 0, 10, [1.0])
+    assert seen.count("PRAGMA busy_timeout=50") == 1 and bids.made.check() == ""
+
+
+def test_bids_that_cannot_be_counted_fail_nothing(bids):
+    bids.made.counting.close()
+    assert math.isnan(bids.made.count())
 
 
 def test_ids_lie_in_the_order_of_time_and_are_not_alike():

@@ -2,7 +2,9 @@
 is ever raised.
 """
 
+import re
 import sqlite3
+from contextlib import closing
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ from decisionllm.serving.shading import BidShading
 from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
-from tests.serving.test_openrtb import STATE, outcomes, request, send
+from tests.serving.test_openrtb import STATE, opened_with, outcomes, request, send
 
 EXCHANGE = {"notice_url": "http://localhost/", "shading": True}
 
@@ -109,6 +111,14 @@ def test_a_file_that_cannot_be_read_shades_nothing_and_fails_nothing(tmp_path, c
     assert sum("bids may not be shaded" in line for line in caplog.messages) == 1
 
 
+def test_a_notice_of_an_unknown_bid_does_not_wait_for_the_lock(tmp_path):
+    shading = BidShading(tmp_path / "s", expiry=60)
+    with closing(sqlite3.connect(tmp_path / "s", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        shading.settle("unknown", won=True, least=None)
+    assert shading.fault == ""
+
+
 def test_only_first_prices_are_shaded_within_floor_and_limits():
     def prices(**fields):
         asked = []
@@ -133,6 +143,19 @@ def served(path, shading=True):
     return serving(
         create_app(policy_of(), MODEL_INFO, SPEC, Journal(path / "j"), exchange=exchange)
     )
+
+
+def test_first_prices_are_counted_if_they_are_sent(tmp_path):
+    with served(tmp_path) as client:
+        id, value = opened_with(client, 1e6)
+        price = send(client, id, value, at=1).json()["seatbid"][0]["bid"][0]["price"]
+        assert send(client, id, value, at=1, test=1).status_code == 200
+        dear = [{"id": "1", "bidfloor": 2 * price, "ext": {"value": value}}]
+        assert send(client, id, at=1, imp=dear).status_code == 204
+        text = client.get("/metrics").text
+    for kind in ("unshaded", "sent"):
+        counted = re.search(rf'first_price_total{{kind="{kind}"}} (.*)', text)
+        assert float(counted[1]) == pytest.approx(price / 1000), kind
 
 
 def test_a_server_learns_from_its_notices_and_keeps_it(tmp_path):

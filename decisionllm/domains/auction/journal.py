@@ -59,11 +59,12 @@ MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
 REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
-# tables of the files beside a journal that have rows of a campaign
+# Tables of the files beside a journal that have rows of a campaign, each with an index by campaign:
+# a search of all rows would keep a server from bidding. Bids, which have none, go when they expire.
 BESIDE = {
     "shadow": ("decisions",),
-    "bids": ("bids", "totals"),
-    "shading": ("sent", "counts"),
+    "bids": ("totals",),
+    "shading": ("counts",),
 }
 COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
 CAMPAIGN = "id, key, opened, facts, sum, ended, model"
@@ -143,7 +144,7 @@ class Journal:
                 self._open_to_write()
             application, version = self._format()
             self._open_to_read(shared=read_only or self.path == ":memory:")
-        self._file = None if self.path == ":memory:" else _identity(self.path)
+        self._file = identity(self.path)
         if (application, version) != (APPLICATION, VERSION):
             got = "another database"
             if application == APPLICATION:
@@ -482,8 +483,8 @@ class Journal:
             yield from self._lister.execute(query)
 
     def prune(self, before: float) -> int:
-        """Remove campaigns that have ended and whose last tick is older, with their ticks and what
-        lies of them in the files beside the journal. A server may run.
+        """Remove campaigns that have ended and whose last tick is older, with their ticks and their
+        rows of the tables BESIDE the journal. A server may run.
 
         Args:
             before: seconds since 1970.
@@ -507,8 +508,7 @@ class Journal:
 
     def check_file(self) -> None:
         """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
-        if self._file is not None and self._file != _identity(self.path):
-            raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
+        check_same_file(self.path, self._file)
 
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
@@ -616,7 +616,18 @@ def checksum(*values: str | float | None) -> int:
     return zlib.crc32(repr(values).encode(errors="surrogateescape"))
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
+    """Raise sqlite3.DatabaseError if another file lies at the path than the one that was opened.
+
+    Args:
+        path: of the file.
+        opened: its `identity`; None: one in memory.
+    """
+    if opened is not None and opened != identity(path):
+        raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
+
+
+def identity(path: str | Path) -> tuple[int, int] | None:
     """Which file lies at a path; None: there is none."""
     try:
         found = os.stat(path)
