@@ -29,7 +29,7 @@ from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, choice, discover, register
 from decisionllm.schema import Episode, Json, Spec
 
-VERSION = 1  # raise it when `load` writes other info
+VERSION = 2  # raise it when `load` writes other info
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 # options of a part that change how it is drawn, not its data
 SAMPLING = (
