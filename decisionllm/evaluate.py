@@ -106,9 +106,8 @@ class Results:
         self.published.setdefault(world, {}).update(published_scores(env, dataset))
         self.units[world] = env.unit
 
-    def lacks_baselines(self, node: Node) -> bool:
-        """Whether this is asked for an environment for the first time."""
-        place = as_json(node)
+    def lacks_baselines(self, place: str) -> bool:
+        """Whether this is asked for an environment, as JSON, for the first time."""
         is_new = place not in self.played_by_baselines
         self.played_by_baselines.add(place)
         return is_new
@@ -132,13 +131,14 @@ def evaluate_run(
 ) -> None:
     """Roll out a run with each of its targets, and scripted players once in each world."""
     node, changed = chosen_environment(run, config)
-    env = make(as_json(node))
+    place = json.dumps(node, sort_keys=True)  # equal nodes share it
+    env = make(place)
     note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
     say_notes(results, note, run, config)
     world = world_name(run, env)
     results.describe(world, run.info["dataset"], env)
     contenders = policy_contenders(run, env, config)
-    if config["baselines"] and results.lacks_baselines(node):
+    if config["baselines"] and results.lacks_baselines(place):
         contenders += scripted_contenders(env, node, config["seed"])
     where = {"env_seed": config["seed"]}
     if changed:
@@ -175,11 +175,6 @@ def chosen_environment(run: OpenedRun, config: Node) -> tuple[Node, str]:
     if given:
         changed = changed_env(own, given, node, run.config) + changed
     return node, ", ".join(changed)
-
-
-def as_json(node: Node) -> str:
-    """A config node as a key that equal nodes share."""
-    return json.dumps(node, sort_keys=True)
 
 
 def changed_env(own: Node, given: Node, node: Node, run_config: Node) -> list[str]:

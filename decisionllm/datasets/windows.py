@@ -40,16 +40,26 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
     Returns:
         (n,) float64. Rewards [1, 2, 3] with total 6 give [6, 5, 3].
     """
-    lengths = np.diff(offsets)
-    received = np.zeros(len(rewards))  # before each row, in its own episode
     # One sum over all episodes would be shorter, but a large reward in one of them would take the
     # last digits from all that follow. Episodes of one length are summed at once.
-    for length in np.unique(lengths):
-        first = offsets[:-1][lengths == length]
-        rows = first[:, None] + np.arange(length)  # (e, length)
-        sums = np.cumsum(rewards[rows[:, :-1]], axis=1, dtype=np.float64)
-        received[rows[:, 1:]] = sums
-    return np.repeat(np.asarray(totals, np.float64), lengths) - received
+    lengths = np.diff(offsets)
+    distinct = np.unique(lengths)
+    if len(distinct) == 1:  # of a rollout: nothing needs to be gathered
+        received = received_before(rewards.reshape(len(lengths), -1)).ravel()
+    else:
+        received = np.zeros(len(rewards))
+        for length in distinct:
+            first = offsets[:-1][lengths == length]
+            rows = first[:, None] + np.arange(length)  # (e, length)
+            received[rows] = received_before(rewards[rows])
+    return np.asarray(np.repeat(np.asarray(totals, np.float64), lengths) - received)
+
+
+def received_before(rewards: np.ndarray) -> np.ndarray:
+    """The rewards (E, T) that each episode received before each step, (E, T) float64."""
+    received = np.zeros(rewards.shape)
+    np.cumsum(rewards[:, :-1], axis=1, dtype=np.float64, out=received[:, 1:])
+    return received
 
 
 @dataclass(frozen=True)

@@ -111,18 +111,22 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     """
     name = f"env of {trained.label}" if trained.label else "env"
     note = check_env(trained.spec, trained.info, env, name)
-    check_size(env, trained.spec, name)
+    started = env.reset(0)
+    check_size(env, started, trained.spec, name)
     try_step(env, trained.spec)
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]
     return [note for note in notes if note]
 
 
-def check_size(env: Env, spec: Spec, name: str) -> None:
-    """Raise a ValueError if observations of the environment and the data differ in size."""
+def check_size(env: Env, started: np.ndarray, spec: Spec, name: str) -> None:
+    """Raise a ValueError if observations of the environment and the data differ in size.
+
+    started: the first observations of the environment.
+    """
     size = sum(numbers for _, numbers in env.observation_parts)
     if not size:
-        size = np.asarray(env.reset(0)).shape[-1]
+        size = np.asarray(started).shape[-1]
     if size != spec.observation_dim:
         wanted = f"observations of {spec.observation_dim} numbers, as in the data"
         remedy = f"give the environment of the data, or {WITHOUT}"
@@ -130,8 +134,9 @@ def check_size(env: Env, spec: Spec, name: str) -> None:
 
 
 def try_step(env: Env, spec: Spec) -> None:
-    """Take one step in an environment; a ValueError if its results are not what `Env.step` says."""
-    env.reset(0)
+    """Take one step in an environment that was started; a ValueError if its results are not what
+    `Env.step` says.
+    """
     actions = np.zeros((len(env.tasks), spec.action_dim), np.float32)
     masks = env.action_masks
     if masks is not None:

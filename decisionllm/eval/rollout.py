@@ -113,22 +113,31 @@ def checked_step(
     Raises:
         ValueError: they are not.
     """
-    N = len(actions)
-    names = ("observations", "rewards", "terminated", "truncated")
     result = env.step(actions)
-    if not isinstance(result, tuple) or len(result) != len(names):
+    if not isinstance(result, tuple) or len(result) != 4:
+        wanted = "observations, rewards, terminated, truncated"
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise ValueError(f"env.step: expected {', '.join(names)}, got {got}")
-    arrays = [np.asarray(part) for part in result]
-    for name, array in zip(names, arrays, strict=True):
-        if array.shape[:1] != (N,) or array.ndim != 1 + (name == "observations"):
-            wanted = f"({N}, S)" if name == "observations" else f"({N},)"
-            raise ValueError(f"env.step: expected {name} of shape {wanted}, got {array.shape}")
-    observations, rewards, terminated, truncated = arrays
-    for name, array in zip(names[2:], arrays[2:], strict=True):
-        if array.dtype != bool:
-            raise ValueError(f"env.step: expected {name} of bool, got {array.dtype}")
+        raise ValueError(f"env.step: expected {wanted}, got {got}")
+    observations, rewards, terminated, truncated = map(np.asarray, result)
+    N = len(actions)
+    if observations.ndim != 2 or len(observations) != N:
+        refuse_shape("observations", f"({N}, S)", observations)
+    for name, each in {
+        "rewards": rewards,
+        "terminated": terminated,
+        "truncated": truncated,
+    }.items():
+        if each.shape != (N,):
+            refuse_shape(name, f"({N},)", each)
+    for name, flags in {"terminated": terminated, "truncated": truncated}.items():
+        if flags.dtype != bool:
+            raise ValueError(f"env.step: expected {name} of bool, got {flags.dtype}")
     return observations, rewards, terminated, truncated
+
+
+def refuse_shape(name: str, wanted: str, got: np.ndarray) -> None:
+    """Raise the ValueError of a result of `Env.step` that has another shape."""
+    raise ValueError(f"env.step: expected {name} of shape {wanted}, got {got.shape}")
 
 
 def begin_in(
