@@ -19,7 +19,7 @@ from decisionllm.schema import Json
 
 FORMAT = "decisionllm-replay-1"
 GRID = np.geomspace(8, 420, 160)  # bid multipliers, currency per conversion, 2.5 % apart
-MAKE = "decisionllm data dataset=auction dataset.periods=0-40 export=replay:FOLDER"
+MAKE = "decisionllm data dataset=auction dataset.periods=11-51 export=replay:FOLDER"
 
 
 @dataclass(frozen=True)
