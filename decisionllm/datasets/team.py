@@ -25,7 +25,7 @@ from decisionllm.tokenizers.entities import vectors
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 # keys of meta that a store repeats
-KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")
+KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs", "faults")
 
 
 @register("dataset", "team", text="${text}")

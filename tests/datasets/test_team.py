@@ -748,6 +748,25 @@ def test_a_foreign_table_has_other_lists_and_further_columns(tmp_path):
     )
 
 
+@pytest.mark.parametrize("start", [1.7e9, 0.0])
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
+def test_numbers_of_a_foreign_table_that_float32_rounds_are_a_fault(start, sizes, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    team.write(tmp_path / "log", toy(sizes))
+    file = tmp_path / "log/agents.parquet"
+    table = parquet.read_table(file)
+    lists = table["observation"].to_pylist()
+    timed = [[start + 30 * row, *numbers[1:]] for row, numbers in enumerate(lists)]
+    place = table.column_names.index("observation")
+    parquet.write_table(table.set_column(place, "observation", pa.array(timed)), file)
+    store = write(tmp_path / "store", load(path=str(tmp_path / "log")))
+    faults = store.info.get("faults", [])
+    assert all(fault.startswith("observation [0]: rounded by up to") for fault in faults)
+    assert len(faults) == (len(set(sizes)) if start else 0)  # one for each layout
+
+
 def test_a_json_file_says_more_of_a_log(tmp_path):
     team.write(tmp_path / "log", toy((2,)))
     more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
