@@ -275,14 +275,27 @@ class PettingZooTeams(TeamEnv):
         return self.masks if self.num_actions else None
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        chosen = self.chosen(actions)
+        results = self._step_copies(self.chosen(actions))
+        # A rollout ends with the last agent of the policy, but the others play on, and the returns
+        # of the teams with them.
+        while not self.running.any() and self._going():
+            self._step_copies({})
+        return results
+
+    def _step_copies(
+        self, chosen: Actions
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Advance the copies that are not over; see `receive`. chosen: by the policy."""
         for rival in self.rivals:
             chosen |= rival.act()
-        copies = np.unique(self.groups[self.running]).tolist()
-        results = {w: self._advance(w, chosen) for w in copies}
+        results = {w: self._advance(w, chosen) for w in self._going()}
         for rival in self.rivals:
             rival.receive(results)
         return self.receive(results)
+
+    def _going(self) -> list[int]:
+        """The copies that are not over."""
+        return [w for w, env in enumerate(self.envs) if env.agents and self.steps[w] < self.horizon]
 
     def _advance(self, w: int, chosen: Actions) -> Result:
         """Advance one copy by the chosen actions and those of the scripted partners."""
