@@ -13,6 +13,7 @@ from decisionllm.datasets.formats.pettingzoo import (
     action_limits,
     agent_types,
     flat,
+    numbers_of,
     split_observation,
 )
 from decisionllm.datasets.team import meta_of
@@ -529,7 +530,7 @@ def observation_size(space: "AnySpace") -> int:
     """Numbers of an observation, which in a dict space is `observation`."""
     from gymnasium.spaces import Dict
 
-    part = space["observation"] if isinstance(space, Dict) else space
+    part = numbers_of(space.spaces) if isinstance(space, Dict) else space
     assert part.shape is not None
     return int(np.prod(part.shape))
 
