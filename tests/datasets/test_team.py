@@ -767,6 +767,9 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     for file in ("none.json", "other.json"):
         with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes"):
             load(path=str(tmp_path / "log"), meta=str(tmp_path / file))
+    (tmp_path / "typo.json").write_text('{"types": {"gaurd": {"role": "You stand still"}}}')
+    with pytest.raises(ValueError, match="dataset.meta, types: expected one of guard, got 'gaurd'"):
+        load(path=str(tmp_path / "log"), meta=str(tmp_path / "typo.json"))
 
 
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):

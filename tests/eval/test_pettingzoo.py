@@ -450,7 +450,7 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
             id="tests.eval.test_pettingzoo",
             horizon=4,
             team=1,
-            teams={"x": 1},
+            teams={"thief": 0},
             partners={0: str(island_run)},
         )
     with pytest.raises(
@@ -506,6 +506,8 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
             "env.team=0: expected an agent to play in every copy, got none in copy 0",
         ),
         ({"team": 2}, ValueError, "env.team=2: expected an agent to play"),
+        ({"teams": {"theif": 1}}, ValueError, "env.teams: expected one of fisher, thief"),
+        ({"winner": [3, 0]}, ValueError, "env.winner: expected a team of [0, 1], got 3"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options, error, message):
@@ -539,6 +541,24 @@ def test_an_environment_that_does_not_fit_its_log_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
         (tmp_path / "log").rename(tmp_path / f"log-{len(list(tmp_path.iterdir()))}")
+
+
+@pytest.mark.parametrize("high", [[5, 5], [1]])
+def test_bounds_of_actions_that_are_not_those_of_the_log_are_refused(tmp_path, high):
+    from mpe2 import simple_spread_v3
+
+    env = simple_spread_v3.parallel_env(max_cycles=1, continuous_actions=True)
+    middle = lambda seen, infos: {agent: np.full(5, 0.5) for agent in seen}  # noqa: E731
+    types = {"agent": {"low": [0] * len(high), "high": high}}
+    write(tmp_path / "log", collect(env, middle, episodes=1, types=types))
+    wanted = "type agent: expected .* as in the log, got .*; choose env.arguments, or"
+    with pytest.raises(ValueError, match=wanted):
+        PettingZooTeams(
+            1,
+            id="mpe2.simple_spread_v3",
+            arguments={"continuous_actions": True},
+            path=str(tmp_path / "log"),
+        )
 
 
 def test_an_agent_that_appears_after_the_start_is_refused():
