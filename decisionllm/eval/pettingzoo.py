@@ -18,6 +18,7 @@ from decisionllm.datasets.formats.pettingzoo import (
     split_observation,
 )
 from decisionllm.datasets.formats.team_log import LIMITS
+from decisionllm.datasets.spaces import as_dtype
 from decisionllm.datasets.team import meta_of
 from decisionllm.datasets.team_layout import canonical_rows, entity_schema, with_blocks
 from decisionllm.eval.team_env import TeamEnv, start_seeds
@@ -557,7 +558,7 @@ def to_space(space: "Box | Discrete", action: np.ndarray) -> int | np.ndarray:
     if isinstance(space, Discrete):
         return int(action[0]) + int(space.start)
     clipped = np.clip(action.reshape(space.shape), space.low, space.high)
-    return np.asarray(clipped, space.dtype)
+    return as_dtype(clipped, space.dtype)
 
 
 def scripted(

@@ -12,7 +12,7 @@ from decisionllm.datasets.team import collect, load, source, write
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.domains.spread.world import Teacher
 from decisionllm.eval import pettingzoo
-from decisionllm.eval.pettingzoo import PettingZooTeams
+from decisionllm.eval.pettingzoo import PettingZooTeams, to_space
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -559,6 +559,11 @@ def test_bounds_of_actions_that_are_not_those_of_the_log_are_refused(tmp_path, h
             arguments={"continuous_actions": True},
             path=str(tmp_path / "log"),
         )
+
+
+def test_an_action_of_whole_numbers_is_the_nearest_within_the_bounds():
+    taken = to_space(Box(0, 10, (2,), np.int32), np.array([2.999, 10.8]))
+    assert taken.tolist() == [3, 10] and taken.dtype == np.int32
 
 
 def test_an_agent_that_appears_after_the_start_is_refused():
