@@ -155,6 +155,13 @@ def test_rewards_after_a_death_are_part_of_every_return_to_go(tmp_path):
     assert steps.returns_to_go[6:8].tolist() == [21, 20]
 
 
+def test_a_huge_reward_of_one_world_leaves_the_others_exact(tmp_path):
+    log = toy((2, 2), gone=[(0, 1, 2, None), (1, 1, 2, None)])
+    log, _ = changed(log, "steps", (0, 0), reward=-1e17)
+    store = write(tmp_path / "s", source(log))
+    assert store.return_after_exit.tolist() == [0, 18, 0, 18]
+
+
 def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
     rng = np.random.default_rng(1)
     gone = [
