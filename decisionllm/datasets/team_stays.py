@@ -283,7 +283,7 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         wanted = "every type in meta to have num_actions, or all the same low and high"
         raise ValueError(f"{rows.log.path}: expected {wanted}")
     taken = _taken(rows, "action_values")
-    low, _ = bounds[0]
+    low, high = np.array(bounds[0], float)
     width = taken.shape[1]
     if width != len(low):
         wanted = f"{len(low)} numbers, as low and high in meta have, got {width}"
@@ -294,6 +294,10 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         "got {}; a list that is too short is read with NaN at its end"
     )
     rows.refuse(recorded & ~np.isfinite(taken).all(1), in_part, taken)
+    slack = 1e-4 * (high - low)  # as in a store
+    beyond = (taken < low - slack) | (taken > high + slack)
+    within = f"action_values: expected an action within {low.tolist()} .. {high.tolist()}, got {{}}"
+    rows.refuse(beyond.any(1), within, taken)
     loss_mask = _targets(rows, "action_values", recorded)
     middle = np.mean(bounds[0], 0)  # shown where an action was not recorded
     return np.where(recorded[:, None], taken, middle).astype(np.float32), None, loss_mask
