@@ -92,8 +92,11 @@ def _overlaid(found: Json, path: str, meta: str) -> Json:
     with explained(wanted, OSError, ValueError, AttributeError, TypeError):
         if meta:
             more = json.loads(Path(meta).expanduser().read_text())
+        described = more.get("types", {})
         for each, known in found["types"].items():
-            types[each] = known | more.get("types", {}).get(each, {})
+            types[each] = known | described.get(each, {})
+    for each in described:
+        one_of("dataset.meta, types", each, types)
     return {"name": name} | found | more | {"types": types}
 
 

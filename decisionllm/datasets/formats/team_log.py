@@ -252,7 +252,7 @@ def _check_whole(what: str, dtype: str, column: np.ndarray, most: int | None) ->
     limits = np.iinfo(dtype)
     low, high = limits.min, limits.max
     if most is not None:
-        low, high = 0, most
+        low, high = 0, min(most, limits.max)
     wrong = (column != np.rint(column)) | (column < low) | (column > high)
     refuse(
         f"{what}, row ",
