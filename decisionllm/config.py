@@ -1,6 +1,6 @@
 """Options: the typed configuration of training, and the table of what cannot be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -164,8 +164,12 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
 
     given = asdict(options) if isinstance(options, TrainConfig) else options
     try:
-        merged_options = OmegaConf.merge(OmegaConf.structured(TrainConfig), given)
-        config = OmegaConf.to_object(merged_options)
+        defaults = OmegaConf.structured(TrainConfig)
+        for group, node in given.items():
+            # the default may be of another callable, whose options are not this one's
+            if isinstance(node, Mapping) and "_target_" in node:
+                defaults[group] = node
+        config = OmegaConf.to_object(OmegaConf.merge(defaults, given))
     except ConfigKeyError as error:
         known = flat(asdict(TrainConfig({}, {}, {})))
         raise ValueError(unknown_key(str(error.full_key), known)) from error

@@ -183,6 +183,12 @@ def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value(
         train_config({"dataset": {}, "backbone": {}})
 
 
+def test_in_python_a_node_has_no_options_of_the_default_that_it_replaces():
+    own = {"_target_": "mylab.Tokenizer", "size": 3}
+    given = plain(TrainConfig({}, {}, {})) | {"tokenizer": own}
+    assert train_config(given).tokenizer == own
+
+
 def test_a_rule_is_kept_by_the_command_before_anything_is_written(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run", "data.step_discount=0") == 1
     assert "data.step_discount: expected above 0 and at most 1, got 0" in capsys.readouterr().err
