@@ -125,12 +125,25 @@ BROKEN = {
     "optim.warmup: expected 0 or more, got -1": {"optim": {"warmup": -1}},
     "optim.clip: expected 0 or more, got -1": {"optim": {"clip": -1}},
     "act.stride: expected 0 or more, got -1": {"act": {"stride": -1}},
+    "seed: expected 0 or more, got -1": {"seed": -1},
+    "data.seed: expected 0 or more, got -1": {"data": {"seed": -1}},
     "act.target_quantile: expected a share within 0 .. 1, got 2": {"act": {"target_quantile": 2}},
-    "act.decode: expected mode, mean, sample or unclipped, got best": {"act": {"decode": "best"}},
+    "data.held_out: expected a share within 0 .. 1, got 2": {"data": {"held_out": 2}},
+    "data.min_return_quantile: expected a share within 0 .. 1, got 2": {
+        "data": {"min_return_quantile": 2}
+    },
     "data.step_discount: expected above 0 and at most 1, got 1.5": {"data": {"step_discount": 1.5}},
+    "data.fraction: expected above 0 and at most 1, got 0": {"data": {"fraction": 0}},
+    "act.decode: expected mode, mean, sample or unclipped, got best": {"act": {"decode": "best"}},
     "team.execution: expected per_agent, joint or both, got alone": {
         "team": {"execution": "alone"}
     },
+    "model.condition_on: expected return_to_go or none, got reward": {
+        "model": {"condition_on": "reward"}
+    },
+    "optim.precision: expected auto, no or bf16, got fp8": {"optim": {"precision": "fp8"}},
+    "log.tracker: expected tensorboard, wandb or none, got paper": {"log": {"tracker": "paper"}},
+    "device: expected auto, cpu or cuda, got gpu": {"device": "gpu"},
     "log.keep_best: expected nothing, loss or score, got best": {"log": {"keep_best": "best"}},
     "log.keep_best: expected with log.keep_best=score log.rollout_every above 0": {
         "log": {"keep_best": "score"}
