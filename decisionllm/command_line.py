@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
 from decisionllm.config import TrainConfig, flat, merged, plain
+from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
 from decisionllm.sweep import parsed
@@ -108,7 +109,7 @@ def policy_name(choice: str, *, _root_: "DictConfig") -> str:
         return str(target).rpartition(".")[2]
     source = str(folder or hub_id or "")
     name = Path(source).expanduser().absolute().name if source else ""
-    safe = re.sub(r"[^\w.+-]+", "-", name.removesuffix(".gguf")).strip("-.")
+    safe = safe_name(name.removesuffix(".gguf")).strip("-.")
     return safe or choice
 
 

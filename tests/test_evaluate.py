@@ -222,6 +222,13 @@ def edited(run, **changes):
             (run / name).write_text(text)
 
 
+def test_a_damaged_row_is_named_before_anything_is_played(runs, tmp_path, capsys):
+    (tmp_path / "results.jsonl").write_text('{"world"{}\n')
+    assert command("evaluate", f"out={tmp_path}", f"run={runs}/plain") == 1
+    said = capsys.readouterr()
+    assert "results.jsonl: line 1 is damaged" in said.err and "score" not in said.out
+
+
 def test_the_runs_own_env_is_used_and_can_be_changed(runs, tmp_path):
     env = yaml.safe_load((runs / "plain" / "config.yaml").read_text())["env"]
     north = evaluated(tmp_path / "a", f"run={runs}/plain")[0]["return"]
