@@ -193,8 +193,8 @@ def check_key(
 
 
 def keep_text(config: "DictConfig", defaults: "DictConfig", group: str) -> None:
-    """Give the option `text` of a run to a dataset or an environment of the user, as registered ones
-    have it: if the run asks for a text, and the callable has this option and no other value of it.
+    """Give the option `text` of a run to a dataset or an environment of the user, see
+    `registry.lacks_text`.
 
     Args:
         config: as Hydra composed it; it is changed.
@@ -202,11 +202,8 @@ def keep_text(config: "DictConfig", defaults: "DictConfig", group: str) -> None:
         group: `dataset` or `env`.
     """
     text = selected(config, "text")
-    if text in (None, "none") or not is_replaced(config, defaults, group):
-        return
-    node = config[group]
-    if "text" not in node and registry.takes(node["_target_"], "text"):
-        node["text"] = text
+    if is_replaced(config, defaults, group) and registry.lacks_text(config[group], text):
+        config[group]["text"] = text
 
 
 def is_replaced(config: "DictConfig", defaults: "DictConfig", node: str) -> bool:

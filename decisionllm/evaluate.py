@@ -22,7 +22,7 @@ from decisionllm.files import append_line, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import Node, build
+from decisionllm.registry import Node, build, lacks_text
 from decisionllm.runs import directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
@@ -171,6 +171,8 @@ def chosen_environment(run: OpenedRun, config: Node) -> tuple[Node, str]:
     same = given.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
     node = merged(own if same else {}, given) | emptied
+    if not same and lacks_text(node, run.config["text"]):
+        node["text"] = run.config["text"]
     changed = changed_acting(run.config, config)
     if given:
         changed = changed_env(own, given, node, run.config) + changed

@@ -198,12 +198,14 @@ def build(node: Node, *supplied: object) -> Any:
     return thing(*supplied, **options)
 
 
-def takes(target: str, option: str) -> bool:
-    """Whether what a path names is a callable with this option; a ValueError if there is nothing of
-    this name.
+def lacks_text(node: Node, text: str | None) -> bool:
+    """Whether a dataset or an environment of a user's own is to be given the task text of a run, as
+    registered ones are: if there is one, and the callable has this option and no other value of it.
     """
-    thing = _named(target)
-    return callable(thing) and option in signature(thing).parameters
+    if text in (None, "none") or "text" in node:
+        return False
+    thing = _named(node["_target_"])
+    return callable(thing) and "text" in signature(thing).parameters
 
 
 def _named(target: str) -> Callable[..., Any]:
