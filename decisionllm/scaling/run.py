@@ -152,7 +152,7 @@ def train_to_budget(
         steps = config["steps"] * 2**doubling
         changes = {"steps": steps, "run": str(folder / f"run-{doubling}")}
         run = launch(config | changes, processes, threads)
-        policy = loading.load(run, device=config["device"])
+        policy = loading.load_policy(run, device=config["device"])
         losses = measure(policy, policy.config, reference, job["windows"])
         gained = math.inf if best is None else best.losses["held_out"] - losses["held_out"]
         if best is None or gained > 0:
