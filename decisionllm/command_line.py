@@ -5,8 +5,8 @@ its default, and no key is one that nothing reads.
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,11 +136,11 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     given = {word.lstrip("+").partition("=")[0] for word in words}
     OmegaConf.set_struct(config, False)
     references = references_to_runs(config)
-    known = leaves(defaults)
+    composed = Composed(config, defaults, given)
     for key in leaves(config):
-        check_key(config, defaults, key, known=known, given=given)
+        composed.check_key(key)
     for group in ("dataset", "env"):
-        keep_text(config, defaults, group)
+        composed.keep_text(group)
     absent = [name for name in list(defaults) if name not in list(config)]
     if absent:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
@@ -155,61 +155,75 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     return options
 
 
-def check_key(
-    config: "DictConfig",
-    defaults: "DictConfig",
-    key: str,
-    *,
-    known: Collection[str],
-    given: Collection[str],
-) -> None:
-    """Give a key of a config the type of its default, or raise a UsageError; a default of a choice
-    that another `_target_` replaced is taken out.
+@dataclass(frozen=True)
+class Composed:
+    """A config as Hydra composed it, which these methods change, and what it is checked against."""
 
-    Args:
-        config: as Hydra composed it; it is changed.
-        defaults: the same without the words of the user.
-        key: with dots.
-        known: the keys of the defaults.
-        given: the keys that the user gave.
-    """
-    from omegaconf import OmegaConf
+    config: "DictConfig"
+    defaults: "DictConfig"  # the same without the words of the user
+    given: Collection[str]  # the keys of these words
 
-    at, _, name = key.rpartition(".")
-    node = OmegaConf.select(config, at) if at else config
-    replaced = bool(at) and is_replaced(config, defaults, at)
-    if replaced and key in known and key not in given and name != "_target_":
-        del node[name]
-        return
-    if OmegaConf.is_missing(node, name):
-        raise UsageError(f"{key}: expected a value, got none; give {key}=...")
-    if replaced:
-        return
-    if key in known:
-        value = typed(key, selected(config, key, strict=True), selected(defaults, key))
-        OmegaConf.update(config, key, value)
-    elif not takes_any_keys(config, defaults, at):
-        raise UsageError(unknown_key(key, known))
+    @cached_property
+    def known(self) -> list[str]:
+        """The keys of the defaults."""
+        return leaves(self.defaults)
+
+    def check_key(self, key: str) -> None:
+        """Give a key the type of its default, or raise a UsageError; a default of a choice that
+        another `_target_` replaced is taken out. key: with dots.
+        """
+        from omegaconf import OmegaConf
+
+        at, _, name = key.rpartition(".")
+        node = OmegaConf.select(self.config, at) if at else self.config
+        is_default = key in self.known and key not in self.given
+        replaced = bool(at) and self.is_replaced(at)
+        if replaced and is_default and name != "_target_":
+            del node[name]
+            return
+        if OmegaConf.is_missing(node, name):
+            raise UsageError(f"{key}: expected a value, got none; give {key}=...")
+        if replaced:
+            return
+        if key in self.known:
+            value = selected(self.config, key, strict=True)
+            OmegaConf.update(self.config, key, typed(key, value, selected(self.defaults, key)))
+        elif not self.takes_any_keys(at):
+            raise UsageError(unknown_key(key, self.known))
+
+    def is_replaced(self, node: str) -> bool:
+        """Whether the user gave a node another `_target_` than that of its choice."""
+        target = f"{node}._target_"
+        return bool(selected(self.config, target, strict=True) != selected(self.defaults, target))
+
+    def takes_any_keys(self, at: str) -> bool:
+        """Whether a node, or one above it, is {} by default, or an option of a registered choice
+        that is null or missing by default.
+        """
+        for above in accumulate(at.split("."), "{}.{}".format):
+            if selected(self.defaults, above) == {}:
+                return True
+            parent, _, name = above.rpartition(".")
+            if parent and is_open(selected(self.config, f"{parent}._target_", strict=True), name):
+                return True
+        return False
+
+    def keep_text(self, group: str) -> None:
+        """Give the option `text` of a run to a dataset or an environment of the user, see
+        `registry.lacks_text`. group: `dataset` or `env`.
+        """
+        text = selected(self.config, "text")
+        if self.is_replaced(group) and registry.lacks_text(self.config[group], text):
+            self.config[group]["text"] = text
 
 
-def keep_text(config: "DictConfig", defaults: "DictConfig", group: str) -> None:
-    """Give the option `text` of a run to a dataset or an environment of the user, see
-    `registry.lacks_text`.
-
-    Args:
-        config: as Hydra composed it; it is changed.
-        defaults: the same without the words of the user.
-        group: `dataset` or `env`.
-    """
-    text = selected(config, "text")
-    if is_replaced(config, defaults, group) and registry.lacks_text(config[group], text):
-        config[group]["text"] = text
-
-
-def is_replaced(config: "DictConfig", defaults: "DictConfig", node: str) -> bool:
-    """Whether the user gave a node another `_target_` than that of its choice."""
-    target = f"{node}._target_"
-    return bool(selected(config, target, strict=True) != selected(defaults, target))
+def is_open(target: object, option: str) -> bool:
+    """Whether an option of a registered callable is null or missing by default."""
+    for choices in registry.discover().values():
+        for node in choices.values():
+            if node["_target_"] == target and node.get(option, "") in (None, "???"):
+                return True
+    return False
 
 
 @cache
@@ -245,24 +259,6 @@ def references_to_runs(config: "DictConfig") -> Node:
     references = {key: config.env._get_node(key)._value() for key in names}
     config.env = {key: config.env[key] for key in config.env if key not in references}
     return references
-
-
-def takes_any_keys(config: "DictConfig", defaults: "DictConfig", at: str) -> bool:
-    """Whether a node, or one above it, is {} by default, or an option of a registered choice that
-    is null or missing by default.
-    """
-    for above in accumulate(at.split("."), "{}.{}".format):
-        if selected(defaults, above) == {}:
-            return True
-        parent, _, name = above.rpartition(".")
-        if not parent:
-            continue
-        target = selected(config, f"{parent}._target_", strict=True)
-        for choices in registry.discover().values():
-            for node in choices.values():
-                if node["_target_"] == target and node.get(name, "") in (None, "???"):
-                    return True
-    return False
 
 
 def expanded(path: object) -> object:

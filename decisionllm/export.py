@@ -27,7 +27,6 @@ from decisionllm.schema import History, Json
 
 # kept of the dataset's info
 ALSO = ("name", "env", "observation", "context_features", "reward", "text")
-BASELINE = "run: expected a run of `decisionllm train`, got a baseline"
 EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
@@ -44,7 +43,7 @@ def export(config: Node) -> None:
             wanted = "no part and no act, which are of a policy"
             raise ValueError(f"format=transformers: expected {wanted}, got {', '.join(given)}")
         return language_model(run, path)
-    policy = loading.load(run, part=config["part"], **config["act"])
+    policy = loading.load_policy(run, part=config["part"], **config["act"])
     write(policy, path, policy.info, name=run.name)
     apart = difference(policy, path)
     print(
@@ -75,7 +74,7 @@ def language_model(run: Path, path: Path) -> None:
     path = absent(path)
     config, info = directory.read(run)
     if "policy" in config:
-        raise ValueError(BASELINE)
+        raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     backbone = checkpoint.load_model(run, config, info).backbone
     with sealed(path) as partial:
         apart = save_merged(backbone, partial)
@@ -160,10 +159,8 @@ def write_text_reader(decoder: "Decoder", folder: Path) -> None:
     backbone.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def check(policy: object) -> None:
+def check(policy: Policy) -> None:
     """Raise a ValueError that says why a policy cannot be exported, if it cannot."""
-    if not isinstance(policy, Policy):
-        raise ValueError(BASELINE)
     model = policy.model
     backbone = model.backbone
     architecture = type(backbone.core).__name__

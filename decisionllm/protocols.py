@@ -230,14 +230,14 @@ class Head(Protocol):
         self,
         hidden: torch.Tensor,
         action_masks: torch.Tensor | None = None,
-        targets: torch.Tensor | None = None,
+        entities: torch.Tensor | None = None,
     ) -> Distribution:
         """Distribution over the next action.
 
         Args:
             hidden: (B, T, D).
             action_masks: (B, T, C) bool or None.
-            targets: (B, T, K, E) encodings of the entities it points at, where `entities` is not
+            entities: (B, T, K, E) encodings of those it points at, where its own `entities` is not
                 None.
         """
         ...

@@ -282,7 +282,7 @@ def shadow_of(
 
 def loaded(config: Json, run: str | Path, **acting: Any) -> tuple[Policy, Json, Json]:
     """A policy, its description, see `model_info`, and what is known of its dataset."""
-    policy = loading.load(run, device=config["device"], **acting)
+    policy = loading.load_policy(run, device=config["device"], **acting)
     about = model_info(run, policy, policy.config, policy.info)
     return policy, about, policy.info["dataset"]
 

@@ -234,6 +234,14 @@ def test_a_run_is_only_replaced_with_fresh(tmp_path, capsys):
     trained(run, "steps=1", "fresh=true")
 
 
+def test_what_needs_a_model_refuses_a_baseline(tmp_path):
+    run = trained(tmp_path / "run", "steps=1")
+    with pytest.raises(
+        ValueError, match=f"run={run}: expected a run of `decisionllm train`, got a baseline"
+    ):
+        loading.load_policy(run)
+
+
 def test_a_damaged_actor_is_refused(tmp_path):
     run = trained(tmp_path / "run", "steps=1")
     damage(run / "checkpoint" / "model.safetensors")

@@ -70,10 +70,10 @@ def rollout(
         rewards = gains[running]
         progress(1)
 
-    return recorded(env, steps, lengths, terminated, final)
+    return to_episodes(env, steps, lengths, terminated, final)
 
 
-def recorded(
+def to_episodes(
     env: Env, steps: Sequence[Step], lengths: np.ndarray, terminated: np.ndarray, final: np.ndarray
 ) -> list[Episode]:
     """The N episodes of a rollout.

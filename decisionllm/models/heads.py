@@ -85,7 +85,7 @@ class GaussianHead(nn.Module):
         self,
         hidden: Tensor,
         action_masks: Tensor | None = None,
-        targets: Tensor | None = None,
+        entities: Tensor | None = None,
     ) -> Gaussian:
         return Gaussian(self.out(hidden).tanh(), self.deviation)
 
@@ -151,7 +151,7 @@ class BinsHead(nn.Module):
         self,
         hidden: Tensor,
         action_masks: Tensor | None = None,
-        targets: Tensor | None = None,
+        entities: Tensor | None = None,
     ) -> Bins:
         return Bins(self.out(hidden).unflatten(-1, self.shape))
 
@@ -215,7 +215,7 @@ class DiscreteHead(nn.Module):
         self,
         hidden: Tensor,
         action_masks: Tensor | None = None,
-        targets: Tensor | None = None,
+        entities: Tensor | None = None,
     ) -> Discrete:
         return Discrete.masked(self.out(hidden), action_masks)
 
@@ -261,12 +261,12 @@ class PointerHead(nn.Module):
         self,
         hidden: Tensor,
         action_masks: Tensor | None = None,
-        targets: Tensor | None = None,
+        entities: Tensor | None = None,
     ) -> Discrete:
-        """hidden (B, T, D), action_masks (B, T, C) bool, targets (B, T, K, inner)."""
-        assert targets is not None
-        match = (self.key(targets) @ self.query(hidden)[..., None])[..., 0]  # (B, T, K)
-        aimed = match * targets.shape[-1] ** -0.5
+        """hidden (B, T, D), action_masks (B, T, C) bool, entities (B, T, K, inner)."""
+        assert entities is not None
+        match = (self.key(entities) @ self.query(hidden)[..., None])[..., 0]  # (B, T, K)
+        aimed = match * entities.shape[-1] ** -0.5
         return Discrete.masked(torch.cat([self.out(hidden), aimed], -1), action_masks)
 
 

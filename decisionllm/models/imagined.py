@@ -278,27 +278,18 @@ class ImaginedValue(nn.Module, Planner):
 
         The loss is one of logits, so that values near 0, far from any reward, differ too.
         """
-        k = self.horizon
         rounds = max(1, self.steps // 50)
         each = max(1, self.steps // 25)
-        imagined = [self.imagine(part, k) for part in states.split(PART)]
+        imagined = [self.imagine(part, self.horizon) for part in states.split(PART)]
         for value in self.values:
             nn.init.zeros_(value.last.weight)
             nn.init.constant_(value.last.bias, -5.0)
 
-        @torch.no_grad()
-        def improved(iteration: int) -> Tensor:
-            """Logits of the best plan from each state (n,), by the values of now."""
-            best = torch.cat([self.ahead(part, k).amax(-1) for part in imagined])
-            most = 1 - self.discount ** (k * (iteration + 1))  # of so many steps of the best reward
-            return best.clamp(0, most).clamp(LEAST, 1 - LEAST).logit()
-
-        targets = torch.zeros(len(states))
+        targets = torch.zeros_like(states[:, 0])
 
         def loss(step: int) -> Tensor:
-            nonlocal targets
             if step % each == 0:
-                targets = improved(step // each)
+                targets.copy_(self._improved(imagined, step // each))
             total = torch.zeros(())
             for value in self.values:
                 rows = torch.randint(len(states), (BATCH,))
@@ -322,3 +313,16 @@ class ImaginedValue(nn.Module, Planner):
             lr=1e-3,
             schedule=lambda optimizer, steps: LambdaLR(optimizer, slower),
         )
+
+    @torch.no_grad()
+    def _improved(self, imagined: Sequence[tuple[Tensor, ...]], iteration: int) -> Tensor:
+        """Logits of the best plan from each state (n,), by the values of now.
+
+        Args:
+            imagined: plans of `horizon` steps from the states, in parts, see `imagine`.
+            iteration: from 0.
+        """
+        best = torch.cat([self.ahead(part, self.horizon).amax(-1) for part in imagined])
+        # the value of the best reward at each of so many steps
+        most = 1 - self.discount ** (self.horizon * (iteration + 1))
+        return best.clamp(0, most).clamp(LEAST, 1 - LEAST).logit()

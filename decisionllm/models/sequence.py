@@ -13,7 +13,7 @@ from decisionllm.protocols import Distribution, Head, Objective, Planner
 from decisionllm.registry import Node, build, choice
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.team import TeamTokenizer
-from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
+from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer
 
 
 class SequenceModel(nn.Module):
@@ -111,18 +111,17 @@ class SequenceModel(nn.Module):
 
     def tokens(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
         """Tokens of the trajectories of a batch (B, k T, D). return_given: see `read`."""
-        tokens: Tensor = self.tokenizer(*self._columns(batch), return_given)
+        tokens: Tensor = self.tokenizer(*self._in_units(batch), return_given)
         return tokens
 
-    def _columns(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns-to-go, observations and actions in the model's units, and timesteps."""
+    def _in_units(self, batch: Batch) -> ModelUnits:
+        """The steps of a batch in the model's units."""
         units = self.normalizer
-        returns_to_go = units.returns_to_go(batch.returns_to_go)
-        return (
-            returns_to_go,
-            units.observations(batch.observations),
-            units.actions(batch.actions),
-            batch.timesteps,
+        return ModelUnits(
+            returns_to_go=units.returns_to_go(batch.returns_to_go),
+            observations=units.observations(batch.observations),
+            actions=units.actions(batch.actions),
+            timesteps=batch.timesteps,
         )
 
     def distribution(

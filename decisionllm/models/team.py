@@ -7,7 +7,7 @@ from torch import Tensor
 
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.schema import Batch
-from decisionllm.tokenizers.team import TeamTokenizer
+from decisionllm.tokenizers.team import Lists, TeamTokenizer
 
 
 class TeamSequenceModel(SequenceModel):
@@ -32,10 +32,8 @@ class TeamSequenceModel(SequenceModel):
         """Hidden states where each row's action is predicted in its team's list (B, T, D), see
         `SequenceModel.read`.
         """
-        tokens, places, team = self.team_tokens(batch)
-        device = team.device
-        # (W,) of each team
-        first_row = torch.searchsorted(team, torch.arange(len(tokens), device=device))
+        tokens, lists, team = self.team_tokens(batch)
+        places = lists.queries
         alone = torch.bincount(team) == 1  # (W,)
         hidden, order = [], []
         # The short lists of teams of one are not padded to the length of the others.
@@ -44,19 +42,19 @@ class TeamSequenceModel(SequenceModel):
             if not len(rows):
                 continue
             place_in_part = part.cumsum(0) - 1  # (W,)
-            lists = tokens[part, : int(places[rows].max()) + 1]
-            text_index = batch.text_index[first_row[part]]
-            states = self.backbone(lists, batch.text_ids, batch.text_mask, text_index).float()
+            of_part = tokens[part, : int(places[rows].max()) + 1]
+            text_index = batch.text_index[lists.first[part]]
+            states = self.backbone(of_part, batch.text_ids, batch.text_mask, text_index).float()
             hidden.append(states[place_in_part[team[rows], None], places[rows]])
             order.append(rows)
         return torch.cat(hidden)[torch.cat(order).argsort()]
 
-    def team_tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def team_tokens(self, batch: Batch) -> tuple[Tensor, Lists, Tensor]:
         """Tokens of the W teams of a batch.
 
         Returns:
-            Tokens (W, L, D), where each row's action is predicted in its team's list (B, T), and
-            the team of each row (B,).
+            Tokens (W, L, D), how they stand in the lists of the teams, and the team of each row
+            (B,).
         """
         rows = torch.arange(len(batch.mask), device=batch.mask.device)
         if batch.team is None:
@@ -64,7 +62,8 @@ class TeamSequenceModel(SequenceModel):
         else:
             assert batch.identity is not None, "the members of a team have identities"
             team, identity = batch.team, batch.identity
-        tokens, places = self.team(
-            self.tokenizer, *self._columns(batch), batch.mask, batch.loss_mask, team, identity
+        units = self._in_units(batch)
+        tokens, lists = self.team(
+            self.tokenizer, units, batch.mask, batch.loss_mask, team, identity
         )
-        return tokens, places, team
+        return tokens, lists, team

@@ -49,10 +49,10 @@ def load(
     Raises:
         ValueError: the run has no value, or reads other texts.
     """
-    policy = loading.load(run)
+    policy = loading.load_policy(run)
     config: Node = policy.config
     own = check_text(run, text, config)
-    imagined = policy.model.planner if isinstance(policy, Policy) else None
+    imagined = policy.model.planner
     if not isinstance(imagined, ImaginedValue):
         raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
     store = prepare(config["dataset"], config["cache_dir"], config["transform"])

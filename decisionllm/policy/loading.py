@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
@@ -13,8 +13,13 @@ from decisionllm.runs.directory import content, of_part, read, target
 from decisionllm.runs.hardware import usable
 from decisionllm.schema import Json
 
+if TYPE_CHECKING:
+    from decisionllm.baselines.d3rlpy import Baseline
 
-def load(run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any) -> Any:
+
+def load(
+    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: object
+) -> "Policy | Baseline":
     """Load the policy of a run, public as `decisionllm.load`.
 
     Args:
@@ -36,9 +41,21 @@ def load(run: str | Path, *, part: str | None = None, device: str = "cpu", **act
     return load_parts(run, [] if part is None else [part], device=device, **acting)[-1]
 
 
+def load_policy(run: str | Path, **options: Any) -> Policy:
+    """`load` of a run that is not a baseline, which has a model and acts from histories.
+
+    Raises:
+        ValueError: the run is a baseline; and what `load` raises.
+    """
+    policy = load(run, **options)
+    if not isinstance(policy, Policy):
+        raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
+    return policy
+
+
 def load_parts(
     path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: object
-) -> list[Any]:
+) -> "list[Policy] | list[Baseline]":
     """Load a run once, to act in each of several datasets that it was trained on.
 
     Args:
@@ -62,7 +79,7 @@ def load_parts(
     device = usable(device)
     if "policy" in config:
         tensors = content(checkpoint_folder(path) / "model.safetensors")
-        baseline = build(config["policy"], tensors, device)
+        baseline: Baseline = build(config["policy"], tensors, device)
         baseline.config = config
         baseline.info = info
         return [baseline]

@@ -41,7 +41,7 @@ def decided(
 
 
 @torch.no_grad()
-def recorded(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide]:
+def traced(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide]:
     """`decided`, by whether the return is given: `columns` -> action and return-to-go.
 
     Empty where the operations depend on the numbers read, or the bits are not the same.

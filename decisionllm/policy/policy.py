@@ -17,7 +17,7 @@ from decisionllm.config import DECODES
 from decisionllm.models.heads import GaussianHead
 from decisionllm.policy.buffer import check_allowed
 from decisionllm.policy.deciding import Direct, ValuePlan
-from decisionllm.policy.one_step import Decide, columns, recorded
+from decisionllm.policy.one_step import Decide, columns, traced
 from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
@@ -51,7 +51,7 @@ class Policy(WindowReader):
     config: Node = field(default_factory=dict, repr=False)
     info: Json = field(default_factory=dict, repr=False)
     # see `warm_up`
-    recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)
+    traced: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         model = self.model
@@ -109,11 +109,11 @@ class Policy(WindowReader):
         """Actions (N, A), and the return-to-go that each is conditioned on (N,), raw units; see
         `act`.
         """
-        # what is recorded ends in the model's own choice: another decider reads the hidden states
+        # what is traced ends in the model's own choice: another decider reads the hidden states
         decides_itself = self.decider is self.direct
-        if self.recorded and decides_itself and len(histories) == 1 and not histories[0].task:
+        if self.traced and decides_itself and len(histories) == 1 and not histories[0].task:
             batch, _, predicted = self.windows(histories)
-            decide = self.recorded.get(not predicted.any())
+            decide = self.traced.get(not predicted.any())
             if decide is not None:
                 action, togo = decide(*columns(batch))
                 return action.numpy(), togo.numpy()
@@ -145,7 +145,7 @@ class Policy(WindowReader):
         first = History(observations, no_actions, np.zeros(0))
         self.act([first])
         if self.window == 1 and self.decider is self.direct:
-            self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
+            self.traced = traced(self.model, self.windows([first])[0], self.decode)
 
     def begin(
         self,

@@ -1,7 +1,6 @@
 """Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -16,15 +15,7 @@ from decisionllm.schema import History, Targets
 
 # ids and mask, where only steps are read
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
-
-
-@dataclass(frozen=True)
-class Deciding:
-    """The M rows of a session that decide now."""
-
-    steps: Steps  # up to the current one
-    rows: np.ndarray  # (M,) in the session
-    start: np.ndarray  # (M,) the step where the window of each begins
+LAST = slice(-1, None)  # the token of the current observation
 
 
 class Session(EpisodeBuffer):
@@ -54,8 +45,8 @@ class Session(EpisodeBuffer):
     ) -> None:
         super().__init__(policy, len(tasks), horizon, target_returns)
         self.tasks = list(tasks)
-        # maximum return-to-go at each step, where predicted
-        self.predicted_returns = np.zeros(self.rewards.shape, np.float32)
+        # (N, H) the return-to-go that each step conditions on: given, or the predicted maximum
+        self.togo = np.zeros(self.rewards.shape, np.float32)
         # the return of each row's last decision
         self.conditioned_on = np.zeros(len(tasks), np.float32)
         ids, _ = policy.model.backbone.encode(sorted(set(self.tasks)))
@@ -137,110 +128,116 @@ class Session(EpisodeBuffer):
         if policy.model.backbone.layout is None:  # an architecture without a cache
             hidden, self.conditioned_on[each] = policy.read(self.histories(each))
             return hidden
+        is_predicted = np.isnan(self.targets[each])
+        given = each[~is_predicted]
+        self.togo[given] = self.returns_to_go(given)
         now = self.now[each]
-        start = window_start(now, policy.window, policy.stride)
-        steps = self._steps(rows)
-        deciding = Deciding(steps, each, start)
+        start = self._window_start(each)
         # A window is read as a whole where it begins, where it moves on, and after steps without a
         # decision.
-        moves = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
+        is_whole = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
         hidden = torch.empty(len(each), policy.model.backbone.width, device=policy.device)
         for whole in (True, False):
-            part = np.flatnonzero(moves == whole)
+            part = is_whole == whole
             # Episodes that condition on the predicted return are read with the null return first.
-            predicted = part[np.isnan(self.targets[each[part]])]
-            if len(predicted):
-                self._predict_returns(deciding, predicted, whole)
-            if len(part):
-                hidden[torch.from_numpy(part)] = self._extend(deciding, part, whole)
+            predicted = part & is_predicted
+            if predicted.any():
+                self._predict_returns(each[predicted], whole)
+            if part.any():
+                hidden[torch.from_numpy(part)] = self._read_current(each[part], whole)
         self.start[each] = start
         self.last_read[each] = now
-        self.conditioned_on[each] = steps.returns_to_go[steps.first + now]
+        self.conditioned_on[each] = self.togo[each, now]
         return hidden
 
-    def _steps(self, rows: Rows) -> Steps:
-        """The steps of these rows up to the current one, as the slicer reads them; views where all
-        rows are meant.
-        """
-        now = self.now[rows]
-        M, H = len(now), self.rewards.shape[1]
-        first = np.arange(M) * H
-        masks = None if self.masks is None else self.masks[rows].reshape(M * H, -1)
-        return Steps(
-            observations=self.observations[rows].reshape(M * H, -1),
-            actions=self.actions[rows].reshape(M * H, -1),
-            returns_to_go=np.nan_to_num(self.returns_to_go(rows)).ravel(),
-            first=first,
-            end=first + now + 1,
-            action_masks=masks,
-        )
+    def _window_start(self, rows: np.ndarray) -> np.ndarray:
+        """The step where the window of each of these rows (m,) begins."""
+        return window_start(self.now[rows], self.policy.window, self.policy.stride)
 
-    def _predict_returns(self, deciding: Deciding, part: np.ndarray, whole: bool) -> None:
-        """Put the predicted maximum return in place of the return-to-go, at each step that is about
-        to be read; see `_extend`.
+    def _predict_returns(self, rows: np.ndarray, whole: bool) -> None:
+        """Predict the maximum return at each step of these rows (m,) that is about to be read, see
+        `_extend`.
         """
-        hidden = self._extend(deciding, part, whole, return_given=False)
-        predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (m, n)
-        rows = deciding.rows[part]
+        model = self.policy.model
         now = self.now[rows, None]
-        step = now
         if whole:
-            step = deciding.start[part, None] + np.arange(predicted.shape[1])
+            first = self._window_start(rows)[:, None]
+            outputs = model.tokenizer.output_positions
+        else:
+            first = now
+            outputs = LAST
+        hidden = self._extend(rows, whole, outputs, return_given=False)
+        predicted = model.predict_return(hidden).cpu().numpy()  # (m, n)
+        step = first + np.arange(predicted.shape[1])
         real = step <= now  # later steps are padding
         row = np.nonzero(real)[0]
-        self.predicted_returns[rows[row], step[real]] = predicted[real]
-        # a view
-        of_rows = deciding.steps.returns_to_go.reshape(-1, self.rewards.shape[1])
-        of_rows[part] = self.predicted_returns[rows]
+        self.togo[rows[row], step[real]] = predicted[real]
+
+    def _read_current(self, rows: np.ndarray, whole: bool) -> Tensor:
+        """Hidden states at the current step of these rows (m, D), see `_extend`."""
+        last = self.now[rows] - self._window_start(rows)  # of the steps of the window
+        if not whole or (last == last[0]).all():
+            return self._extend(rows, whole, LAST)[:, -1]
+        hidden = self._extend(rows, whole, self.policy.model.tokenizer.output_positions)
+        return hidden[torch.arange(len(rows)), torch.from_numpy(last)]
 
     def _extend(
-        self, deciding: Deciding, part: np.ndarray, whole: bool, *, return_given: bool = True
+        self, rows: np.ndarray, whole: bool, outputs: slice, *, return_given: bool = True
     ) -> Tensor:
         """Read rows into the cache.
 
         Args:
-            deciding: all rows that decide.
-            part: (m,) which of them are read.
+            rows: (m,) in the session.
             whole: read the whole window, not only the last action, the current return and the
                 current observation.
+            outputs: which of the tokens read have hidden states, n of them.
             return_given: whether the returns are read, or the null return.
 
         Returns:
-            Hidden states of the current step (m, D); with the null return, of every step read (m,
-            n, D).
+            Hidden states (m, n, D).
         """
         model = self.policy.model
         device = self.policy.device
-        k = model.tokenizer.tokens
-        rows = deciding.rows[part]
-        start = deciding.start[part]
         self._read_texts(rows[self.start[rows] < 0], return_given)
-        begin = start if whole else self.now[rows] - 1
-        counts = self.now[rows] - begin + 1
-        window = cut(deciding.steps, part, begin, int(counts.max()))
-        batch = collate(window, NO_TEXT, np.zeros(len(rows), int)).to(device)
-        null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
-        tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
         cached = np.zeros(len(rows), int)  # tokens that the cache holds
         if not whole:
-            tokens = tokens[:, k - 1 :]  # from the last action on
-            cached = (begin - start) * k + k - 1  # up to the last observation
-        positions = model.tokenizer.output_positions
-        last_alone = not whole or (return_given and (counts == counts[0]).all())
-        if last_alone:
-            positions = slice(-1, None)
+            # of the steps before, whose last action is not yet read
+            steps = self.now[rows] - self._window_start(rows)
+            cached = steps * model.tokenizer.tokens - 1
         hidden = model.backbone.append(
-            tokens,
+            self._tokens(rows, whole, return_given),
             self.caches[return_given],
             torch.from_numpy(cached).to(device),
             torch.from_numpy(rows).to(device),
-            output_positions=positions,
-        ).float()
-        if not return_given:
-            return hidden
-        if last_alone:
-            return hidden[:, -1]
-        return hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
+            output_positions=outputs,
+        )
+        return hidden.float()
+
+    def _tokens(self, rows: np.ndarray, whole: bool, return_given: bool) -> Tensor:
+        """Tokens that are to be read (m, n, D), up to the current observation; see `_extend`."""
+        model = self.policy.model
+        device = self.policy.device
+        now = self.now[rows]
+        begin = self._window_start(rows) if whole else now - 1
+        window = cut(self._steps(), rows, begin, int((now - begin).max()) + 1)
+        batch = collate(window, NO_TEXT, np.zeros(len(rows), int)).to(device)
+        null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
+        tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
+        if whole:
+            return tokens
+        return tokens[:, model.tokenizer.tokens - 1 :]  # from the action of the step before on
+
+    def _steps(self) -> Steps:
+        """All episodes up to the current step, as the slicer reads them: views."""
+        N, H = self.rewards.shape
+        first = np.arange(N) * H
+        return Steps(
+            observations=self.observations.reshape(N * H, -1),
+            actions=self.actions.reshape(N * H, -1),
+            returns_to_go=self.togo.ravel(),
+            first=first,
+            end=first + self.now + 1,
+        )
 
     def _read_texts(self, rows: np.ndarray, return_given: bool) -> None:
         """Give these rows their texts in the cache, and read those that it lacks."""
@@ -291,7 +288,7 @@ class Session(EpisodeBuffer):
         rows = self.numbers(rows)
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
-        self.predicted_returns = self.predicted_returns[rows]
+        self.togo = self.togo[rows]
         self.conditioned_on = self.conditioned_on[rows]
         self.start = self.start[rows]
         self.last_read = self.last_read[rows]

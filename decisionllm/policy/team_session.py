@@ -79,6 +79,8 @@ class TeamSession(EpisodeBuffer):
         self.text_index = np.array([distinct.index(each) for each in texts])[self.team]
         self.start = -1  # where the cached window begins; -1: nothing is cached
         self.cache: SessionCache | None = None
+        # (W,) tokens of the steps of each team that the cache holds
+        self.filled = torch.zeros(len(sizes), dtype=torch.long, device=policy.device)
 
     @torch.inference_mode()
     def decide(self, rows: Rows | None = None) -> np.ndarray:
@@ -146,46 +148,35 @@ class TeamSession(EpisodeBuffer):
         """
         model = self.policy.model
         assert isinstance(model, TeamSequenceModel)
-        device = self.policy.device
+        if self.cache is None:
+            self.cache = self._open_cache(model)
         # one step more, for the actions taken there
         begin = self.start if afresh else max(now - 1, self.start)
         batch, members = self._batch(rows, begin, now)
-        tokens, places, team = model.team_tokens(batch)
-        count = self._count(rows)
-        # tokens of a team at each step: an observation and an action of each member, and a return
-        sizes = 2 * count + (count > 0) * self.policy.return_conditioned
-        known = np.zeros(len(rows), int)  # tokens from `begin` on that are in the cache
-        if not afresh:
-            known = sizes[:, begin:now].sum(1)
-            if turn:
-                # of this step: the return, the observations, and the actions of the turns before
-                known += sizes[:, now] - count[:, now] + turn
-        filled = sizes[:, self.start : begin].sum(1) + known
-        if self.cache is None:
-            self.cache = self._open_cache(model)
-        at = np.searchsorted(members, rows)
-        skipped = torch.from_numpy(known).to(device)
-        last = places[at, -1] - skipped
-        new = skipped[:, None] + torch.arange(int(last.max()) + 1, device=device)
-        tokens = tokens[team[at, None], new.clamp(max=tokens.shape[1] - 1)]
-        hidden = model.backbone.append(
-            tokens,
-            self.cache,
-            torch.from_numpy(filled).to(device),
-            torch.from_numpy(self.team[rows]).to(device),
-        )
-        return hidden.float()[torch.arange(len(rows)), last]
+        tokens, lists, team = model.team_tokens(batch)
+        at = torch.from_numpy(np.searchsorted(members, rows))
+        team = team[at]
+        last = lists.queries[at, -1]
+        # the first token that is not in the cache
+        if afresh:
+            first = torch.zeros_like(last)
+            self.filled[:] = 0
+        elif turn == 0:
+            first = lists.starts[team, -1]
+        else:
+            first = last
+        new = last - first
+        place = first[:, None] + torch.arange(int(new.max()) + 1, device=first.device)
+        tokens = tokens[team[:, None], place.clamp(max=tokens.shape[1] - 1)]
+        own = torch.from_numpy(self.team[rows]).to(self.policy.device)
+        hidden = model.backbone.append(tokens, self.cache, self.filled[own], own)
+        self.filled[own] += new + 1
+        return hidden.float()[torch.arange(len(rows)), new]
 
     @property
     def _first(self) -> np.ndarray:
         """The first row of each team."""
         return np.searchsorted(self.team, np.arange(self.team[-1] + 1))
-
-    def _count(self, rows: np.ndarray) -> np.ndarray:
-        """Members of the teams of these rows that are present at each step, (n, steps)."""
-        of_teams = np.add.reduceat(self.present, self._first, dtype=int)
-        count: np.ndarray = of_teams[self.team[rows]]
-        return count
 
     def _open_cache(self, model: TeamSequenceModel) -> SessionCache:
         """A cache with room for the windows of the largest team."""

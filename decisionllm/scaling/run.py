@@ -90,35 +90,51 @@ def execute(
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
             shutil.rmtree(path)
+    return {
+        **best.losses,
+        **score,
+        "metrics": metrics,
+        **compute(config | {"steps": best.config["steps"]}, store.spec),
+        **data_used(config["data"], store, reference),
+        "converged": converged,
+        "train_seconds": lines[-1]["seconds"],
+        "all_seconds": time.monotonic() - began,
+        "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
+    }
 
-    # what was trained on, of all that could have been, and of the reference data
-    data = config["data"]
+
+def compute(config: Node, spec: Spec) -> Json:
+    """The size of a config's model, and the steps, tokens and FLOPs of its training."""
+    size = count(config, spec)
+    steps = config["steps"]
+    windows_read = steps * config["optim"]["batch_size"]
+    return {
+        "parameters": size["total"],
+        "trained": size["trained"],
+        "non_embedding": size["non_embedding"],
+        "steps": steps,
+        "tokens": windows_read * size["tokens"],
+        "flops": steps * flops(config, size),
+    }
+
+
+def data_used(data: Node, store: Store, reference: Store) -> Json:
+    """How much of the data was trained on, and its quality, see `data_quality`.
+
+    Args:
+        data: `config.DataOptions` as a dict.
+        store: what was trained on.
+        reference: the reference data of the study.
+    """
     groups = {"held_out": data["held_out"], "seed": data["seed"]}
     usual, _ = sampling.select(reference, **groups)
     groups["min_return_quantile"] = data["min_return_quantile"]
     whole, _ = sampling.select(store, fraction=1.0, **groups)
     chosen, _ = sampling.select(store, fraction=data["fraction"], **groups)
-
-    size = count(config, store.spec)
-    steps = best.config["steps"]
-    windows_read = steps * best.config["optim"]["batch_size"]
     return {
-        **best.losses,
-        **score,
-        "metrics": metrics,
-        "parameters": size["total"],
-        "trained": size["trained"],
-        "non_embedding": size["non_embedding"],
-        "steps": steps,
         "data_steps": int(store.lengths[chosen].sum()),
         "data_episodes": len(chosen),
-        "converged": converged,
         "quality": data_quality(store, whole, reference, usual),
-        "tokens": windows_read * size["tokens"],
-        "flops": steps * flops(best.config, size),
-        "train_seconds": lines[-1]["seconds"],
-        "all_seconds": time.monotonic() - began,
-        "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
     }
 
 
@@ -152,7 +168,7 @@ def train_to_budget(
         steps = config["steps"] * 2**doubling
         changes = {"steps": steps, "run": str(folder / f"run-{doubling}")}
         run = launch(config | changes, processes, threads)
-        policy = loading.load(run, device=config["device"])
+        policy = loading.load_policy(run, device=config["device"])
         losses = measure(policy, policy.config, reference, job["windows"])
         gained = math.inf if best is None else best.losses["held_out"] - losses["held_out"]
         if best is None or gained > 0:

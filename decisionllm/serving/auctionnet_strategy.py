@@ -185,8 +185,7 @@ def load(run: str | Path) -> "Policy | ExportedPolicy":
         return ExportedPolicy(run)
     from decisionllm.policy import loading  # with torch
 
-    policy: Policy = loading.load(run)
-    return policy
+    return loading.load_policy(run)
 
 
 def values_of(history: dict[str, Arrays], step: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.trajectory import TrajectoryTokenizer, numbers
+from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer, numbers
 
 POOL = 16  # identities; the members of a window have different ones
 
@@ -41,59 +41,45 @@ class TeamTokenizer(nn.Module):
     def forward(
         self,
         each: TrajectoryTokenizer,
-        returns_to_go: Tensor,
-        observations: Tensor,
-        actions: Tensor,
-        timesteps: Tensor,
+        units: ModelUnits,
         mask: Tensor,
         loss_mask: Tensor,
         team: Tensor,
         identity: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, "Lists"]:
         """Embed the steps of W teams with B members in all; rows stand team by team.
 
         Args:
             each: the tokenizer of a single trajectory, whose maps are shared.
-            returns_to_go: (B, T), standardised; a team's token holds the mean over its members.
-            observations: (B, T, S), standardised.
-            actions: (B, T, A) within -1 .. 1, or indices of discrete actions.
-            timesteps: (B, T) steps since the start of the group.
+            units: the steps of B members; timesteps since the start of the group.
             mask: (B, T) bool, True where the member is present.
             loss_mask: (B, T) bool, True where its action is known.
             team: (B,) long, 0 .. W - 1, ascending.
             identity: (B,) long, below POOL.
 
         Returns:
-            Tokens (W, L, D), padded on the right, and the place of each q in its team's list (B,
-            T).
+            Tokens (W, L, D), padded on the right, and how they stand in the lists.
         """
-        T = mask.shape[1]
         lists = arrange(mask, team, each.returns is not None)
-        W = len(lists.first)
-        x = each.observations(observations) + self.identities(identity)[:, None]
-        moves = numbers(actions, each.num_actions)
+        x = each.observations(units.observations) + self.identities(identity)[:, None]
+        moves = numbers(units.actions, each.num_actions)
         o = x + self._own_action(each.actions(moves), loss_mask)
         q = x + self._action_before(moves, mask, loss_mask, lists.first[team])
-        own = team[:, None].expand(-1, T)
+        own = team[:, None].expand_as(mask)
         kinds = [
-            Tokens(o, own, lists.observations, timesteps, mask),
-            Tokens(q, own, lists.queries, timesteps, mask),
+            Tokens(o, own, lists.observations, units.timesteps, mask),
+            Tokens(q, own, lists.queries, units.timesteps, mask),
         ]
         if each.returns is not None:
-            divisor = lists.members.clamp(min=1)
-            mean = team_sum(torch.where(mask, returns_to_go, 0), team) / divisor
-            times = team_sum(torch.where(mask, timesteps, 0), team) // divisor
-            own = torch.arange(W, device=team.device)[:, None].expand(-1, T)
-            embedded = each.returns(mean[..., None])
-            kinds.append(Tokens(embedded, own, lists.starts, times, lists.members > 0))
+            kinds.append(return_tokens(each.returns, units, lists, mask, team))
         whole = Tokens(*(torch.cat(parts) for parts in zip(*kinds, strict=True)))
         embedded = whole.embedded
         if each.timesteps is not None:
             embedded = embedded + each.timesteps(whole.times)
         embedded = each.norm(embedded[whole.real])
-        out = embedded.new_zeros(W, lists.length, embedded.shape[-1])
+        out = embedded.new_zeros(len(lists.first), lists.length, embedded.shape[-1])
         out = out.index_put((whole.teams[whole.real], whole.places[whole.real]), embedded)
-        return out, torch.where(mask, lists.queries, 0)
+        return out, lists
 
     def _own_action(self, embedded: Tensor, known: Tensor) -> Tensor:
         """What o holds of the member's own last action, (B, T, D).
@@ -144,8 +130,21 @@ class Lists(NamedTuple):
     members: Tensor  # (W, T) how many are present at each step
     starts: Tensor  # (W, T) place of the first token of each step
     observations: Tensor  # (B, T) place of o
-    queries: Tensor  # (B, T) place of q
+    queries: Tensor  # (B, T) place of q, where the action is predicted; 0: the member is absent
     length: int  # of the longest list
+
+
+def return_tokens(
+    embed: nn.Module, units: ModelUnits, lists: Lists, mask: Tensor, team: Tensor
+) -> Tokens:
+    """The return token of each team at each step, of the mean over its members; see
+    `TeamTokenizer.forward`.
+    """
+    divisor = lists.members.clamp(min=1)
+    mean = team_sum(torch.where(mask, units.returns_to_go, 0), team) / divisor
+    times = team_sum(torch.where(mask, units.timesteps, 0), team) // divisor
+    own = torch.arange(len(mean), device=team.device)[:, None].expand_as(mean)
+    return Tokens(embed(mean[..., None]), own, lists.starts, times, lists.members > 0)
 
 
 def team_sum(x: Tensor, team: Tensor) -> Tensor:
@@ -163,11 +162,12 @@ def arrange(mask: Tensor, team: Tensor, with_returns: bool) -> Lists:
     before = present.cumsum(0) - present
     before = before - before[first][team]  # members of its team before each row
     observations = starts[team] + with_returns + before
+    queries = torch.where(mask, observations + members[team], 0)
     return Lists(
         first=first,
         members=members,
         starts=starts,
         observations=observations,
-        queries=observations + members[team],
+        queries=queries,
         length=int(size.sum(1).max()),
     )

@@ -1,7 +1,7 @@
 """(return-to-go, observation, action) of a step -> three embeddings, in the order R o a R o a
 ..."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -16,6 +16,15 @@ from decisionllm.tokenizers.mlp import mlp
 from decisionllm.tokenizers.waves import Waves
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
+
+
+class ModelUnits(NamedTuple):
+    """Steps of B windows in the model's units."""
+
+    returns_to_go: Tensor  # (B, T), standardised
+    observations: Tensor  # (B, T, S), standardised
+    actions: Tensor  # (B, T, A) within -1 .. 1, or indices of discrete actions
+    timesteps: Tensor  # (B, T) since the start of the episode, or of the group of a team
 
 
 @register("tokenizer", "trajectory")

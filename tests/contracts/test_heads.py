@@ -47,11 +47,11 @@ def hidden_states(B=2, T=3, seed=0):
 
 
 def answer(head, hidden, masks=None):
-    """What a head says, with the encodings of two targets where it points at them."""
+    """What a head says, with the encodings of two entities where it points at them."""
     if head.entities is None:
         return head(hidden, masks)
-    targets = torch.randn(2, D, generator=generator()).expand(*hidden.shape[:2], 2, D)
-    return head(hidden, masks, targets)
+    entities = torch.randn(2, D, generator=generator()).expand(*hidden.shape[:2], 2, D)
+    return head(hidden, masks, entities)
 
 
 @every_head

@@ -194,18 +194,18 @@ def test_a_pointed_action_depends_on_its_own_target_alone():
     """The last two of four actions are aimed at the first and the second target."""
     head = made("pointer", {})
     hidden = torch.randn(1, 1, 8, generator=generator())
-    targets = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()
-    logits = head(hidden, None, targets).logits[0, 0]
+    entities = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()
+    logits = head(hidden, None, entities).logits[0, 0]
     # the plain ones are about none
     raw = torch.stack([logits[2] - logits[0], logits[3] - logits[0]])
     for k in (0, 1):
-        (slope,) = torch.autograd.grad(raw[k], targets, retain_graph=True)
+        (slope,) = torch.autograd.grad(raw[k], entities, retain_graph=True)
         assert slope[0, 0, k].abs().max() > 1e-3 and slope[0, 0, 1 - k].abs().max() < 1e-7
     with torch.no_grad():
-        swapped = head(hidden, None, targets.flip(2)).logits[0, 0]
+        swapped = head(hidden, None, entities.flip(2)).logits[0, 0]
         torch.testing.assert_close(swapped, logits[[0, 1, 3, 2]])
         assert (
-            head(hidden, torch.tensor([[[True, True, False, True]]]), targets).logits[0, 0, 2]
+            head(hidden, torch.tensor([[[True, True, False, True]]]), entities).logits[0, 0, 2]
             == -torch.inf
         )
 

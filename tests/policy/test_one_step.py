@@ -48,7 +48,7 @@ def test_recorded_operations_give_the_same_actions(options, monkeypatch):
     np.testing.assert_equal(policy.act_with_returns(given), together)
     monkeypatch.setattr(torch, "equal", lambda a, b: torch.allclose(a, b, atol=1e-4))
     policy.warm_up()
-    assert set(policy.recorded) == ({True, False} if predicts else {True})
+    assert set(policy.traced) == ({True, False} if predicts else {True})
     monkeypatch.setattr(policy.model, "read", None)  # a single step is decided by the list alone
     for got, expected in zip(played(), wanted, strict=True):
         np.testing.assert_allclose(
@@ -82,10 +82,10 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
 ):
     policy = make_policy(ENTITIES, window=1, stride=1, head="discrete", entity_layers=1)
     policy.warm_up()
-    assert not policy.recorded
+    assert not policy.traced
     policy = make_policy(DISCRETE, window=1, stride=1, head="discrete")
     policy.warm_up()
-    assert not policy.recorded and not caplog.text
+    assert not policy.traced and not caplog.text
     policy = make_policy(SPEC, window=1, stride=1)
     freeze = torch.jit.freeze
 
@@ -95,7 +95,7 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
 
     monkeypatch.setattr(torch.jit, "freeze", slightly_wrong)
     policy.warm_up()
-    assert not policy.recorded
+    assert not policy.traced
 
 
 def test_a_tracer_that_fails_changes_no_answer(monkeypatch, caplog):
@@ -104,5 +104,5 @@ def test_a_tracer_that_fails_changes_no_answer(monkeypatch, caplog):
     wanted = policy.act_with_returns([first])
     monkeypatch.setattr(torch.jit, "trace", None)
     policy.warm_up()
-    assert not policy.recorded and "without a recorded list" in caplog.text
+    assert not policy.traced and "without a recorded list" in caplog.text
     np.testing.assert_equal(policy.act_with_returns([first]), wanted)

@@ -220,19 +220,19 @@ def joint(spec=DISCRETE, **options):
 def test_a_step_is_a_return_then_observations_then_queries(tmp_path):
     window, log = drawn(tmp_path / "s")
     model, batch = joint(), batch_of(window, log)
-    tokens, places, _ = model.team_tokens(batch)
+    tokens, lists, _ = model.team_tokens(batch)
     here = [[sum(start <= t < end for start, end in group) for t in range(6)] for group in STAYS]
     for g, n in enumerate(here):
         begin = np.cumsum([0, *(2 * m + 1 for m in n)])
         for row, (start, end) in zip(np.flatnonzero(log.group == g), STAYS[g], strict=True):
             for t in range(start, end):
                 nth = sum(a <= t < b for a, b in STAYS[g][: log.agent[row]])
-                assert places[row, t] == begin[t] + 1 + n[t] + nth
+                assert lists.queries[row, t] == begin[t] + 1 + n[t] + nth
     # who is not there leaves no token
     assert tokens.shape[1] == max(sum(2 * m + 1 for m in n) for n in here)
     assert (tokens[0, 6 * 7 :] == 0).all() and (tokens[0, : 6 * 7] != 0).any(1).all()
-    alone, places, _ = model.team_tokens(replace(batch, team=None, identity=None))
-    assert alone.shape[:2] == (12, 6 * 3) and places[0].tolist() == [2, 5, 8, 11, 14, 17]
+    alone, lists, _ = model.team_tokens(replace(batch, team=None, identity=None))
+    assert alone.shape[:2] == (12, 6 * 3) and lists.queries[0].tolist() == [2, 5, 8, 11, 14, 17]
 
 
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])

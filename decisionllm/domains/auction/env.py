@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decisionllm.checks import listed, one_of, ranges
-from decisionllm.datasets.wordings import KINDS, is_held_out, turns
+from decisionllm.datasets.wordings import KINDS, Worded, is_held_out, turns
 from decisionllm.domains.auction.auctionnet import format_periods
 from decisionllm.domains.auction.auctionnet_dt import AuctionNetDT
 from decisionllm.domains.auction.campaign import STEPS, Campaigns, score
@@ -167,6 +167,9 @@ class Auction(Env):
         self.days = sorted(ranges("env.periods", periods))
         self.factors = budget_factors(budgets)
         advertisers = self._advertisers(positions)
+        if text_of == "another" and len(advertisers) < 2:
+            got = f"got env.positions={positions}"
+            raise ValueError(f"env.text_of=another: expected two positions or more, {got}")
         if path:
             day_files(path, self.days, option="env.path")
         self.table_days: list[Path] = []
@@ -187,12 +190,11 @@ class Auction(Env):
         self.category = industries(48)[advertiser]
 
         held_out = is_held_out(wordings, text)
-        self.kinds: dict[str, str] = {}  # {held-out text: kind of its frame}
-        self.tasks = self._write_texts(repeats, held_out=held_out, frames=frames)
+        worded = self._write_texts(repeats, held_out=held_out, frames=frames)
+        self.tasks = [words for _, words in worded]
+        # {held-out text: kind of its frame}
+        self.kinds = {words: kind for kind, words in worded if held_out}
         if text_of == "another":
-            if len(advertisers) < 2:
-                got = f"got env.positions={positions}"
-                raise ValueError(f"env.text_of=another: expected two positions or more, {got}")
             self.tasks = texts_of_another(self.tasks, len(advertisers))
         self.protocol = self._label(held_out=held_out, text_of=text_of)
         peers = PEERS[protocol].items()
@@ -206,19 +208,16 @@ class Auction(Env):
             positions = "0-47"
         return sorted(ranges("env.positions", positions, within=range(48)))
 
-    def _write_texts(self, repeats: int, *, held_out: bool, frames: int) -> list[str]:
-        """The task texts of the N campaigns. Fills `kinds`."""
+    def _write_texts(self, repeats: int, *, held_out: bool, frames: int) -> Worded:
+        """The kind of frame and the task text of each of the N campaigns."""
         known = facts(self.budgets, self.target_cpa, self.category)
         tasks: list[str] = []
         # texts are shuffled within a budget and a repeat
         for rows in np.split(np.arange(len(known)), len(self.factors) * repeats):
             tasks += texts([known[i] for i in rows], self.entries.period[rows], text=self.text)
         if self.text != "paraphrased":
-            return tasks
-        chosen = turns(tasks, by_task(known), held_out=held_out, frames=frames)
-        if held_out:
-            self.kinds = {words: kind for kind, words in chosen}
-        return [words for _, words in chosen]
+            return [("", task) for task in tasks]
+        return turns(tasks, by_task(known), held_out=held_out, frames=frames)
 
     def _label(self, *, held_out: bool, text_of: str) -> str:
         """The protocol, as results name it."""
