@@ -490,6 +490,17 @@ def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
     } == own and own["moves"] != own["steps"]
 
 
+def test_texts_are_those_of_the_cell_whichever_size_is_first(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["train"].remove("text=goal")
+    mine["axes"] |= {"size": {"without": ["text=none"], "with": ["text=goal"]}, "quality": [0.0]}
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base=None):
+        cells = grid.Grid(mine, tmp_path)
+    read = {size: cells.reference((size, "0"))["text"] for size in cells.sizes}
+    assert read == {"without": "none", "with": "goal"}
+
+
 def test_quality_is_the_mean_return_above_the_least_or_the_speed():
     log = SimpleNamespace(returns=np.array([1.0, 2.0, 3.0]), lengths=np.array([10, 20, 30]))
     same = SimpleNamespace(returns=np.ones(3), lengths=log.lengths)

@@ -207,13 +207,19 @@ class Grid:
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
 
     def reference(self, cell: Cell) -> Node:
-        """The data that held-out losses of a cell are measured on: that of the first cell, or the
-        cell's own if its space is another one.
+        """The data that held-out losses of a cell are measured on: those of the first cell of its
+        space, in the texts that the cell itself is trained on.
         """
-        first = next(iter(self.configs))
-        same = same_space(self.stores[first].spec, self.stores[cell].spec)
-        found: Node = self.configs[first if same else cell]["dataset"]
+        found: Node = dict(self.configs[self.first_like(cell)]["dataset"])
+        own = self.configs[cell]["dataset"]
+        if "text" in found and "text" in own:
+            found["text"] = own["text"]
         return found
+
+    def first_like(self, cell: Cell) -> Cell:
+        """The first cell whose observations and actions have the space of this one."""
+        spec = self.stores[cell].spec
+        return next(other for other, store in self.stores.items() if same_space(store.spec, spec))
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
         """One run: everything that its result depends on."""
