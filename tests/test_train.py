@@ -234,7 +234,7 @@ def test_what_an_earlier_start_left_is_no_hindrance(tmp_path):
     for path in (tmp_path / "run").iterdir():
         if path.name != "config.yaml":  # killed before run.json
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for name in (".lock", "multirun.yaml"):
+    for name in (".lock", "multirun.yaml", ".partial-0123456789ab-run.json"):
         (tmp_path / "run" / name).touch()
     (tmp_path / "run" / ".hydra").mkdir()
     assert command(*run) == 0
