@@ -120,6 +120,7 @@ def execute(
         "train_seconds": lines[-1]["seconds"],
         "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
+        "versions": directory.versions(),
     }
 
 
@@ -275,6 +276,8 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
     sums = np.zeros(3)  # loss, error, actions
     for i in range(math.ceil(count / BATCH)):
         sums += errors(model, to_batch(draw(i), slice(None), device=policy.device, **reading))
+    if not sums[2]:
+        raise ValueError(f"windows={count}: expected held-out actions to measure, found none")
     mean_loss, mean_error = (sums[:2] / sums[2]).tolist()
     if not store.spec.num_actions:
         mean_error = mean_error**0.5

@@ -1,11 +1,11 @@
-"""What a run of a study costs."""
+"""What a run of a study costs, and its loss."""
 
 import pytest
 
-from decisionllm.scaling.run import count, flops
+from decisionllm.scaling.run import count, flops, measure
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
-from tests.conftest import node
+from tests.conftest import episode, make_policy, make_store, node
 
 SPEC = Spec(4, 2, 10, low=(-1.0, -1.0), high=(1.0, 1.0))
 
@@ -39,3 +39,11 @@ def test_what_no_token_of_a_trajectory_enters_costs_no_flops(tmp_path, beside):
     plain = cost(backbone)
     more = cost(backbone, **{beside: options[beside]})
     assert more[0] > plain[0] and more[1] == plain[1]
+
+
+def test_a_loss_of_no_actions_is_refused(tmp_path):
+    store = make_store(tmp_path / "log", [episode([1.0, 2.0], group=i) for i in range(4)])
+    parts = {"dataset": {}, "backbone": {}, "head": {}}
+    config = parts | {"data": {"held_out": 0.5}, "window": 1}
+    with pytest.raises(ValueError, match="windows=0: expected held-out actions to measure"):
+        measure(make_policy(store.spec), config, store, 0)
