@@ -83,7 +83,10 @@ def run(command: str, overrides: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    store_choices()
+    try:
+        store_choices()
+    except ValueError as error:  # of a package that registers a choice
+        return fail(1, error)
     overrides = with_action(command, overrides)
     codes = []
 

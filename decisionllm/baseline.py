@@ -2,7 +2,6 @@
 directory that `evaluate` reads.
 """
 
-import json
 import math
 import time
 from functools import partial
@@ -27,7 +26,7 @@ from decisionllm.baselines.d3rlpy import (
 from decisionllm.checks import one_of
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
-from decisionllm.files import sealed
+from decisionllm.files import append_line, sealed, write_lines
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.schema import Spec
@@ -149,28 +148,28 @@ def train(
     began = time.monotonic()
     printed = -math.inf  # seconds, of the last line on the console
     losses: list[dict[str, float]] = []  # since the last log line
-    with (run / "losses.jsonl").open("w") as file:
-        for step in range(1, steps + 1):
-            rows = rng.integers(len(known.rewards), size=config["optim"]["batch_size"])
-            drawn = Transitions(*(column[rows] for column in known))
-            one_step = np.ones_like(drawn.rewards)  # the steps from state to next state
-            losses.append(algorithm.update(MiniBatch(*drawn, one_step, [])))
-            if step % config["log"]["every"] and step < steps:
-                continue
-            means = mean_terms(losses)
-            if not np.isfinite([*means.values()]).all():
-                raise FloatingPointError(
-                    f"losses are not finite at step {step} ({means}), nothing is saved; try lower "
-                    "rates"
-                )
-            losses = []
-            elapsed = time.monotonic() - began
-            file.write(json.dumps({"step": step} | means | {"seconds": elapsed}) + "\n")
-            if step == steps or console.is_terminal or elapsed - printed > 10:
-                printed = elapsed
-                text = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-                progress = f"step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s"
-                console.print(f"{run.name}: {progress}  {text}")
+    log = run / "losses.jsonl"
+    write_lines(log, [])
+    for step in range(1, steps + 1):
+        rows = rng.integers(len(known.rewards), size=config["optim"]["batch_size"])
+        drawn = Transitions(*(column[rows] for column in known))
+        one_step = np.ones_like(drawn.rewards)  # the steps from state to next state
+        losses.append(algorithm.update(MiniBatch(*drawn, one_step, [])))
+        if step % config["log"]["every"] and step < steps:
+            continue
+        means = mean_terms(losses)
+        if not np.isfinite([*means.values()]).all():
+            raise FloatingPointError(
+                f"losses are not finite at step {step} ({means}), nothing is saved; try lower rates"
+            )
+        losses = []
+        elapsed = time.monotonic() - began
+        append_line(log, {"step": step} | means | {"seconds": elapsed})
+        if step == steps or console.is_terminal or elapsed - printed > 10:
+            printed = elapsed
+            text = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+            progress = f"step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s"
+            console.print(f"{run.name}: {progress}  {text}")
 
 
 def mean_terms(losses: list[dict[str, float]]) -> dict[str, float]:

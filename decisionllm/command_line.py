@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
 from decisionllm.config import TrainConfig, flat, merged, plain
+from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
 from decisionllm.sweep import parsed
@@ -108,7 +109,7 @@ def policy_name(choice: str, *, _root_: "DictConfig") -> str:
         return str(target).rpartition(".")[2]
     source = str(folder or hub_id or "")
     name = Path(source).expanduser().absolute().name if source else ""
-    safe = re.sub(r"[^\w.+-]+", "-", name.removesuffix(".gguf")).strip("-.")
+    safe = safe_name(name.removesuffix(".gguf")).strip("-.")
     return safe or choice
 
 
@@ -192,8 +193,8 @@ def check_key(
 
 
 def keep_text(config: "DictConfig", defaults: "DictConfig", group: str) -> None:
-    """Give the option `text` of a run to a dataset or an environment of the user, as registered ones
-    have it: if the run asks for a text, and the callable has this option and no other value of it.
+    """Give the option `text` of a run to a dataset or an environment of the user, see
+    `registry.lacks_text`.
 
     Args:
         config: as Hydra composed it; it is changed.
@@ -201,11 +202,8 @@ def keep_text(config: "DictConfig", defaults: "DictConfig", group: str) -> None:
         group: `dataset` or `env`.
     """
     text = selected(config, "text")
-    if text in (None, "none") or not is_replaced(config, defaults, group):
-        return
-    node = config[group]
-    if "text" not in node and registry.takes(node["_target_"], "text"):
-        node["text"] = text
+    if is_replaced(config, defaults, group) and registry.lacks_text(config[group], text):
+        config[group]["text"] = text
 
 
 def is_replaced(config: "DictConfig", defaults: "DictConfig", node: str) -> bool:

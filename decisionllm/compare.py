@@ -2,7 +2,6 @@
 episodes.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from decisionllm.estimates.log import logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
 from decisionllm.eval.pictures import figure
-from decisionllm.files import atomic, explained
+from decisionllm.files import explained, write_json
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
@@ -390,8 +389,7 @@ def write(
         "versions": directory.versions(),
         "rows": rows,
     }
-    with atomic(out / "compare.json") as partial_file:
-        partial_file.write_text(json.dumps(content, indent=1))
+    write_json(out / "compare.json", content)
     return out / "compare.json"
 
 

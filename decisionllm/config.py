@@ -1,7 +1,8 @@
 """Options: the typed configuration of training, and the table of what cannot be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +165,12 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
 
     given = asdict(options) if isinstance(options, TrainConfig) else options
     try:
-        merged_options = OmegaConf.merge(OmegaConf.structured(TrainConfig), given)
-        config = OmegaConf.to_object(merged_options)
+        defaults = OmegaConf.structured(TrainConfig)
+        for group, node in given.items():
+            # the default may be of another callable, whose options are not this one's
+            if isinstance(node, Mapping) and "_target_" in node:
+                defaults[group] = node
+        config = OmegaConf.to_object(OmegaConf.merge(defaults, given))
     except ConfigKeyError as error:
         known = flat(asdict(TrainConfig({}, {}, {})))
         raise ValueError(unknown_key(str(error.full_key), known)) from error
@@ -204,6 +209,25 @@ def not_negative(name: str) -> Rule:
     return Rule((name,), "0 or more", lambda config: bool(value(config) >= 0))
 
 
+def share(name: str) -> Rule:
+    """The rule of an option that is a part of a whole."""
+    value = attrgetter(name)
+    return Rule((name,), "a share within 0 .. 1", lambda config: bool(0 <= value(config) <= 1))
+
+
+def above_0_to_1(name: str) -> Rule:
+    """The rule of a share that must not be 0."""
+    value = attrgetter(name)
+    return Rule((name,), "above 0 and at most 1", lambda config: bool(0 < value(config) <= 1))
+
+
+def among(name: str, words: tuple[str, ...]) -> Rule:
+    """The rule of an option that is one of these words."""
+    value = attrgetter(name)
+    expected = f"{', '.join(words[:-1])} or {words[-1]}"
+    return Rule((name,), expected, lambda config: value(config) in words)
+
+
 def one_agent_reads(config: TrainConfig) -> bool:
     """Whether each agent of a team reads its own episode alone."""
     return config.team.execution == "per_agent"
@@ -232,31 +256,28 @@ MAY_BE_0 = (
     "optim.warmup",
     "optim.clip",
     "act.stride",
+    "seed",
+    "data.seed",
 )
-# All that a config can be wrong about without a look at the data, one option or several together.
+SHARES = ("act.target_quantile", "data.held_out", "data.min_return_quantile")
+ABOVE_0_TO_1 = ("data.step_discount", "data.fraction")
+WORDS = {
+    "act.decode": DECODES,
+    "team.execution": ("per_agent", "joint", "both"),
+    "model.condition_on": ("return_to_go", "none"),
+    "optim.precision": ("auto", "no", "bf16"),
+    "log.tracker": ("tensorboard", "wandb", "none"),
+    "device": ("auto", "cpu", "cuda"),
+}
+# All that a config can be wrong about without a look at the data or into the nodes of choices, one
+# option or several together. act.stride is held against the window of each embodiment, see
+# `mixture.of_embodiment`.
 RULES = (
     *map(more_than_zero, COUNTS),
     *map(not_negative, MAY_BE_0),
-    Rule(
-        ("act.target_quantile",),
-        "a share within 0 .. 1",
-        lambda config: 0 <= config.act.target_quantile <= 1,
-    ),
-    Rule(
-        ("act.decode",),
-        "mode, mean, sample or unclipped",
-        lambda config: config.act.decode in DECODES,
-    ),
-    Rule(
-        ("data.step_discount",),
-        "above 0 and at most 1",
-        lambda config: 0 < config.data.step_discount <= 1,
-    ),
-    Rule(
-        ("team.execution",),
-        "per_agent, joint or both",
-        lambda config: config.team.execution in ("per_agent", "joint", "both"),
-    ),
+    *map(share, SHARES),
+    *map(above_0_to_1, ABOVE_0_TO_1),
+    *starmap(among, WORDS.items()),
     Rule(
         ("log.keep_best",),
         "nothing, loss or score",

@@ -1,7 +1,6 @@
 """The command `evaluate`: roll runs out beside scripted baselines, write results and a report."""
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -19,11 +18,11 @@ from decisionllm.eval import attention, intervals, report
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
-from decisionllm.files import explained
+from decisionllm.files import append_line, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import Node, build
+from decisionllm.registry import Node, build, lacks_text
 from decisionllm.runs import directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
@@ -97,6 +96,8 @@ class Results:
         self.played_by_baselines: set[str] = set()  # environments, as JSON
         self.drawn: dict[str, Path] = {}  # the run by the label of its pictures
         folder.mkdir(parents=True, exist_ok=True)
+        if self.path.is_file():
+            read_lines(self.path)  # a damaged line is an error now, not after hours of rollouts
 
     def say(self, line: str) -> None:
         self.console.print(line)
@@ -114,8 +115,7 @@ class Results:
 
     def add(self, row: Report) -> None:
         """Append a row to results.jsonl and print it."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(row.row()) + "\n")
+        append_line(self.path, row.row())
         self.say(line(row))
 
     def summarise(self) -> None:
@@ -171,6 +171,8 @@ def chosen_environment(run: OpenedRun, config: Node) -> tuple[Node, str]:
     same = given.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
     node = merged(own if same else {}, given) | emptied
+    if not same and lacks_text(node, run.config["text"]):
+        node["text"] = run.config["text"]
     changed = changed_acting(run.config, config)
     if given:
         changed = changed_env(own, given, node, run.config) + changed
@@ -436,5 +438,5 @@ def picture_label(
 
 
 def file_name(*words: str) -> str:
-    """These words, joined and with - for what is awkward in the name of a file."""
-    return re.sub(r"[^\w.+-]+", "-", "-".join(filter(None, words)))
+    """These words, but empty ones, as the name of a file."""
+    return safe_name("-".join(filter(None, words)))

@@ -5,9 +5,10 @@ and the folder of what is made once.
 import errno
 import json
 import os
+import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -139,8 +140,7 @@ def seal(folder: Path, *names: str) -> None:
         if DIGESTS in found:
             found.remove(DIGESTS)
     digests = {name: _digest(folder / name) for name in found}
-    with atomic(folder / DIGESTS) as partial:
-        partial.write_text(json.dumps(digests, indent=1))
+    write_json(folder / DIGESTS, digests)
 
 
 def check_bytes(folder: Path, name: str) -> None:
@@ -214,6 +214,60 @@ def _digest(path: Path) -> str:
     return f"{size} bytes, CRC-32 {crc:08x}"
 
 
+def safe_name(text: str) -> str:
+    """A text as part of the name of a file: - for each stretch of awkward letters in it."""
+    return re.sub(r"[^\w.+-]+", "-", text)
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Write a JSON value as a file, all or nothing."""
+    with atomic(path) as partial:
+        partial.write_text(json.dumps(value, indent=1))
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of JSON values."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The values of a file of JSON, one a line, but a last line that was cut short; a ValueError for
+    other damage.
+    """
+    values = []
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            if _is_cut_short(line):
+                break
+            damaged = f"{path}: line {number} is damaged"
+            with explained(damaged, ValueError, remedy="delete the line, or restore a copy"):
+                values.append(json.loads(line))
+    return values
+
+
+def write_lines(path: Path, values: Iterable[object]) -> None:
+    """Write JSON values as a file, one a line, all or nothing."""
+    with atomic(path) as partial:
+        partial.write_text("".join(json.dumps(value) + "\n" for value in values))
+
+
+def append_line(path: Path, value: object) -> None:
+    """Add a JSON value to a file of them as a line. A last line that was cut short is removed."""
+    if path.is_file() and _last_byte(path) not in (b"", b"\n"):
+        write_lines(path, read_lines(path))
+    with path.open("a") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def _last_byte(path: Path) -> bytes:
+    """The last byte of a file; empty if it has none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        return file.read()
+
+
+def _is_cut_short(line: str) -> bool:
+    """Whether a writer was killed within this line: only the last one of a file can be."""
+    if line.endswith("\n"):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False

@@ -287,7 +287,7 @@ class Objective(Protocol):
         """The terms of the loss, whose sum is minimised.
 
         Args:
-            model: its normaliser, tokenizer and head.
+            model: gives the distribution over actions, and the normaliser of its units.
             batch: raw units.
             hidden: (B, T, D) at the observations.
 
@@ -351,7 +351,7 @@ class Planner(Protocol):
 
 
 class Decider(Protocol):
-    """Turns hidden states into actions."""
+    """Turns hidden states into actions: the attribute `decider` of a policy, which may be set."""
 
     @abstractmethod
     def act(

@@ -76,19 +76,33 @@ def function(group: str, name: str) -> Callable[..., Any] | None:
 def _registered() -> dict[str, dict[str, Node]]:
     """All that `register` marks, as `discover` returns it."""
     found: dict[str, dict[str, Node]] = {}
-    for module, path in _modules():
-        for node in ast.parse(path.read_text()).body:
-            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
-                continue
-            for mark in _marks(node):
-                group, name = (ast.literal_eval(a) for a in mark.args)
-                defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
-                made = _choice(f"{module}.{node.name}", node, defaults)
-                taken = found.setdefault(group, {}).setdefault(name, made)
-                if taken is not made:
-                    both = f"{taken['_target_']} and {made['_target_']}"
-                    raise ValueError(f"{group}={name} is registered twice: by {both}")
+    for module, path in _own_modules():
+        _add_marked(found, module, path)
+    for entry in entry_points(group="decisionllm"):
+        try:
+            spec = find_spec(entry.value)
+            if spec is None or not spec.origin:
+                raise ValueError(f"expected a module, {entry.value} is not there")
+            _add_marked(found, entry.value, Path(spec.origin))
+        except (ValueError, SyntaxError, ImportError, OSError) as error:
+            wrong = f"entry point decisionllm:{entry.name} ({entry.value}) is wrong ({error})"
+            raise ValueError(f"{wrong}; mend or uninstall the package that has it") from error
     return found
+
+
+def _add_marked(found: dict[str, dict[str, Node]], module: str, path: Path) -> None:
+    """Add what `register` marks in the file of a module."""
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        for mark in _marks(node):
+            group, name = (ast.literal_eval(a) for a in mark.args)
+            defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
+            made = _choice(f"{module}.{node.name}", node, defaults)
+            taken = found.setdefault(group, {}).setdefault(name, made)
+            if taken is not made:
+                both = f"{taken['_target_']} and {made['_target_']}"
+                raise ValueError(f"{group}={name} is registered twice: by {both}")
 
 
 def _marks(node: ast.FunctionDef | ast.ClassDef) -> Iterator[ast.Call]:
@@ -98,22 +112,14 @@ def _marks(node: ast.FunctionDef | ast.ClassDef) -> Iterator[ast.Call]:
             yield mark
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
-    """(name, file) of the modules to search: the package's, and those of the entry point group
-    `decisionllm`.
-    """
+def _own_modules() -> Iterator[tuple[str, Path]]:
+    """(name, file) of the modules of the package that are searched."""
     files: list[Path] = []
     for pattern in SEARCHED:
         files += PACKAGE.glob(pattern)
     for path in sorted(files):
         name = path.relative_to(PACKAGE.parent).with_suffix("")
         yield ".".join(name.parts), path
-    for entry in entry_points(group="decisionllm"):
-        spec = find_spec(entry.value)
-        if spec is None or not spec.origin:
-            wrong = f"expected a module, {entry.value} is not there"
-            raise ValueError(f"entry point decisionllm:{entry.name}: {wrong}")
-        yield entry.value, Path(spec.origin)
 
 
 def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: Node) -> Node:
@@ -146,7 +152,7 @@ def choice(group: str, name: str, /, **options: object) -> Node:
     episodes=40).
 
     Args:
-        group: dataset, env, backbone or head.
+        group: such as dataset, env, backbone or head.
         name: as registered.
         options: in place of its defaults. A Path becomes text: a config holds what JSON can hold.
 
@@ -192,12 +198,14 @@ def build(node: Node, *supplied: object) -> Any:
     return thing(*supplied, **options)
 
 
-def takes(target: str, option: str) -> bool:
-    """Whether what a path names is a callable with this option; a ValueError if there is nothing of
-    this name.
+def lacks_text(node: Node, text: str | None) -> bool:
+    """Whether a dataset or an environment of a user's own is to be given the task text of a run, as
+    registered ones are: if there is one, and the callable has this option and no other value of it.
     """
-    thing = _named(target)
-    return callable(thing) and option in signature(thing).parameters
+    if text in (None, "none") or "text" in node:
+        return False
+    thing = _named(node["_target_"])
+    return callable(thing) and "text" in signature(thing).parameters
 
 
 def _named(target: str) -> Callable[..., Any]:

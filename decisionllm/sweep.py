@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from decisionllm.files import safe_name
+
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
@@ -82,4 +84,4 @@ def references(config: "DictConfig", key: str) -> set[str]:
 
 def safe(value: str) -> str:
     """A value as part of the name of a folder: [0.5,1] -> 0.5-1."""
-    return re.sub(r"[^\w.+-]+", "-", value.strip("[]{}() '\""))
+    return safe_name(value.strip("[]{}() '\""))

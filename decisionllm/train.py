@@ -3,7 +3,6 @@
 The same command continues an interrupted run.
 """
 
-import json
 import math
 import signal
 import time
@@ -29,7 +28,7 @@ from decisionllm.datasets.faults import reported
 from decisionllm.datasets.store import Store, check_texts
 from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
-from decisionllm.files import atomic
+from decisionllm.files import append_line, read_lines, write_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
@@ -514,9 +513,8 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
 
 def write_line(training: Training, values: Mapping[str, float]) -> None:
     """Add a line to metrics.jsonl."""
-    line = json.dumps({"step": training.loop.step, **values})
-    with (Path(training.config.run) / "metrics.jsonl").open("a") as file:
-        file.write(line + "\n")
+    log = Path(training.config.run) / "metrics.jsonl"
+    append_line(log, {"step": training.loop.step, **values})
 
 
 def save_best(training: Training) -> None:
@@ -626,11 +624,7 @@ def trim(path: Path, step: int) -> list[Json]:
     """Remove log lines after this step, which a continued run writes again, and a line that was cut
     short. Returns those that stay.
     """
-    lines = path.read_text().splitlines() if path.is_file() and step else []
-    kept = []
-    for line in lines:
-        if line.endswith("}") and json.loads(line)["step"] <= step:
-            kept.append(line)
-    with atomic(path) as whole:
-        whole.write_text("".join(f"{line}\n" for line in kept))
-    return [json.loads(line) for line in kept]
+    lines = read_lines(path) if path.is_file() and step else []
+    kept = [line for line in lines if line["step"] <= step]
+    write_lines(path, kept)
+    return kept

@@ -155,14 +155,14 @@ def test_a_module_run_by_name_exits_with_the_code():
 
 
 FAILED = {
-    "device=tpu": "device: expected one of auto, cpu, cuda, got 'tpu'",
-    "optim.precision=fp8": "precision: expected one of auto, no, bf16, got 'fp8'",
-    "log.tracker=paper": "paper",
+    "device=tpu": "device: expected auto, cpu or cuda, got tpu",
+    "optim.precision=fp8": "optim.precision: expected auto, no or bf16, got fp8",
+    "log.tracker=paper": "log.tracker: expected tensorboard, wandb or none, got paper",
     "optim.batch_size=7 optim.accumulate=2": "batch_size: expected a multiple of 1 processes x optim.accumulate=2, got 7",
     "text=shuffled": "dataset.text: expected one of none, goal, got 'shuffled'",
     "head=discrete": "head=discrete: expected discrete actions, got continuous ones",
-    "data.fraction=2.0": "data.fraction: expected a share within 0 .. 1, got 2.0",
-    "data.fraction=0": "data.fraction: expected more than 0, got 0.0",
+    "data.fraction=2.0": "data.fraction: expected above 0 and at most 1, got 2.0",
+    "data.fraction=0": "data.fraction: expected above 0 and at most 1, got 0.0",
     "backbone.tune=half": "backbone.tune: expected one of lora, full, frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "theirlab.heads.Flow: No module named 'theirlab'; PYTHONPATH=FOLDER says where it is",
     "head._target_=Flow": "Flow: expected the path of a class or function, such as mylab.Flow",

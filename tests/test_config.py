@@ -125,12 +125,25 @@ BROKEN = {
     "optim.warmup: expected 0 or more, got -1": {"optim": {"warmup": -1}},
     "optim.clip: expected 0 or more, got -1": {"optim": {"clip": -1}},
     "act.stride: expected 0 or more, got -1": {"act": {"stride": -1}},
+    "seed: expected 0 or more, got -1": {"seed": -1},
+    "data.seed: expected 0 or more, got -1": {"data": {"seed": -1}},
     "act.target_quantile: expected a share within 0 .. 1, got 2": {"act": {"target_quantile": 2}},
-    "act.decode: expected mode, mean, sample or unclipped, got best": {"act": {"decode": "best"}},
+    "data.held_out: expected a share within 0 .. 1, got 2": {"data": {"held_out": 2}},
+    "data.min_return_quantile: expected a share within 0 .. 1, got 2": {
+        "data": {"min_return_quantile": 2}
+    },
     "data.step_discount: expected above 0 and at most 1, got 1.5": {"data": {"step_discount": 1.5}},
+    "data.fraction: expected above 0 and at most 1, got 0": {"data": {"fraction": 0}},
+    "act.decode: expected mode, mean, sample or unclipped, got best": {"act": {"decode": "best"}},
     "team.execution: expected per_agent, joint or both, got alone": {
         "team": {"execution": "alone"}
     },
+    "model.condition_on: expected return_to_go or none, got reward": {
+        "model": {"condition_on": "reward"}
+    },
+    "optim.precision: expected auto, no or bf16, got fp8": {"optim": {"precision": "fp8"}},
+    "log.tracker: expected tensorboard, wandb or none, got paper": {"log": {"tracker": "paper"}},
+    "device: expected auto, cpu or cuda, got gpu": {"device": "gpu"},
     "log.keep_best: expected nothing, loss or score, got best": {"log": {"keep_best": "best"}},
     "log.keep_best: expected with log.keep_best=score log.rollout_every above 0": {
         "log": {"keep_best": "score"}
@@ -181,6 +194,12 @@ def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value(
     assert (config.steps, config.optim.lr_backbone) == (7, 0.5)
     with pytest.raises(ValueError, match="missing mandatory value: head"):
         train_config({"dataset": {}, "backbone": {}})
+
+
+def test_in_python_a_node_has_no_options_of_the_default_that_it_replaces():
+    own = {"_target_": "mylab.Tokenizer", "size": 3}
+    given = plain(TrainConfig({}, {}, {})) | {"tokenizer": own}
+    assert train_config(given).tokenizer == own
 
 
 def test_a_rule_is_kept_by_the_command_before_anything_is_written(tmp_path, capsys):

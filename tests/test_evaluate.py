@@ -222,6 +222,29 @@ def edited(run, **changes):
             (run / name).write_text(text)
 
 
+def test_a_damaged_row_is_named_before_anything_is_played(runs, tmp_path, capsys):
+    (tmp_path / "results.jsonl").write_text('{"world"{}\n')
+    assert command("evaluate", f"out={tmp_path}", f"run={runs}/plain") == 1
+    said = capsys.readouterr()
+    assert "results.jsonl: line 1 is damaged" in said.err and "score" not in said.out
+
+
+class Measured(PointEnv):
+    """An environment of a user's own, with a metric."""
+
+    def metrics(self, episodes):
+        return {"texts": sorted({episode.task for episode in episodes})}
+
+
+def test_an_environment_of_ones_own_takes_the_text_of_the_run(runs, tmp_path):
+    own = f"+env._target_={__name__}.Measured"
+    words = (f"run={runs}/goal-text", own, "baselines=false")
+    (row,) = evaluated(tmp_path / "goal", *words)
+    assert row["text"] == "goal" and "" not in row["texts"]
+    (row,) = evaluated(tmp_path / "none", *words, "+env.text=none")
+    assert row["text"] == "none" and row["texts"] == [""]
+
+
 def test_the_runs_own_env_is_used_and_can_be_changed(runs, tmp_path):
     env = yaml.safe_load((runs / "plain" / "config.yaml").read_text())["env"]
     north = evaluated(tmp_path / "a", f"run={runs}/plain")[0]["return"]

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from decisionllm.files import DIGESTS, atomic, check_all, check_bytes, seal, sealed
+from decisionllm.files import (
+    DIGESTS,
+    append_line,
+    atomic,
+    check_all,
+    check_bytes,
+    read_lines,
+    seal,
+    sealed,
+)
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path):
@@ -127,3 +136,28 @@ def test_damaged_digests_are_one_clear_error(content, tmp_path):
     (tmp_path / DIGESTS).write_text(content)
     with pytest.raises(ValueError, match="checksums.json"):
         check_bytes(tmp_path, "a")
+
+
+@pytest.mark.parametrize(
+    ("last", "kept"),
+    [("", [1]), ('{"a"', [1]), ('{"a": {"b": 2}', [1]), ('{"a": 2}', [1, 2])],
+    ids=["none", "cut short", "cut short behind a brace", "without its newline"],
+)
+def test_a_last_line_that_was_cut_short_spoils_no_other(last, kept, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"a": 1}\n' + last)
+    assert [line["a"] for line in read_lines(log)] == kept
+    append_line(log, {"a": 3})
+    assert [line["a"] for line in read_lines(log)] == [*kept, 3]
+
+
+def test_the_first_line_makes_the_file(tmp_path):
+    append_line(tmp_path / "log.jsonl", {"a": 1})
+    assert (tmp_path / "log.jsonl").read_text() == '{"a": 1}\n'
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"a": 1}\n{"a"{"a": 2}\n')
+    with pytest.raises(ValueError, match="log.jsonl: line 2 is damaged .*delete the line"):
+        read_lines(log)

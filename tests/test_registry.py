@@ -3,6 +3,7 @@ refused by name.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,30 @@ def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
         discovered(
             "models/heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n"
         )
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        ("theirlab", "no option size; it has none"),
+        ("theirlabs", "expected a module, theirlabs is not there"),
+    ],
+)
+def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
+    """Every command reads what the package registers."""
+    (tmp_path / "theirlab.py").write_text('@register("head", "mine", size=3)\ndef one(): ...\n')
+    installed = tmp_path / "theirlab-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: theirlab\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[decisionllm]\nmine = {module}\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    words = [sys.executable, "-m", "decisionllm", "train", "--help"]
+    done = subprocess.run(
+        words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"decisionllm: entry point decisionllm:mine ({module}) is wrong" in done.stderr
+    assert wrong in done.stderr and "uninstall the package" in done.stderr
 
 
 def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(discovered):

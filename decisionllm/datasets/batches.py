@@ -153,11 +153,19 @@ def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> Non
 def check_targets(
     config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
 ) -> None:
-    """Raise a ValueError if there is nothing to train on."""
-    if not len(episodes):
-        wanted = f"episodes of at least {config.model.return_horizon} steps that have some"
-        got = f"none to train on; the longest has {store.lengths.max()}"
-        raise ValueError(f"model.return_horizon, recorded actions: expected {wanted}, got {got}")
+    """Raise a ValueError if there is nothing to train on, in the log or in a part of it."""
+    for label, part in store.parts.items():
+        if np.isin(part, episodes).any():
+            continue
+        of_part = f" of part {label}" if label else ""
+        wanted = f"recorded actions in some episode{of_part} that is trained on"
+        remedy = "lower data.held_out, or take another data.seed"
+        horizon = config.model.return_horizon
+        if horizon:
+            longest = store.lengths[part].max()
+            wanted += f" and has model.return_horizon={horizon} steps (the longest has {longest})"
+            remedy = "lower model.return_horizon or data.held_out, or take another data.seed"
+        raise ValueError(f"{store.path}: expected {wanted}, got none; {remedy}")
     if steps.loss_mask is not None and not any(
         steps.loss_mask[rows].any() for rows in steps.blocks(episodes)
     ):

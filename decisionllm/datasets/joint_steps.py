@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log, TableRows
+from decisionllm.datasets.team_stays import stays_of
 from decisionllm.schema import Json
 from decisionllm.tokenizers.entities import EntitySchema
 
@@ -35,11 +36,14 @@ class JointSteps:
         """The joint steps of a log.
 
         Raises:
-            ValueError: several types of agents, discrete or missing actions, or worlds that differ
-                in agents, steps or sizes of observations.
+            ValueError: a row that cannot be, see `stays_of`; several types or teams of agents,
+                discrete or missing actions, or worlds that differ in agents, steps or sizes of
+                observations.
         """
         kind = only_type(log)
         agents = log.sorted("agents", "group", "step", "agent")
+        returns = kind_of_rewards(log)
+        check_rows(agents, returns)
         shape = joint_shape(agents)
         observations = observations_of(log)[agents.numbers].reshape(*shape, -1)
         actions = agents["action_values"].astype(np.float32).reshape(*shape, -1)
@@ -55,7 +59,7 @@ class JointSteps:
         return cls(
             observations=observations,
             actions=actions,
-            rewards=rewards_of(agents, shape),
+            rewards=rewards_of(agents, shape, returns),
             blocks=blocks,
             low=np.array(kind["low"], np.float32),
             high=np.array(kind["high"], np.float32),
@@ -72,6 +76,25 @@ def only_type(log: Log) -> Json:
     if "num_actions" in kind or "action_values" not in log.agents:
         raise ValueError(f"{log.path}: expected continuous actions, got discrete ones")
     return kind
+
+
+def kind_of_rewards(log: Log) -> str:
+    """`own` if a log has the reward of each agent, else `team`; a ValueError if it has neither."""
+    own = log.agents.get("reward")
+    if own is not None and not np.isnan(own).any():
+        return "own"
+    if "reward" not in log.steps:
+        raise ValueError(f"{log.path}: expected rewards of agents or of teams, got none")
+    return "team"
+
+
+def check_rows(agents: TableRows, returns: str) -> None:
+    """Raise a ValueError if a row cannot be in a dataset of the log, or if it has several teams."""
+    teams = np.unique(agents["team"]).tolist()
+    if len(teams) > 1:
+        raise ValueError(f"{agents.log.path}: expected one team, got {teams}")
+    N = len(np.unique(agents["agent"]))
+    stays_of(agents.log, capacity=N, returns=returns, team=teams[0])
 
 
 def joint_shape(agents: TableRows) -> tuple[int, int, int]:
@@ -109,15 +132,11 @@ def observations_of(log: Log) -> np.ndarray:
     return flat.reshape(len(offsets) - 1, -1)
 
 
-def rewards_of(agents: TableRows, shape: tuple[int, int, int]) -> np.ndarray:
-    """The reward of each agent, or of its team where the log has no other, (W, T, N)."""
-    log = agents.log
-    if "reward" in agents:
+def rewards_of(agents: TableRows, shape: tuple[int, int, int], kind: str) -> np.ndarray:
+    """The reward of each agent, or of its team, (W, T, N). kind: see `kind_of_rewards`."""
+    if kind == "own":
         own: np.ndarray = agents["reward"].astype(np.float32).reshape(shape)
-        if not np.isnan(own).any():
-            return own
-    if "reward" not in log.steps:
-        raise ValueError(f"{log.path}: expected rewards of agents or of teams, got none")
-    clock = log.sorted("steps", "group", "step")
+        return own
+    clock = agents.log.sorted("steps", "group", "step")
     of_team = clock["reward"].astype(np.float32).reshape(shape[:2])
     return np.asarray(np.repeat(of_team[..., None], shape[2], -1))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from decisionllm.schema import Json, refuse
 
@@ -85,10 +85,19 @@ def _of_box(rows: np.ndarray, space: spaces.Box) -> np.ndarray:
     """
     values = rows.reshape(len(rows), *space.shape)
     clipped = np.clip(values.astype(np.float64), space.low, space.high)
-    nearest = np.where(clipped.astype(np.float32) == values, clipped, values)
+    return as_dtype(np.where(clipped.astype(np.float32) == values, clipped, values), space.dtype)
+
+
+def as_dtype(values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    """Numbers of a policy in the type of a Box, whole ones as the nearest.
+
+    numpy alone would cut them, and a policy that is nearly right would be off by one.
+    """
+    if np.issubdtype(dtype, np.integer):
+        values = np.rint(values)
     # A negative number has no value of an unsigned type; `fits` finds it
     with np.errstate(invalid="ignore"):
-        return np.asarray(nearest.astype(space.dtype))
+        return np.asarray(values.astype(dtype))
 
 
 def fits(rows: np.ndarray, space: AnySpace) -> bool:

@@ -36,6 +36,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import DTypeLike
 
+from decisionllm.datasets.rounding import Rounding
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, is_reference
@@ -168,11 +169,15 @@ def _write(path: Path, source: Source) -> Store:
             raise ValueError(f"{name}: expected the recorded action of some steps, {why}")
         spec = asdict(source.spec)
         tasks = list(columns.tasks)
+        info = source.info
+        rounded = columns.rounding.faults()
+        if rounded:
+            info = info | {"faults": [*info.get("faults", []), *rounded]}
         card: Json = {
             "format": FORMAT,
             "spec": spec,
             "tasks": tasks,
-            "info": source.info,
+            "info": info,
             "facts": source.facts,
             "arrays": shapes,
             "fingerprint": _fingerprint(spec, tasks, arrays),
@@ -196,6 +201,7 @@ class Columns:
         self.tasks: dict[str, int] = {}  # numbers of the texts
         self.episodes = 0
         self.steps = 0
+        self.rounding = Rounding()  # of the observations
         self._begin("offsets", np.int64).append(np.zeros(1))
 
     def append(self, episode: Episode) -> None:
@@ -216,6 +222,7 @@ class Columns:
             name = min(unequal)
             lacking = 0 if name in rows else self.episodes
             raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
+        self.rounding.add(rows["observations"])
         for name, values in rows.items():
             self.files[name].append(values)
         self.episodes += 1

@@ -25,7 +25,7 @@ from decisionllm.tokenizers.entities import vectors
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 # keys of meta that a store repeats
-KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")
+KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs", "faults")
 
 
 @register("dataset", "team", text="${text}")
@@ -92,8 +92,11 @@ def _overlaid(found: Json, path: str, meta: str) -> Json:
     with explained(wanted, OSError, ValueError, AttributeError, TypeError):
         if meta:
             more = json.loads(Path(meta).expanduser().read_text())
+        described = more.get("types", {})
         for each, known in found["types"].items():
-            types[each] = known | more.get("types", {}).get(each, {})
+            types[each] = known | described.get(each, {})
+    for each in described:
+        one_of("dataset.meta, types", each, types)
     return {"name": name} | found | more | {"types": types}
 
 

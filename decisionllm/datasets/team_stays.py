@@ -9,6 +9,7 @@ import numpy as np
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import MISSING, Log, TableRows
 from decisionllm.datasets.team_layout import Schema, canonical_rows, entity_schema, with_blocks
+from decisionllm.datasets.windows import received_before
 from decisionllm.schema import Episode, Json, differs
 
 Task = tuple[int, str]  # size of a team, and the name of an agent's type in meta["types"]
@@ -251,10 +252,22 @@ def _rewards(returns: str, clock: Clock, members: Members) -> tuple[str, np.ndar
     if kind == "mean":
         team_size = np.repeat(members.team_size, clock.lengths)
         reward = np.bincount(members.moment, reward, len(clock.steps)) / team_size
-    before = np.concatenate([[0.0], np.cumsum(reward)])  # the sum before each entry of the clock
-    end = clock.offsets[members.world + 1]
-    later = before[end] - before[members.moment + 1]
-    return kind, reward[members.moment].astype(np.float32), later
+    later = rewards_after(reward, clock)
+    return kind, reward[members.moment].astype(np.float32), later[members.moment]
+
+
+def rewards_after(rewards: np.ndarray, clock: Clock) -> np.ndarray:
+    """The rewards (s,) that a world has after each of its steps, (s,) float64.
+
+    Each world is summed by itself, from its end, as in `windows.returns_to_go`: a large reward in
+    one would take the last digits from the others.
+    """
+    later = np.zeros(len(rewards))
+    for length in np.unique(clock.lengths):
+        first = clock.offsets[:-1][clock.lengths == length]
+        rows = first[:, None] + np.arange(length)[::-1]  # (worlds, length)
+        later[rows] = received_before(rewards[rows])
+    return later
 
 
 def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
@@ -270,7 +283,7 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         wanted = "every type in meta to have num_actions, or all the same low and high"
         raise ValueError(f"{rows.log.path}: expected {wanted}")
     taken = _taken(rows, "action_values")
-    low, _ = bounds[0]
+    low, high = np.array(bounds[0], float)
     width = taken.shape[1]
     if width != len(low):
         wanted = f"{len(low)} numbers, as low and high in meta have, got {width}"
@@ -281,6 +294,10 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         "got {}; a list that is too short is read with NaN at its end"
     )
     rows.refuse(recorded & ~np.isfinite(taken).all(1), in_part, taken)
+    slack = 1e-4 * (high - low)  # as in a store
+    beyond = (taken < low - slack) | (taken > high + slack)
+    within = f"action_values: expected an action within {low.tolist()} .. {high.tolist()}, got {{}}"
+    rows.refuse(beyond.any(1), within, taken)
     loss_mask = _targets(rows, "action_values", recorded)
     middle = np.mean(bounds[0], 0)  # shown where an action was not recorded
     return np.where(recorded[:, None], taken, middle).astype(np.float32), None, loss_mask

@@ -20,6 +20,8 @@ from decisionllm.schema import Json, Spec
 # texts that are made anew for each episode, so that those of the data need not come back
 DRAWN = ("paraphrased", "template")
 WITHOUT = "env=none trains without an environment"
+# options that a dataset and its environment share: with another value it is another world
+WORLD = ("maze", "dense")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
         Notes for the user, one line each: what differs and may be meant so.
 
     Raises:
-        ValueError: an environment can't be built, or its observations, actions, horizon or texts
-            are not those of the data; or log.rollout_every needs one and there is none.
+        ValueError: an environment can't be built, or its observations, actions, horizon, texts or
+            world are not those of the data; or log.rollout_every needs one and there is none.
     """
     notes: list[str] = []
     for trained in parts(config, stores):
@@ -110,6 +112,7 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
         ValueError: see `check_environments`.
     """
     name = f"env of {trained.label}" if trained.label else "env"
+    check_world(trained, name)
     note = check_env(trained.spec, trained.info, env, name)
     started = env.reset(0)
     check_size(env, started, trained.spec, name)
@@ -117,6 +120,22 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]
     return [note for note in notes if note]
+
+
+def check_world(trained: Trained, name: str) -> None:
+    """Raise a ValueError if the environment has another maze than the data, or other rewards.
+
+    The environment named as the dataset does not follow its options: `env=maze2d-medium` is the
+    medium maze beside any data.
+    """
+    for option in WORLD:
+        if option not in trained.info or option not in trained.env:
+            continue
+        own, other = trained.info[option], trained.env[option]
+        if own != other:
+            wanted = f"{option}={own}, as in the data"
+            remedy = f"give env.{option}={own}; {WITHOUT}, and evaluate env=... names another"
+            raise ValueError(f"{name}: expected {wanted}, got {other}; {remedy}")
 
 
 def check_size(env: Env, started: np.ndarray, spec: Spec, name: str) -> None:

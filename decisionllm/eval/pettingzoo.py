@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats.pettingzoo import (
     action_limits,
     agent_types,
     flat,
+    numbers_of,
     split_observation,
 )
+from decisionllm.datasets.formats.team_log import LIMITS
+from decisionllm.datasets.spaces import as_dtype
 from decisionllm.datasets.team import meta_of
 from decisionllm.datasets.team_layout import canonical_rows, entity_schema, with_blocks
 from decisionllm.eval.team_env import TeamEnv, start_seeds
@@ -134,6 +138,8 @@ class PettingZooTeams(TeamEnv):
         one_of("env.returns", self.returns, ("team", "own", "mean"))
 
         # -- teams, and who plays them --
+        for kind in teams:
+            one_of("env.teams", kind, limits)
         teams_by_type = {**logged.get("teams", {}), **teams}
         self.team_of = {agent: int(teams_by_type.get(kind, 0)) for agent, kind in kinds.items()}
         self.team = team
@@ -162,6 +168,9 @@ class PettingZooTeams(TeamEnv):
         if len(winner) not in (0, 2) or (winner and given):
             wanted = "winner=[team,return] without reference"
             raise ValueError(f"env: expected {wanted}, got {[*winner]} and {given}")
+        if winner and winner[0] not in self.teams:
+            wanted = f"a team of {self.teams}"
+            raise ValueError(f"env.winner: expected {wanted}, got {winner[0]}")
         self.winner = winner
         self.bounds = np.array(given or [0.0, 100.0], float)
         self.averages = ["agents", "steps"]
@@ -275,14 +284,27 @@ class PettingZooTeams(TeamEnv):
         return self.masks if self.num_actions else None
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        chosen = self.chosen(actions)
+        results = self._step_copies(self.chosen(actions))
+        # A rollout ends with the last agent of the policy, but the others play on, and the returns
+        # of the teams with them.
+        while not self.running.any() and self._going():
+            self._step_copies({})
+        return results
+
+    def _step_copies(
+        self, chosen: Actions
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Advance the copies that are not over; see `receive`. chosen: by the policy."""
         for rival in self.rivals:
             chosen |= rival.act()
-        copies = np.unique(self.groups[self.running]).tolist()
-        results = {w: self._advance(w, chosen) for w in copies}
+        results = {w: self._advance(w, chosen) for w in self._going()}
         for rival in self.rivals:
             rival.receive(results)
         return self.receive(results)
+
+    def _going(self) -> list[int]:
+        """The copies that are not over."""
+        return [w for w, env in enumerate(self.envs) if env.agents and self.steps[w] < self.horizon]
 
     def _advance(self, w: int, chosen: Actions) -> Result:
         """Advance one copy by the chosen actions and those of the scripted partners."""
@@ -497,26 +519,34 @@ def types_in_log(
         types: of the log's meta.
 
     Raises:
-        ValueError: the log lacks a type, or has it with another number of actions.
+        ValueError: the log lacks a type, or has it with other limits.
     """
     found = dict(kinds)
     if len(types) == 1:
         found = dict.fromkeys(kinds, str(*types))
     for agent, kind in kinds.items():
         one_of(f"env.id={id}, type in the log", found[agent], types)
-        n = limits[kind].get("num_actions")
-        logged = types[found[agent]].get("num_actions")
-        if logged != n:
-            wanted = f"expected num_actions {logged} as in the log"
-            raise ValueError(f"env.id={id}, type {kind}: {wanted}, got {n}")
+        for key in LIMITS:
+            ours = limits[kind].get(key)
+            logged = types[found[agent]].get(key)
+            if not same_numbers(ours, logged):
+                wanted = f"expected {key} {logged} as in the log"
+                remedy = "choose env.arguments, or correct the limits of the log by dataset.meta"
+                raise ValueError(f"env.id={id}, type {kind}: {wanted}, got {ours}; {remedy}")
     return found
+
+
+def same_numbers(a: ArrayLike | None, b: ArrayLike | None) -> bool:
+    """Whether both are the same numbers in float32, or both None."""
+    # None becomes nan
+    return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32), equal_nan=True)
 
 
 def observation_size(space: "AnySpace") -> int:
     """Numbers of an observation, which in a dict space is `observation`."""
     from gymnasium.spaces import Dict
 
-    part = space["observation"] if isinstance(space, Dict) else space
+    part = numbers_of(space.spaces) if isinstance(space, Dict) else space
     assert part.shape is not None
     return int(np.prod(part.shape))
 
@@ -528,7 +558,7 @@ def to_space(space: "Box | Discrete", action: np.ndarray) -> int | np.ndarray:
     if isinstance(space, Discrete):
         return int(action[0]) + int(space.start)
     clipped = np.clip(action.reshape(space.shape), space.low, space.high)
-    return np.asarray(clipped, space.dtype)
+    return as_dtype(clipped, space.dtype)
 
 
 def scripted(

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
-from decisionllm.checks import one_of
 from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.normalizer import Normalizer
@@ -49,7 +48,6 @@ class SequenceModel(nn.Module):
     ) -> None:
         super().__init__()
         options = options or ModelOptions()
-        one_of("model.condition_on", options.condition_on, ("return_to_go", "none"))
         self.spec = spec
         self.backbone = backbone
         made: Objective = build(

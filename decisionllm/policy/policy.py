@@ -81,10 +81,10 @@ class Policy(WindowReader):
             )
         model.eval()
         model.backbone.pack()
-        direct = Direct(model, self.decode, self.device)
-        self.decider = direct
+        self.direct = Direct(model, self.decode, self.device)
+        self.decider = self.direct
         if self.planning_horizon:
-            self.decider = ValuePlan(direct, self.planning_horizon, self.planning_value)
+            self.decider = ValuePlan(self.direct, self.planning_horizon, self.planning_value)
 
     def reseed(self, seed: int) -> None:
         """Draw samples and orders of deciding from this seed, from here on."""
@@ -109,7 +109,9 @@ class Policy(WindowReader):
         """Actions (N, A), and the return-to-go that each is conditioned on (N,), raw units; see
         `act`.
         """
-        if self.recorded and len(histories) == 1 and not histories[0].task:
+        # what is recorded ends in the model's own choice: another decider reads the hidden states
+        decides_itself = self.decider is self.direct
+        if self.recorded and decides_itself and len(histories) == 1 and not histories[0].task:
             batch, _, predicted = self.windows(histories)
             decide = self.recorded.get(not predicted.any())
             if decide is not None:
@@ -142,7 +144,7 @@ class Policy(WindowReader):
         no_actions = np.zeros((0, self.spec.action_dim))
         first = History(observations, no_actions, np.zeros(0))
         self.act([first])
-        if self.window == 1 and not self.planning_horizon:
+        if self.window == 1 and self.decider is self.direct:
             self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
 
     def begin(

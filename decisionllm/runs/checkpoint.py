@@ -1,7 +1,7 @@
 """The weights of a run in and out: a folder of safetensors and JSON, without frozen weights.
 
 checkpoint/
-  model.safetensors    trained weights but adapters, and the normaliser
+  model.safetensors    trained weights but adapters, and buffers, such as the normaliser's
   adapter/             LoRA, as peft saves it, by the names on AutoModel and on AutoModelForCausalLM
   trainer.safetensors  the moments of the optimiser
   trainer.json         the step
@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,6 @@ from decisionllm.registry import Node
 from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
-
-# tensors that are saved although no gradient trains them
-FITTED = re.compile(r"normalizer\.|planner\.|objective\.|^backbone\.features\.")
 
 UNUSED = re.compile(r"planner\.(rewards\.|values\.|reward_low$|reward_span$)")
 
@@ -257,17 +255,17 @@ def _without_backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _own_state(model: Model) -> dict[str, Tensor]:
-    """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and
-    what was fitted before.
+    """The tensors that a checkpoint holds itself: of the backbone the trained ones but adapters, and
+    the features of texts; of all else every weight and buffer.
     """
     names = set()
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and "lora_" not in name:
+    # each once, where several embodiments share a backbone
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        is_trained = tensor.requires_grad and "lora_" not in name
+        is_frozen_backbone = name.startswith("backbone.") and not is_trained
+        if not is_frozen_backbone or name.startswith("backbone.features."):
             names.add(name)
     tensors = model.state_dict()
-    for name in tensors:
-        if FITTED.search(name):
-            names.add(name)
     return {name: whole(tensor) for name, tensor in tensors.items() if name in names}
 
 

@@ -26,7 +26,16 @@ from safetensors.torch import load_file
 
 from decisionllm.config import TrainConfig, flat
 from decisionllm.datasets.store import Store
-from decisionllm.files import DIGESTS, PARTIAL, atomic, check_bytes, explained, own_change, seal
+from decisionllm.files import (
+    DIGESTS,
+    PARTIAL,
+    atomic,
+    check_bytes,
+    explained,
+    own_change,
+    seal,
+    write_json,
+)
 from decisionllm.registry import Node
 from decisionllm.schema import Json, Spec
 
@@ -76,8 +85,7 @@ def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: obj
         (path / DIGESTS).unlink(missing_ok=True)
         with atomic(path / "config.yaml") as partial:
             partial.write_text(yaml.safe_dump(config, sort_keys=False))
-        with atomic(path / "run.json") as partial:
-            partial.write_text(json.dumps(data, indent=1))
+        write_json(path / "run.json", data)
         seal(path, "config.yaml", "run.json")
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Protocol, TextIO
 
-from decisionllm.files import atomic, explained
+from decisionllm.files import atomic, explained, write_json
 from decisionllm.schema import Json
 
 ENDED = ("done", "failed")
@@ -396,5 +396,4 @@ def _locked(path: str | Path) -> bool:
 
 def _end(folder: Path, name: str, outcome: Json) -> None:
     kept = {"digest": encode([folder.name, outcome])[0], "result": outcome}
-    with atomic(folder / f"{name}.json") as file:
-        file.write_text(json.dumps(kept, indent=1))
+    write_json(folder / f"{name}.json", kept)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from decisionllm.eval.intervals import over_runs
 from decisionllm.eval.report import write_page
-from decisionllm.files import explained
+from decisionllm.files import explained, write_json
 from decisionllm.scaling import figures, law
 from decisionllm.scaling.grid import is_excluded
 from decisionllm.schema import Json
@@ -77,8 +77,7 @@ def write(folder: str | Path, found: Json, say: Callable[[str], object] = print)
     }
     law_row = fits["law"] and fits["law"].row()
     derived = {"fits": fits | {"law": law_row}, "sentences": sentences}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(found | derived, indent=1))
+    write_json(folder / "study.json", found | derived)
     images = []
     for name, figure in figures.draw(grid, fits, values).items():
         images.append(f"{name}.png")

@@ -32,9 +32,9 @@ class Waves(nn.Module):
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
-        self.frequencies = nn.Buffer(
-            torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), COUNT)
-        )
+        # constants, which no checkpoint holds
+        frequencies = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), COUNT)
+        self.frequencies = nn.Buffer(frequencies, persistent=False)
         self.layers = mlp(size * (1 + 2 * COUNT), width, width)
 
     def forward(self, x: Tensor) -> Tensor:

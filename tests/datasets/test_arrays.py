@@ -328,6 +328,28 @@ def test_a_number_that_float32_cannot_hold_is_named(tmp_path):
             load(path=path)
 
 
+@pytest.mark.parametrize(
+    ("first", "rounded"),
+    [
+        (1.7e9 + 30.0 * np.arange(5), "observation [0]: rounded by up to 0.5 of its range"),
+        (2**24 + np.arange(5), "observation [0]: rounded by up to 0.25 of its range"),
+        (1.7e9 + 1e9 * np.arange(5), None),  # steps of 128 of a range of 4e9 are not seen
+        (np.full(5, 0.1), None),  # a constant stays one
+        (np.arange(5) / 10, None),
+    ],
+)
+@pytest.mark.parametrize("block", [2, 100])
+def test_numbers_that_float32_rounds_visibly_are_a_fault(
+    first, rounded, block, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(arrays, "BLOCK", block)
+    path = put(tmp_path / "mine.npz", observations=np.stack([first, np.arange(5)], 1))
+    dataset = node("dataset", "arrays", path=path, task="Fill.")
+    unread, *faults = prepare(dataset, tmp_path / "home").info["faults"]
+    assert unread.startswith("the task text")
+    assert [fault.partition(" in float32")[0] for fault in faults] == ([rounded] if rounded else [])
+
+
 def test_a_file_of_another_format_is_not_called_damaged(tmp_path):
     for name, content in (
         ("mine.csv", b"x,y,reward\n1,2,3\n"),

@@ -1,12 +1,16 @@
 """Turned and mirrored windows: by hand, a team as one, and that the world agrees."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from decisionllm.config import train_config
 from decisionllm.datasets.augment import TURNS
-from decisionllm.datasets.batches import open_data
+from decisionllm.datasets.batches import check_targets, open_data
 from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.windows import of_store
 from decisionllm.domains.spread import dataset as spread
 from decisionllm.domains.spread.world import HORIZON, Spread
 from decisionllm.protocols import Source
@@ -196,3 +200,27 @@ def own_texts(data, window):
     """Which rows of a window have the text of their task itself (B,)."""
     tasks = np.array(data.store.tasks)[data.store.task[window.episodes]]
     return np.array([data.tasks[i] for i in window.text_index]) == tasks
+
+
+@pytest.mark.parametrize(
+    ("horizon", "part", "message"),
+    [
+        (0, "", "expected recorded actions in some episode that is trained on, got none; lower "),
+        (3, "", "is trained on and has model.return_horizon=3 steps (the longest has 2), got none"),
+        (
+            0,
+            "b",
+            "expected recorded actions in some episode of part b that is trained on, got none",
+        ),
+    ],
+)
+def test_what_leaves_nothing_to_train_on_is_named(horizon, part, message, tmp_path):
+    """Of two episodes the second one, part b, is not left."""
+    log = make_store(tmp_path / "log", [episode([1.0, 2.0]), episode([1.0, 2.0], group=1)])
+    left = np.arange(0)
+    if part:
+        log = replace(log, info={"parts": {"a": {}, "b": {}}}, part=np.array([0, 1]))
+        left = np.array([0])
+    given = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_targets(train_config(given), log, of_store(log), left)

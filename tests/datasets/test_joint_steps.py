@@ -69,6 +69,13 @@ def test_the_rewards_of_agents_come_before_those_of_the_team():
             {"action_values": np.full((8, 1), np.nan)},
             "expected every action recorded, got missing ones",
         ),
+        ({"observation": np.full((8, 2), np.nan)}, "observation: expected finite numbers, got"),
+        ({"reward": np.full(8, np.inf)}, "reward: expected a finite number, got inf"),
+        ({"agent": np.zeros(8, int)}, "expected one row for each group, step and agent"),
+        (
+            {"action_values": np.full((8, 1), 7.0)},
+            r"row 4 .*: expected an action within \[-1.0\] .. \[1.0\], got \[7.0\]",
+        ),
     ],
 )
 def test_logs_that_are_no_joint_steps_are_refused(given, message):

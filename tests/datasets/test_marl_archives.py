@@ -177,6 +177,24 @@ def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
         joined(folder)
 
 
+def test_a_vault_in_which_the_end_of_an_agent_goes_away_is_refused(vaults):
+    """Its worlds could not be told apart: the flag of the agent is next set in the world after."""
+    import tensorstore as ts
+
+    folder = vaults / "toy.vlt/points"
+    ended = np.load(vaults / "points.npz")["terminals"][0] != 0
+    goes_on = ended & ~ended.all(1)[:, None]
+    step, agent = np.argwhere(goes_on)[0].tolist()
+    store = {"driver": "ocdbt", "base": f"file://{folder}/", "path": "terminals./"}
+    terminals = ts.open({"driver": "zarr", "kvstore": store}).result()
+    terminals[0, step + 1, agent].write(False).result()
+    with pytest.raises(
+        ValueError,
+        match=f"points, row 0 of B, step {step}, agent {agent}: expected its end to stay set until",
+    ):
+        joined(folder)
+
+
 def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
     folder = vaults / "toy.vlt/units"
     card = json.loads((folder / "metadata.json").read_text())
@@ -235,10 +253,25 @@ def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
     ):
         team.load(path=str(tmp_path / "a"))
     omar(tmp_path / "short", steps=20)
-    with pytest.raises(
-        ValueError, match="expected as many steps in each array and at least 25, got 20, 20 and 20"
-    ):
+    message = (
+        "expected as many steps in each array and at least 25, got obs_0 20, obs_1 20, acs_0 20"
+    )
+    with pytest.raises(ValueError, match=message):
         team.load(path=str(tmp_path / "short"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((75,), "expected as many steps in each array .* rews_0 53, rews_1 75"),
+        ((53, 1), r"rews_1: expected one number for each step, got the shape \(53, 1\)"),
+    ],
+)
+def test_an_array_of_omar_that_does_not_fit_the_others_is_refused(tmp_path, shape, message):
+    omar(tmp_path / "a")
+    np.save(tmp_path / "a/rews_1.npy", np.ones(shape))
+    with pytest.raises(ValueError, match=message):
+        team.load(path=str(tmp_path / "a"))
 
 
 def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
@@ -328,6 +361,35 @@ def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
     (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cut.h5: not a readable HDF5 file, perhaps cut"):
         team.load(path=str(tmp_path / "cut.h5"))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("reward", np.ones((3, 6, 2)), "one number for each world and step, got the shape"),
+        ("terminated", np.zeros((3, 6, 2)), "one number for each world and step, got the shape"),
+        ("obs", np.ones((3, 6, 4)), r"\(worlds, steps, agents, numbers\), got the shape"),
+        ("obs", np.ones((3, 6, 2, 5, 5)), r"\(worlds, steps, agents, numbers\), got the shape"),
+        ("avail_actions", np.ones((3, 6, 1, 3)), r"\(worlds, steps, agents, numbers\), got"),
+        ("actions", np.ones((3, 6, 3, 1), int), r"\(worlds, steps, agents\) or .*, got the shape"),
+        ("actions", np.eye(3, dtype=int)[np.ones((3, 6, 2), int)], "one index .* got 3 numbers"),
+        ("actions", np.full((3, 6, 2, 1), 0.5), "an index, since there are avail_actions, got 0.5"),
+    ],
+)
+def test_a_column_of_pymarl_of_another_meaning_is_refused(tmp_path, name, column, message):
+    pymarl(tmp_path / "a.h5", **{name: column})
+    with pytest.raises(ValueError, match=f"a.h5, {name}: expected {message}"):
+        team.load(path=str(tmp_path / "a.h5"))
+
+
+def test_indices_that_pymarl_saved_as_floats_are_discrete_actions(tmp_path):
+    whole = pymarl(tmp_path / "whole.h5")["actions"]
+    pymarl(tmp_path / "float.h5", actions=whole.astype(np.float32))
+    stores = [
+        write(tmp_path / name, team.load(path=str(tmp_path / f"{name}.h5")))
+        for name in ("whole", "float")
+    ]
+    assert stores[0].fingerprint == stores[1].fingerprint and stores[1].spec.num_actions == 3
 
 
 def test_a_folder_of_several_logs_says_which_there_are(vaults):

@@ -70,6 +70,12 @@ def test_actions_are_rows_and_come_back(space, parts, actions, rows):
     )
 
 
+def test_an_action_of_whole_numbers_is_the_nearest():
+    space = spaces.Box(-10, 10, (1,), np.int32)
+    rows = np.array([[2.999], [-0.999], [9.6], [0.4]], np.float32)
+    assert decode_actions(rows, space).tolist() == [[3], [-1], [10], [0]]
+
+
 @pytest.mark.parametrize("action", [[0, 6], [4, 6], [1, 4], [1, 7]])
 def test_an_action_that_a_multi_discrete_does_not_have_is_refused(action):
     space = spaces.MultiDiscrete([3, 2], start=[1, 5])

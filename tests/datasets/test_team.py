@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from decisionllm.data import data
 from decisionllm.datasets import sampling, team, windows
@@ -152,6 +153,13 @@ def test_rewards_after_a_death_are_part_of_every_return_to_go(tmp_path):
     ] and store.truncated.tolist() == [True, False, True, True]
     steps = windows.of_store(store)
     assert steps.returns_to_go[6:8].tolist() == [21, 20]
+
+
+def test_a_huge_reward_of_one_world_leaves_the_others_exact(tmp_path):
+    log = toy((2, 2), gone=[(0, 1, 2, None), (1, 1, 2, None)])
+    log, _ = changed(log, "steps", (0, 0), reward=-1e17)
+    store = write(tmp_path / "s", source(log))
+    assert store.return_after_exit.tolist() == [0, 18, 0, 18]
 
 
 def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
@@ -642,6 +650,9 @@ def test_columns_that_do_not_fit_are_refused_by_name():
         wanted = f"log, agents, {name}, row 1: expected a whole number within .*, got {value}"
         with pytest.raises(ValueError, match=wanted):
             replace(log, agents=log.agents | {name: column})
+    many = log.meta | {"behaviours": [*map(str, range(200))]}
+    with pytest.raises(ValueError, match=r"behaviour, row 1: .* within 0 .. 127, got 128"):
+        replace(log, meta=many, agents=log.agents | {"behaviour": np.full(12, 128)})
     with pytest.raises(ValueError, match="expected meta to have types and horizon, got name"):
         replace(log, meta={"name": "x"})
     with pytest.raises(ValueError, match="agents, available: expected 3 actions, got 2"):
@@ -748,6 +759,25 @@ def test_a_foreign_table_has_other_lists_and_further_columns(tmp_path):
     )
 
 
+@pytest.mark.parametrize("start", [1.7e9, 0.0])
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
+def test_numbers_of_a_foreign_table_that_float32_rounds_are_a_fault(start, sizes, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    team.write(tmp_path / "log", toy(sizes))
+    file = tmp_path / "log/agents.parquet"
+    table = parquet.read_table(file)
+    lists = table["observation"].to_pylist()
+    timed = [[start + 30 * row, *numbers[1:]] for row, numbers in enumerate(lists)]
+    place = table.column_names.index("observation")
+    parquet.write_table(table.set_column(place, "observation", pa.array(timed)), file)
+    store = write(tmp_path / "store", load(path=str(tmp_path / "log")))
+    faults = store.info.get("faults", [])
+    assert all(fault.startswith("observation [0]: rounded by up to") for fault in faults)
+    assert len(faults) == (len(set(sizes)) if start else 0)  # one for each layout
+
+
 def test_a_json_file_says_more_of_a_log(tmp_path):
     team.write(tmp_path / "log", toy((2,)))
     more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
@@ -763,6 +793,9 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     for file in ("none.json", "other.json"):
         with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes"):
             load(path=str(tmp_path / "log"), meta=str(tmp_path / file))
+    (tmp_path / "typo.json").write_text('{"types": {"gaurd": {"role": "You stand still"}}}')
+    with pytest.raises(ValueError, match="dataset.meta, types: expected one of guard, got 'gaurd'"):
+        load(path=str(tmp_path / "log"), meta=str(tmp_path / "typo.json"))
 
 
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
@@ -818,8 +851,6 @@ class Meadow:
         self.masked, self.by_clock = masked, by_clock
 
     def action_space(self, agent):
-        from gymnasium.spaces import Discrete
-
         return Discrete(2 if agent == "sheep_0" else 4)
 
     def reset(self, seed=None):
@@ -910,3 +941,81 @@ def test_a_world_that_is_played_ends_by_the_clock_or_by_itself():
         )
         assert log.steps["truncated"].tolist() == [False, False, False, by_clock]
         assert log.steps["terminated"].tolist() == [False, False, False, not by_clock]
+
+
+class Counting:
+    """A parallel world of two steps. Every agent observes the step, in one array that the world
+    writes anew, and is paid 1.
+    """
+
+    def __init__(self, spaces, *, seen=None):
+        self.spaces = spaces
+        self.possible_agents = list(spaces)
+        self.seen = np.zeros(1, np.float32) if seen is None else seen
+
+    def action_space(self, agent):
+        return self.spaces[agent]
+
+    def reset(self, seed=None):
+        self.agents = self.possible_agents
+        if isinstance(self.seen, np.ndarray):
+            self.seen[:] = 0
+        return dict.fromkeys(self.agents, self.seen), {}
+
+    def step(self, actions):
+        present = self.agents
+        self.seen += 1
+        if self.seen[0] == 2:
+            self.agents = []
+        over = dict.fromkeys(present, not self.agents)
+        return (
+            dict.fromkeys(present, self.seen),
+            dict.fromkeys(present, 1.0),
+            dict.fromkeys(present, False),
+            over,
+            {},
+        )
+
+
+def test_what_a_world_writes_anew_is_recorded_as_it_was():
+    log = collect(
+        Counting({"a_0": Discrete(2)}), lambda seen, infos: {"a_0": np.array([1])}, episodes=2
+    )
+    assert log.agents["observation"].tolist() == [0, 1, 0, 1]
+    # an array of one number is an index, too
+    assert log.agents["action"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("spaces", "message"),
+    [
+        (
+            {"a_0": Discrete(3), "a_1": Discrete(5)},
+            r"a_1: expected the actions of type a, {'num_actions': 3}, got {'num_actions': 5}",
+        ),
+        ({"a_0": Box(-1, 1, (2,)), "a_1": Box(-5, 5, (2,))}, r"a_1: expected .* got .*5.0"),
+        ({"a_0": Box(-1, 1, (2,)), "a_1": Discrete(2)}, r"a_1: expected .* got {'num_actions': 2}"),
+    ],
+)
+def test_agents_of_a_type_with_other_actions_are_refused(spaces, message):
+    with pytest.raises(ValueError, match=message):
+        collect(Counting(spaces), lambda seen, infos: {}, episodes=1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "options", "message"),
+    [
+        (
+            {"position": 1},
+            {},
+            "expected an observation to be numbers, or .* got a dict of position",
+        ),
+        (None, {"teams": {"aa": 1}}, "teams: expected one of a, got 'aa'"),
+        (None, {"behaviours": 129}, "act: expected at most 128 behaviours, got 129"),
+    ],
+)
+def test_what_cannot_be_collected_is_refused_before_play(seen, options, message):
+    act = lambda seen, infos: dict.fromkeys(seen, 0)  # noqa: E731
+    acts = {str(k): act for k in range(options.pop("behaviours", 1))}
+    with pytest.raises(ValueError, match=message):
+        collect(Counting({"a_0": Discrete(2)}, seen=seen), acts, episodes=1, **options)

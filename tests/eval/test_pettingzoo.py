@@ -12,7 +12,7 @@ from decisionllm.datasets.team import collect, load, source, write
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.domains.spread.world import Teacher
 from decisionllm.eval import pettingzoo
-from decisionllm.eval.pettingzoo import PettingZooTeams
+from decisionllm.eval.pettingzoo import PettingZooTeams, to_space
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -24,13 +24,14 @@ pytestmark = pytest.mark.slow
 
 class Island:
     """Fishers and a thief, all over after step 3. fisher_1 is only there if the seed is even, and
-    terminates in step 1; action 1 is forbidden to fishers. A fisher gets its action, and 10 in the
-    step after the thief (two actions, from 5 on) took 6."""
+    terminates in step 1, as the thief does if it is `caught`; action 1 is forbidden to fishers. A
+    fisher gets its action, and 10 in the step after the thief (two actions, from 5 on) took 6."""
 
     possible_agents = ["fisher_0", "fisher_1", "thief_0"]
 
-    def __init__(self, *, late=False):
+    def __init__(self, *, late=False, caught=False):
         self.late = late
+        self.caught = caught
 
     def observation_space(self, agent):
         numbers = Box(-np.inf, np.inf, (2 + agent.startswith("thief"),))
@@ -67,9 +68,12 @@ class Island:
         rewards = {
             a: 0.0 if a == "thief_0" else actions[a] + 10.0 * self.stolen for a in self.agents
         }
-        self.stolen = int(actions["thief_0"] == 6)
+        self.stolen = int(actions.get("thief_0") == 6)
         self.t += 1
-        terminated = {a: a == "fisher_1" and self.t == 2 for a in self.agents}
+        mortal = ["fisher_1"]
+        if self.caught and self.seed % 2 == 0:
+            mortal.append("thief_0")
+        terminated = {a: a in mortal and self.t == 2 for a in self.agents}
         truncated = {a: self.t == 4 for a in self.agents}
         self.agents = [a for a in self.agents if not (terminated[a] or truncated[a])]
         if self.late and self.t == 1 and "fisher_1" not in self.agents:
@@ -178,6 +182,32 @@ def test_own_rewards_and_a_partner_in_the_own_team():
     assert (
         env.score(episodes[:1]) == pytest.approx((4 + 4 + 2 + 2) / 3) and env.unit == "team return"
     )
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("teams", [{}, {"thief": 1}])
+def test_a_world_goes_on_without_the_agents_of_the_policy(teams, copies, from_zero):
+    """The thief of copy 0 is caught in step 1: its two fishers, of whom one leaves in step 1, get 2,
+    12, 12 and 2 each; the fisher of copy 1 gets 2, 12, 12 and 12.
+    """
+    act = lambda seen, infos: {a: 6 if a == "thief_0" else 2 for a in seen}  # noqa: E731
+    log = collect(Island(caught=True), act, episodes=copies, teams=teams)
+    env = PettingZooTeams(
+        copies,
+        id=ISLAND,
+        horizon=4,
+        arguments={"caught": True},
+        team=teams.get("thief", 0),
+        teams=teams,
+        partners={"fisher": f"{ISLAND}.fish"},
+    )
+    episodes = rollout(lambda tasks: Always(1), env, seed=0)
+    assert [len(e.rewards) for e in episodes] == [2, 4][:copies]
+    assert env.steps.tolist() == [4, 4][:copies]
+    of_fishers = env.team_returns[:, 0] * env.counts[:, 0]
+    assert of_fishers.tolist() == [28 + 14, 38][:copies]
+    logged = log.steps["reward"].reshape(copies, 4, -1).sum(1)
+    np.testing.assert_allclose(env.team_returns, logged, rtol=1e-12)
 
 
 def test_the_environment_of_a_log_gives_its_episodes(tmp_path, from_zero):
@@ -398,6 +428,15 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     assert [len(e.rewards) for e in episodes] == [4, 2, 4]
 
 
+def test_a_run_plays_on_without_the_agents_of_the_policy(island_run):
+    node = loading.load(island_run, part="steal").config["env"]
+    env = build(node | {"arguments": {"caught": True}, "partners": {0: str(island_run)}}, 1)
+    rollout(lambda tasks: Always(1), env, seed=0)
+    (rival,) = env.rivals
+    assert env.steps.tolist() == [4] and not rival.env.running.any()
+    assert (rival.env.team_returns == env.team_returns).all()
+
+
 def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
     with pytest.raises(
         ValueError,
@@ -411,7 +450,7 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
             id="tests.eval.test_pettingzoo",
             horizon=4,
             team=1,
-            teams={"x": 1},
+            teams={"thief": 0},
             partners={0: str(island_run)},
         )
     with pytest.raises(
@@ -467,6 +506,8 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
             "env.team=0: expected an agent to play in every copy, got none in copy 0",
         ),
         ({"team": 2}, ValueError, "env.team=2: expected an agent to play"),
+        ({"teams": {"theif": 1}}, ValueError, "env.teams: expected one of fisher, thief"),
+        ({"winner": [3, 0]}, ValueError, "env.winner: expected a team of [0, 1], got 3"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options, error, message):
@@ -500,6 +541,29 @@ def test_an_environment_that_does_not_fit_its_log_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
         (tmp_path / "log").rename(tmp_path / f"log-{len(list(tmp_path.iterdir()))}")
+
+
+@pytest.mark.parametrize("high", [[5, 5], [1]])
+def test_bounds_of_actions_that_are_not_those_of_the_log_are_refused(tmp_path, high):
+    from mpe2 import simple_spread_v3
+
+    env = simple_spread_v3.parallel_env(max_cycles=1, continuous_actions=True)
+    middle = lambda seen, infos: {agent: np.full(5, 0.5) for agent in seen}  # noqa: E731
+    types = {"agent": {"low": [0] * len(high), "high": high}}
+    write(tmp_path / "log", collect(env, middle, episodes=1, types=types))
+    wanted = "type agent: expected .* as in the log, got .*; choose env.arguments, or"
+    with pytest.raises(ValueError, match=wanted):
+        PettingZooTeams(
+            1,
+            id="mpe2.simple_spread_v3",
+            arguments={"continuous_actions": True},
+            path=str(tmp_path / "log"),
+        )
+
+
+def test_an_action_of_whole_numbers_is_the_nearest_within_the_bounds():
+    taken = to_space(Box(0, 10, (2,), np.int32), np.array([2.999, 10.8]))
+    assert taken.tolist() == [3, 10] and taken.dtype == np.int32
 
 
 def test_an_agent_that_appears_after_the_start_is_refused():

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.config import ModelOptions
 from decisionllm.datasets import windows
 from decisionllm.datasets.windows import collate
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.models.objectives.likelihood import masked_mean
-from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import text
@@ -428,10 +426,3 @@ def test_past_actions_can_be_hidden():
 def test_what_cannot_be_hidden_is_refused(options, expected):
     with pytest.raises(ValueError, match=expected):
         make_model(CONTINUOUS, **options)
-
-
-def test_an_unknown_conditioning_is_refused():
-    with pytest.raises(
-        ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"
-    ):
-        SequenceModel(CONTINUOUS, None, None, options=ModelOptions(condition_on="sometimes"))

@@ -21,11 +21,13 @@ from safetensors.torch import load_file, save_file
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig, plain, train_config
 from decisionllm.files import DIGESTS
+from decisionllm.models.heads import GaussianHead
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs.model import make_model
 from decisionllm.schema import History, Spec
+from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 from tests.backbones.test_backbones import write
 from tests.conftest import LOOP, NANO, SMALL, command, damage, near, node
 
@@ -113,6 +115,42 @@ def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
         make_model(train_config(config(backbone, head=node("head", head))), SPEC), 6, 3, 30.0
     )
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
+
+
+class NormedHead(GaussianHead):
+    """With a part whose numbers no gradient trains."""
+
+    def __init__(self, width, spec):
+        super().__init__(width, spec)
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, hidden, action_masks=None, targets=None):
+        normed = self.norm(hidden.flatten(0, -2)).view(hidden.shape)
+        return super().forward(normed, action_masks, targets)
+
+
+class ShiftedTokenizer(TrajectoryTokenizer):
+    """With such a number too."""
+
+    def __init__(self, spec, width, *reads):
+        super().__init__(spec, width, *reads)
+        self.shift = torch.nn.Buffer(torch.zeros(()))
+
+    def forward(self, *steps):
+        return super().forward(*steps) + self.shift
+
+
+def test_buffers_of_parts_of_ones_own_are_saved(tmp_path):
+    own = {
+        "head": {"_target_": f"{__name__}.NormedHead"},
+        "tokenizer": {"_target_": f"{__name__}.ShiftedTokenizer"},
+    }
+    model = trained(tmp_path / "run", config(**own))
+    model.head.norm.running_mean += 1
+    model.tokenizer.shift += 1
+    checkpoint.save(tmp_path / "run", model, {}, {"step": 2})
+    expected = Policy(model, 6, 3, 30.0).act(histories())
+    assert np.array_equal(loading.load(tmp_path / "run").act(histories()), expected)
 
 
 @pytest.mark.parametrize("backbone", [name for name in BACKBONES if not name.endswith("full")])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm.protocols import Decider
 from decisionllm.schema import History, Spec
 from tests.conftest import MAX_RETURN, make_policy
 from tests.tokenizers.test_entities import SPEC as ENTITIES
@@ -55,6 +56,25 @@ def test_recorded_operations_give_the_same_actions(options, monkeypatch):
             np.concatenate([x.ravel() for x in expected]),
             atol=1e-4,
         )
+
+
+class Half(Decider):
+    """Takes 0.5, whatever was read."""
+
+    def act(self, hidden, masks, observations, tasks, generator):
+        return np.full((len(observations), 2), 0.5)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_another_decider_decides_a_single_step_too(moment, monkeypatch):
+    monkeypatch.setattr(torch, "equal", lambda a, b: torch.allclose(a, b, atol=1e-4))
+    policy = make_policy(SPEC, window=1, stride=1)
+    [first, *_] = histories(SPEC, (2.0,))
+    if moment == "before":
+        policy.decider = Half()
+    policy.warm_up()
+    policy.decider = Half()
+    np.testing.assert_equal(policy.act([first]), [[0.5, 0.5]])
 
 
 def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_differ(

@@ -22,7 +22,7 @@ import numpy as np
 from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.files import AGAIN, explained
-from decisionllm.schema import Json
+from decisionllm.schema import Json, refuse
 
 # Required and optional columns of each format
 VAULT = ("observations", "actions", "rewards", "terminals", "truncations")
@@ -84,8 +84,9 @@ def logs(path: Path, kind: str, *, cut: int = 25) -> Iterator[Log]:
 def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     """One Vault: a folder with `manifest.ocdbt`.
 
-    Its rows of B are separate worlds; a world ends when all of its agents have ended. Only steps
-    before `vault_index` count; the last world of each row of B is left out if it did not end.
+    Its rows of B are separate worlds; a world ends when all of its agents have ended, whose flags
+    stay set until then. Only steps before `vault_index` count; the last world of each row of B is
+    left out if it did not end.
     """
     with vault_errors(folder):
         names, length, files = open_vault(folder)
@@ -95,8 +96,11 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
         raise ValueError(f"{folder}: expected a Vault's columns, {found}")
     count = 0  # worlds
     for lane in range(files["observations"].shape[0]):
+        start = 0  # step of the lane at which the block begins
         for steps in ending(read_lane(folder, lane, length, files), ends_of_worlds):
+            check_ends(folder, lane, start, steps)
             last = ends_of_worlds(steps)
+            start += len(last)
             if not last.any():
                 repairs["worlds cut at the end"] += 1
                 continue
@@ -118,10 +122,31 @@ def vault_errors(folder: Path) -> AbstractContextManager[None]:
     return explained(f"{folder}: not a readable Vault, perhaps cut", *errors, remedy=AGAIN)
 
 
+def ends_of_agents(steps: Columns) -> np.ndarray:
+    """The steps of a Vault in which each agent has ended: (n, N) bool."""
+    return np.asarray((steps["terminals"] != 0) | (steps["truncations"] != 0))
+
+
 def ends_of_worlds(steps: Columns) -> np.ndarray:
     """The steps of a Vault that end a world: (n,) bool."""
-    ended = (steps["terminals"] != 0) | (steps["truncations"] != 0)
-    return np.asarray(ended.all(1))
+    return np.asarray(ends_of_agents(steps).all(1))
+
+
+def check_ends(folder: Path, lane: int, start: int, steps: Columns) -> None:
+    """Raise a ValueError if an agent that has ended is there again in the next step of its world.
+
+    The end of such a world is in no single step, so it would be joined to the worlds after it.
+    """
+    ended = ends_of_agents(steps)
+    last = ends_of_worlds(steps)
+    again = ended[:-1] & ~ended[1:] & ~last[:-1, None]
+    step, agent = np.indices(again.shape)
+    wanted = (
+        "expected its end to stay set until all agents have ended, got none in the next step; set "
+        "terminals of an agent in every step of its world after its end"
+    )
+    place = f"{folder}, row {lane} of B, step "
+    refuse(place, again, f"{{}}, agent {{}}: {wanted}", start + step, agent)
 
 
 def read_lane(folder: Path, lane: int, length: int, files: Json) -> Iterator[Columns]:
@@ -180,25 +205,34 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
     what = f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
 
     agents = range(len(list(folder.glob("obs_*.npy"))))
-    files = []
+    files: dict[str, list[np.ndarray]] = {"obs": [], "acs": [], "rews": []}
+    sizes: dict[str, int] = {}  # steps of each array
     with explained(what, OSError, ValueError, EOFError):
-        for name in ("obs", "acs", "rews"):
-            files.append([np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents])
-    sizes = [len(arrays[0]) for arrays in files]
-    n = sizes[0] - sizes[0] % cut
-    if not n or len(set(sizes)) > 1:
-        got = f"{sizes[0]}, {sizes[1]} and {sizes[2]}"
+        for name, arrays in files.items():
+            for i in agents:
+                array = np.load(folder / f"{name}_{i}.npy", mmap_mode="r")
+                arrays.append(array)
+                sizes[f"{name}_{i}"] = len(array)
+    steps = sizes["obs_0"]
+    n = steps - steps % cut
+    if not n or len(set(sizes.values())) > 1:
+        got = ", ".join(f"{name} {size}" for name, size in sizes.items())
         wanted = f"as many steps in each array and at least {cut}"
         raise ValueError(f"{folder}: expected {wanted}, got {got}")
-    if sizes[0] > n:
-        repairs["steps cut at the end"] = sizes[0] - n
-    numbers = sum(array[0].size for array in files[0])  # in one step
+    for i, array in enumerate(files["rews"]):
+        if array.ndim != 1:
+            wanted = "one number for each step"
+            got = f"the shape {array.shape}"
+            raise ValueError(f"{folder}, rews_{i}: expected {wanted}, got {got}")
+    if steps > n:
+        repairs["steps cut at the end"] = steps - n
+    numbers = sum(array[0].size for array in files["obs"])  # in one step
     size = cut * max(BLOCK // (cut * numbers), 1)
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
         blocks = []
         with explained(what, ValueError):
-            for arrays in files:
+            for arrays in files.values():
                 blocks.append(np.stack([array[rows] for array in arrays], 1))
         observations, actions, rewards = blocks
         yield Worlds(
@@ -230,10 +264,13 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
             check_filled(file, start, real)
             steps = {name: column[real] for name, column in block.items()}
             terminated = steps["terminated"].reshape(-1, 1) != 0
+            actions = steps["actions"]
+            if "avail_actions" in steps:
+                actions = indices(file, actions)
             yield Worlds(
                 group=start + np.nonzero(real)[0],
                 observations=steps["obs"],
-                actions=steps["actions"],
+                actions=actions,
                 rewards=np.repeat(steps["reward"].reshape(-1, 1), N, 1),
                 terminals=np.repeat(terminated, N, 1),
                 available=steps.get("avail_actions"),
@@ -256,8 +293,19 @@ def real_steps(block: Columns, ended_late: bool) -> np.ndarray:
     return real
 
 
+def indices(file: Path, actions: np.ndarray) -> np.ndarray:
+    """The actions of a PyMARL file beside `avail_actions`, which are discrete, as whole numbers.
+
+    Some files hold them as floats.
+    """
+    whole = actions == np.rint(actions)
+    wanted = "expected an index, since there are avail_actions"
+    refuse(f"{file}, actions: ", ~whole, f"{wanted}, got {{}}", actions)
+    return actions.astype(np.int64)
+
+
 def check_columns(file: Path, columns: Json) -> None:
-    """Raise a ValueError if a PyMARL file lacks a column, or if their sizes differ."""
+    """Raise a ValueError if a PyMARL file lacks a column, or if their shapes do not fit."""
     lacking = ", ".join(name for name in PYMARL if name not in columns)
     if lacking:
         found = f"{lacking} not among {', '.join(columns)}"
@@ -265,6 +313,21 @@ def check_columns(file: Path, columns: Json) -> None:
     sizes = {name: column.shape[:2] for name, column in columns.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
+    agents = columns["obs"].shape[2:3]
+    for name, column in columns.items():
+        each = column.shape[2:]
+        if name in ("obs", "avail_actions"):
+            wanted = "(worlds, steps, agents, numbers)"
+            fits = len(each) == 2 and each[:1] == agents
+        elif name == "actions":
+            wanted = "(worlds, steps, agents) or (worlds, steps, agents, numbers)"
+            fits = len(each) in (1, 2) and each[:1] == agents
+        else:
+            wanted = "one number for each world and step"
+            fits = name == "state" or np.prod(each) == 1
+        if not fits:
+            got = f"the shape {column.shape}"
+            raise ValueError(f"{file}, {name}: expected {wanted}, got {got}")
 
 
 def check_filled(file: Path, start: int, real: np.ndarray) -> None:
@@ -322,6 +385,11 @@ def as_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
     }
     taken = worlds.actions[alive].reshape(len(at), -1)
     if is_discrete(worlds):
+        width = taken.shape[1]
+        if width != 1:
+            wanted = "expected one index for each agent"
+            remedy = "store the index in place of one-hot or several numbers"
+            raise ValueError(f"{path}, actions: {wanted}, got {width} numbers; {remedy}")
         agents["action"] = taken[:, 0]
         limits: Json = {"num_actions": int(taken.max()) + 1}
     else:

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import ArrayLike
 
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.checks import one_of
+from decisionllm.datasets.formats.team_log import TABLES, Log
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Act = Callable[[Json, Json], Json]
 Rows = list[Json]
+Part = TypeVar("Part")  # of an observation, or its space
 
 
 def agent_types(env: "ParallelEnv") -> dict[str, str]:
@@ -27,23 +29,33 @@ def agent_types(env: "ParallelEnv") -> dict[str, str]:
 
 def action_limits(env: "ParallelEnv") -> dict[str, Json]:
     """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
-    high}}."""
+    high}}.
+
+    Raises:
+        ValueError: another kind of space, or agents of one type with other limits.
+    """
     found: dict[str, Json] = {}
     for agent, kind in agent_types(env).items():
         space = env.action_space(agent)
+        limits: Json
         if isinstance(space, Discrete):
-            found[kind] = {"num_actions": int(space.n)}
+            limits = {"num_actions": int(space.n)}
         elif isinstance(space, Box):
-            found[kind] = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
+            limits = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
         else:
             wanted = "expected a Discrete or a Box action space"
             raise ValueError(f"{env}, {agent}: {wanted}, got {space}")
+        known = found.setdefault(kind, limits)
+        if limits != known:
+            wanted = f"expected the actions of type {kind}, {known}"
+            remedy = "agents whose names differ by a number alone are of one type: rename this one"
+            raise ValueError(f"{env}, {agent}: {wanted}, got {limits}; {remedy}")
     return found
 
 
 def flat(numbers: ArrayLike) -> np.ndarray:
-    """(n,) float32"""
-    return np.asarray(numbers, np.float32).reshape(-1)
+    """(n,) float32, a copy: an environment may write its next observation into the same array."""
+    return np.array(numbers, np.float32).reshape(-1)
 
 
 def split_observation(
@@ -62,7 +74,16 @@ def split_observation(
     mask = view.get("action_mask")
     if mask is not None:
         mask = np.asarray(mask) != 0
-    return flat(view["observation"]), mask
+    return flat(numbers_of(view)), mask
+
+
+def numbers_of(parts: Mapping[str, Part]) -> Part:
+    """The part of an observation, or of its space, that holds the numbers: `observation`."""
+    if "observation" not in parts:
+        wanted = "numbers, or a dict of observation and action_mask"
+        got = f"a dict of {', '.join(map(str, parts)) or 'nothing'}"
+        raise ValueError(f"expected an observation to be {wanted}, got {got}; flatten it")
+    return parts["observation"]
 
 
 def collect(
@@ -94,9 +115,14 @@ def collect(
         it began with.
     """
     limits = action_limits(env)
+    for kind in teams:
+        one_of("teams", kind, limits)
     discrete = all("num_actions" in limit for limit in limits.values())
     fixed = _fixed_columns(env, list(limits), teams)
     acts = list(act.values()) if isinstance(act, Mapping) else [act]
+    most = np.iinfo(TABLES["agents"]["behaviour"]).max + 1
+    if len(acts) > most:
+        raise ValueError(f"act: expected at most {most} behaviours, got {len(acts)}")
 
     steps: Rows = []
     agents: Rows = []
@@ -183,7 +209,8 @@ class Moment:
         else:
             space = env.action_space(agent)
             allowed = np.ones(space.n, bool) if mask is None else mask
-            taken = {"action": action - space.start, "available": allowed}
+            index = np.asarray(action).item()  # a policy may give an array of one number
+            taken = {"action": index - space.start, "available": allowed}
         reward = self.rewards[agent]
         terminated = bool(self.terminated[agent])
         return taken | {"reward": reward, "terminated": terminated, "observation": observation}

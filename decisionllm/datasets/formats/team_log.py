@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decisionllm.checks import is_numbers
+from decisionllm.datasets.rounding import Rounding
 from decisionllm.files import absent, atomic, explained
 from decisionllm.schema import Json, refuse
 
@@ -251,7 +252,7 @@ def _check_whole(what: str, dtype: str, column: np.ndarray, most: int | None) ->
     limits = np.iinfo(dtype)
     low, high = limits.min, limits.max
     if most is not None:
-        low, high = 0, most
+        low, high = 0, min(most, limits.max)
     wrong = (column != np.rint(column)) | (column < low) | (column > high)
     refuse(
         f"{what}, row ",
@@ -386,13 +387,15 @@ def read(folder: str | Path) -> Log:
     """
     folder = Path(folder).expanduser()
     meta = read_meta(folder)
-    steps = _read(folder / "steps.parquet", "steps", meta)
-    agents = _read(folder / "agents.parquet", "agents", meta)
+    steps, _ = _read(folder / "steps.parquet", "steps", meta)
+    agents, faults = _read(folder / "agents.parquet", "agents", meta)
+    if faults:
+        meta["faults"] = [*meta.get("faults", []), *faults]
     return Log(meta, steps, agents, str(folder))
 
 
-def _read(file: Path, table: str, meta: Json) -> dict[str, np.ndarray]:
-    """The columns of a table."""
+def _read(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The columns of a table, and the faults of its observations."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -402,6 +405,7 @@ def _read(file: Path, table: str, meta: Json) -> dict[str, np.ndarray]:
         names = [name for name in parquet.read_schema(file).names if name in TABLES[table]]
         columns = parquet.read_table(file, columns=names)
     found: dict[str, np.ndarray] = {}
+    faults: list[str] = []
     for name in names:
         kind = pa.from_numpy_dtype(np.dtype(TABLES[table][name]))
         column = columns[name].combine_chunks()
@@ -409,10 +413,12 @@ def _read(file: Path, table: str, meta: Json) -> dict[str, np.ndarray]:
             what = f"{file}, {name}: expected lists of {kind}, got {column.type}"
             with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 found |= _lists(name, column.cast(pa.large_list(kind)))
+            if name == "observation" and column.type.value_type == pa.float64():
+                faults += _rounding_faults(column)
         else:
             words = list(meta[NAMES[name]]) if NAMES.get(name) in meta else []
             found[name] = _numbers(file, name, column, kind, words)
-    return found
+    return found, faults
 
 
 def _numbers(
@@ -438,6 +444,23 @@ def _numbers(
         raise ValueError(f"{file}, row {row}, {name}: expected {wanted}")
     numbers: np.ndarray = column.to_numpy(zero_copy_only=False)
     return numbers
+
+
+def _rounding_faults(column: "pa.Array") -> list[str]:
+    """The faults of Arrow's lists of float64 as float32; lists of each length are a layout."""
+    import pyarrow.compute as pc
+
+    widths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    begins = np.cumsum(widths) - widths
+    faults = []
+    for width in np.unique(widths):
+        rounding = Rounding()
+        same = begins[widths == width]
+        for block in np.array_split(same, len(same) // ROWS + 1):
+            rounding.add(flat[block[:, None] + np.arange(width)])
+        faults += rounding.faults()
+    return faults
 
 
 def _lists(name: str, column: "pa.Array") -> dict[str, np.ndarray]:

@@ -36,6 +36,7 @@ from decisionllm.schema import Episode, Json, Spec
 
 TEACHERS = ("oracle", "teacher")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
+NUM_CAMPAIGNS = 4000  # of a teacher by default, which its name does not say
 VERSION = 1  # raised when `load` says other facts of its campaigns
 
 
@@ -79,6 +80,8 @@ def load(
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
     if relabel < 0:
         raise ValueError(f"dataset.relabel: expected a number of copies, 0 or more, got {relabel}")
+    if num_campaigns < 1:
+        raise ValueError(f"dataset.num_campaigns: expected 1 or more, got {num_campaigns}")
     if relabel and behaviour in TEACHERS:
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
@@ -90,7 +93,14 @@ def load(
         log = relabelled(log, relabel, seed)
     known = facts(log.budget, log.target_cpa, log.category)
     info = {
-        "name": log_name(path, behaviour, seed, found_periods, relabel),
+        "name": log_name(
+            path,
+            behaviour,
+            seed=seed,
+            num_campaigns=num_campaigns,
+            periods=found_periods,
+            relabel=relabel,
+        ),
         "env": "auction",
         **spec.info(),
         "relabel": relabel,
@@ -109,13 +119,17 @@ def load(
     return replace(source, facts=by_task(known))
 
 
-def log_name(path: str, behaviour: str, seed: int, periods: str, relabel: int) -> str:
-    """The name of a dataset in results."""
+def log_name(
+    path: str, behaviour: str, *, seed: int, num_campaigns: int, periods: str, relabel: int
+) -> str:
+    """The name of a dataset in results; options as in `load`, behaviour empty of given files."""
     name = f"auction@{stem(path)}" if path else "auction@market"
     if behaviour:
         name += f"-{behaviour}"
-    if seed and not path:
+    if seed and (behaviour or relabel):  # else nothing is drawn
         name += f"-seed{seed}"
+    if behaviour in TEACHERS and num_campaigns != NUM_CAMPAIGNS:
+        name += f"-{num_campaigns}-campaigns"
     name += f"-periods-{periods}"
     if relabel:
         name += f"-relabelled-{relabel}"
@@ -461,6 +475,9 @@ def save(path: str, store: Store) -> None:
     if store.info.get("env") != "auction":
         got = store.info["name"]
         raise ValueError(f"export=trajectories: expected an auction dataset, got {got}")
+    if store.info["relabel"]:
+        wanted = "dataset.relabel=0, since such a log has one budget for each advertiser and day"
+        raise ValueError(f"export=trajectories: expected {wanted}; got {store.info['relabel']}")
     options = {name: store.info[name] for name in ("path", "periods", "behaviour", "seed")}
     log = read_log(**options, num_campaigns=len(store.lengths))
     auctionnet.write(path, log)

@@ -22,11 +22,11 @@ from decisionllm.datasets import arrays
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
 from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.domains.maze2d import d4rl
-from decisionllm.domains.maze2d.maze import Maze, Planner, reward
+from decisionllm.domains.maze2d.maze import FRAME, Maze, Planner, reward
 from decisionllm.files import absent, atomic
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Json, Spec
+from decisionllm.schema import Episode, Json, Spec, refuse
 
 # most steps of an episode: as many as an evaluation has, and with cut=run
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
@@ -91,13 +91,15 @@ def load(
 
     Raises:
         FileNotFoundError: source=file or a path, and there is no such file.
-        ValueError: an option is unknown or does not fit another, or the file is damaged or not a
-            Maze2D log.
+        ValueError: an option is unknown or does not fit another, or the file is damaged, not a
+            Maze2D log or one of another maze.
 
     Source: Farama-Foundation/D4RL, `d4rl/pointmaze/`.
     """
     of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, of_goals)
+    if steps < 0:
+        raise ValueError(f"dataset.steps: expected 0 or more, got {steps}")
     simulator = Maze.named(maze)
     left_out = simulator.cells(without_goals, "dataset.without_goals")
 
@@ -114,6 +116,10 @@ def load(
     known: list[Facts] = [{}] * len(cuts)  # of each episode
     if text in GOAL_TEXTS:
         goals = drawn_goals(logged_goals(blocks(), f"{file}: text={text}"), cuts, seed)
+        outside = "{}: expected a goal in a free cell of the maze, got {}"
+        refuse(
+            f"{file}, episode ", ~simulator.is_free(goals), outside, np.arange(len(goals)), goals
+        )
         is_left_out = (goals[:, None] == left_out).all(-1).any(1)  # (E,)
         cuts = cuts[~is_left_out]
         goals = goals[~is_left_out]
@@ -181,7 +187,7 @@ def open_log(
     if found:
         file = found[0]
         info = describe_file(file, simulator, published, maze, dense=dense)
-        return file, partial(read_hdf5, file), info
+        return file, partial(read_maze, file, maze), info
     if source == "file" or path:
         places = "no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets"
         name = file_names(maze, dense)[0]
@@ -202,7 +208,8 @@ def logged_goals(blocks: Iterable[Log], what: str) -> np.ndarray:
         if "goals" not in block:
             lacking = "needs the log's goal column (infos/goal), which this file lacks"
             raise ValueError(f"{what} {lacking}")
-        cells.append(np.rint(block["goals"]).astype(np.int8))
+        cell = np.rint(block["goals"])
+        cells.append(np.clip(cell, -1, 100).astype(np.int8))  # what is far away stays outside
     return np.concatenate(cells)
 
 
@@ -516,6 +523,21 @@ def read_hdf5(path: Path) -> Iterator[Log]:
         if "infos/goal" in log:
             columns["goals"] = log["infos/goal"]
         yield columns
+
+
+def read_maze(path: Path, maze: str) -> Iterator[Log]:
+    """`read_hdf5` of a file of this maze; a ValueError where the ball is in a wall of it."""
+    simulator = Maze.named(maze)
+    message = f"row {{}}: expected a position in a free cell of the maze {maze}, got {{}}"
+    remedy = "give the dataset of the file's maze"
+    count = 0
+    for block in read_hdf5(path):
+        positions = block["observations"][:, :2]
+        rows = count + np.arange(len(positions))
+        wrong = ~simulator.is_free(positions + FRAME)
+        refuse(f"{path}, ", wrong, f"{message}; {remedy}", rows, positions)
+        count += len(positions)
+        yield block
 
 
 def name_in(path: Path) -> str:

@@ -142,6 +142,9 @@ class Maze2D(Env):
         self.text = text
         self.horizon = HORIZON[maze]
         self.facts = goal_facts(maze)
+        if (maze, dense) not in REFERENCE:
+            wanted = f"False with maze={maze}, of which no dense score is known"
+            raise ValueError(f"env.dense: expected {wanted}, got {dense}")
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED.get(maze, {})
         one_of("env.goal", goal, ("fixed", "random"))

@@ -76,6 +76,12 @@ class Maze(Grid):
                 found.append(free[word])
         return np.array(found, int).reshape(-1, 2)
 
+    def is_free(self, places: np.ndarray) -> np.ndarray:
+        """Whether places (..., 2), in the frame of the walls, are in free cells: (...) bool."""
+        most = np.array(self.walls.shape) - 1
+        cells = np.clip(np.rint(places), 0, most).astype(int)  # the outer cells are walls
+        return np.asarray(~self.walls[cells[..., 0], cells[..., 1]])
+
     def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
         """Moves of a shortest path between two free cells."""
         return int(self._paths[1][self.number(start), self.number(goal)])

@@ -20,6 +20,7 @@ from decisionllm.domains.auction.campaign import CONTEXT, STATE, Campaigns, scor
 from decisionllm.domains.auction.dataset import (
     files,
     load,
+    log_name,
     nearest_returns,
     observations,
     relabelled,
@@ -451,6 +452,11 @@ def test_wrong_exports_are_refused(tmp_path):
         ValueError, match=r"x.json: expected a path that ends with .csv, .csv.gz, .parquet"
     ):
         data(config | {"dataset": auction, "export": f"trajectories:{tmp_path / 'x.json'}"})
+    with pytest.raises(
+        ValueError, match="export=trajectories: expected dataset.relabel=0, .* got 2"
+    ):
+        data(config | {"dataset": auction | {"relabel": 2}})
+    assert not (tmp_path / "x.csv").exists()
 
 
 def test_blocks_do_not_change_a_log_or_its_row_numbers(tmp_path, monkeypatch):
@@ -842,6 +848,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
             "dataset.relabel: expected 0 with behaviour=oracle, .* got 2",
         ),
         ({"relabel": -1}, "dataset.relabel: expected a number of copies, 0 or more, got -1"),
+        ({"num_campaigns": 0}, "dataset.num_campaigns: expected 1 or more, got 0"),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
@@ -1008,7 +1015,7 @@ def test_the_oracles_campaigns_are_a_log_like_any_other(tmp_path, monkeypatch):
     }
     source = load(**options)
     assert (
-        source.info["name"] == "auction@days-oracle-periods-3,5"
+        source.info["name"] == "auction@days-oracle-seed4-30-campaigns-periods-3,5"
         and source.spec.observation_dim == 21
     )
     made = list(source.episodes)
@@ -1030,6 +1037,25 @@ def test_the_oracles_campaigns_are_a_log_like_any_other(tmp_path, monkeypatch):
     ):
         load(**options | {"periods": "7"})
     same(made, list(load(**options).episodes))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"behaviour": "oracle"}, "auction@x-oracle-periods-7"),
+        ({"behaviour": "oracle", "seed": 1}, "auction@x-oracle-seed1-periods-7"),
+        ({"num_campaigns": 9}, "auction@x-periods-7"),
+        ({"seed": 1}, "auction@x-periods-7"),
+        ({"seed": 1, "relabel": 2}, "auction@x-seed1-periods-7-relabelled-2"),
+        (
+            {"path": "", "behaviour": "reference", "seed": 1},
+            "auction@market-reference-seed1-periods-7",
+        ),
+    ],
+)
+def test_a_name_says_what_was_drawn_unless_by_default(options, name):
+    defaults = {"path": "x/log.csv", "behaviour": "", "seed": 0, "relabel": 0}
+    assert log_name(**{**defaults, "num_campaigns": 4000, "periods": "7"} | options) == name
 
 
 def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):

@@ -244,6 +244,29 @@ def test_a_file_that_is_not_such_a_log_is_refused(tmp_path, changed, message):
         cut_by(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ((1.0, 5.0), r"row 6: expected a position in a free cell of the maze umaze, got \[1"),
+        ((2.0, 1.0), r"row 6: expected a position in a free cell of the maze umaze, got \[2"),
+    ],
+)
+def test_a_file_of_another_maze_is_refused(place, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "BLOCK", 8)  # 2 rows
+    seen = log()["observations"]
+    seen[6, :2] = place
+    path = put(tmp_path / "log.hdf5", observations=seen)
+    with pytest.raises(ValueError, match=f"{path}, {message}"):
+        load(maze="umaze", path=str(path))
+
+
+@pytest.mark.parametrize("goal", [(2, 1), (257, 3)])
+def test_a_goal_in_a_wall_is_refused(goal, tmp_path):
+    path = put(tmp_path / "log.hdf5", **{"infos/goal": np.array([*GOALS[:8], goal, goal])})
+    with pytest.raises(ValueError, match="episode 3: expected a goal in a free cell of the maze"):
+        load(maze="umaze", path=str(path), text="goal")
+
+
 def test_an_action_beyond_its_bound_is_refused_by_episode_and_step(tmp_path):
     source = load(maze="umaze", path=str(put(tmp_path / "log.hdf5", actions=np.eye(10, 2, -5) * 2)))
     with pytest.raises(ValueError, match="episode 1, step 1: expected an action within"):
@@ -565,6 +588,7 @@ def test_regenerated_statistics_are_the_published_ones():
             {"cut": "rolling"},
             "dataset.cut: expected one of timeouts, run, got 'rolling'",
         ),
+        ({"steps": -5}, "dataset.steps: expected 0 or more, got -5"),
         ({"source": "web"}, "dataset.source: expected one of auto, file, regenerate, got 'web'"),
         ({"without_goals": "1,3"}, "dataset.without_goals=1,3: needs text=goal, got none"),
         (

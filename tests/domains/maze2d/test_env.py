@@ -61,6 +61,11 @@ def test_a_dense_maze_rewards_by_distance():
     np.testing.assert_allclose(env.step(np.zeros((1, 2)))[1], [np.exp(-2)], rtol=1e-3)
 
 
+def test_an_open_maze_has_no_dense_score():
+    with pytest.raises(ValueError, match="env.dense: expected False with maze=open, .* got True"):
+        Maze2D(1, maze="open", dense=True)
+
+
 def test_scripted_players_have_their_known_scores():
     env = Maze2D(60, maze="umaze")
     found = {
