@@ -66,10 +66,12 @@ def compare(config: Node) -> Path:
     paths = run_directories(config["run"])
     if not paths:
         raise ValueError(f"run: expected one run directory or more, got {config['run']}")
+    check_one_space(paths)
     runs = open_runs(paths, config)
     store, other = open_log(runs[0], config)
+    text = text_of_log(runs[0], config)
     for run in runs:
-        check_run(run, store)
+        check_run(run, store, text)
 
     # -- the episodes that estimators are fitted to, and those that policies are judged on --
     fitting, held_out = split(store, runs[0], config, other=other)
@@ -137,10 +139,40 @@ def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
     return prepare(node, cache), True
 
 
-def check_run(run: OpenedRun, store: Store) -> None:
-    """Raise a ValueError if a run acts for a team, or in other spaces than those of the data."""
-    if isinstance(run.policy, Policy) and run.policy.model.team is not None:
-        raise ValueError(f"{run.path}: expected a run of single agents, got one of teams")
+def text_of_log(first: OpenedRun, config: Node) -> str:
+    """The option `text` that the log of `open_log` is read with."""
+    given = config["dataset"]
+    if given.get("text"):
+        return str(given["text"])
+    if "_target_" in given and config["text"]:
+        return str(config["text"])
+    return str(first.config["text"])
+
+
+def check_one_space(paths: Sequence[Path]) -> None:
+    """Raise a ValueError if a run has a head for each of several spaces."""
+    for path in paths:
+        _, info = directory.read(path)
+        if "embodiments" in info:
+            names = ", ".join(info["embodiments"])
+            got = f"got one of dataset=embodiments ({names})"
+            raise ValueError(f"{path}: expected a run of one space, {got}; leave it out")
+
+
+def check_run(run: OpenedRun, store: Store, text: str) -> None:
+    """Raise a ValueError if a run acts for a team, or reads other spaces or texts than those of the
+    data.
+
+    text: option of the log.
+    """
+    if isinstance(run.policy, Policy):
+        if run.policy.model.team is not None:
+            raise ValueError(f"{run.path}: expected a run of single agents, got one of teams")
+        own_text = run.config["text"]
+        if own_text != text:
+            what = f"{run.path}: expected a run of text={text}, as the log is read"
+            remedy = "compare runs of one text at a time"
+            raise ValueError(f"{what}, got text={own_text}; {remedy}")
     own, data = Spec.of(run.info["spec"]), store.spec
     names = ("observation_dim", "action_dim", "num_actions", "entity_schema")
     for name in names:
@@ -249,8 +281,9 @@ def candidate(run: OpenedRun, log: Logged, name: str) -> Candidate:
         return Candidate(name, np.concatenate(actions), begin)
     with explained(str(run.path), ValueError):
         acted = policy_actions(policy, log)
-    # a mode that is always taken has no density: another action never comes
-    draws = policy.decode == "sample"
+    # A mode that is always taken has no density: another action never comes. A plan has none either:
+    # it replaces what the head would draw.
+    draws = policy.decode == "sample" and not policy.planning_horizon
     return Candidate(name, acted.actions, begin, acted.log_prob if draws else None)
 
 

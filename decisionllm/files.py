@@ -27,6 +27,7 @@ def cache_dir() -> Path:
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
 DIGESTS = "checksums.json"  # {name: digest} of the files of a folder
+PARTIAL = ".partial-"  # begins the name of what `atomic` has not finished
 MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
 AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
@@ -80,7 +81,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}")
+    partial = path.with_name(f"{PARTIAL}{uuid4().hex[:12]}-{path.name}")
     try:
         yield partial
         if partial.is_dir():

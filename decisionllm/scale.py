@@ -60,7 +60,7 @@ def scale(config: Node) -> Path:
         "versions": directory.versions(),
         "flops": FLOPS,
         "tuned": runs.tuning_losses(out),
-        "runs": [row(out, name, state, jobs[name]) for name, state in states.items()],
+        "runs": [row(runs, out, name, state, jobs[name]) for name, state in states.items()],
     }
     return report.write(out, found, say=say)
 
@@ -82,7 +82,11 @@ def run_missing(
         ledger.drive(out, names, run, start, workers, progress=progress)
 
 
-def row(out: Path, name: str, state: str, job: grid.Job) -> Json:
-    """A run as a row of the report."""
+def row(runs: grid.Grid, out: Path, name: str, state: str, job: grid.Job) -> Json:
+    """A run as a row of the report; `reference`: the size and quality on whose data its loss is
+    measured.
+    """
     result = ledger.result(out / name) if state in ledger.ENDED else {}
-    return {"run": name, "state": state, **job["axes"], **result}
+    axes = job["axes"]
+    reference = ", ".join(runs.first_like((axes["size"], axes["mixture"])))
+    return {"run": name, "state": state, **axes, "reference": reference, **result}

@@ -246,7 +246,8 @@ def train_step(training: Training) -> None:
     for group in training.optimizer.param_groups:
         group["lr"] = loop.rate * group["scale"]
     # of dropout: nothing to save
-    torch.manual_seed((config.seed * 1_000_003 + loop.step) * world + rank)
+    # torch takes 64 bits
+    torch.manual_seed(((config.seed * 1_000_003 + loop.step) * world + rank) % 2**63)
     space = mixture.embodiment_of(training.shares, config.seed, loop.step)
     window = training.data[space].sampler(loop.step)
     parts = world * config.optim.accumulate

@@ -4,15 +4,17 @@ compared is refused in one line.
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from decisionllm.compare import Judged, compare, ranks, table, warnings
+from decisionllm.compare import Judged, candidate, compare, ranks, table, warnings
 from decisionllm.datasets.arrays import from_episodes
+from decisionllm.policy.opening import OpenedRun
 from decisionllm.protocols import Estimate, Logged
 from decisionllm.schema import Episode, Spec
-from tests.conftest import LOOP, NANO, command
+from tests.conftest import LOOP, NANO, command, make_policy, node
 
 QUICK = (
     "+options.fqe.steps=20",
@@ -66,12 +68,41 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
     assert "the log itself: 3 (3..3)" in made.title
 
 
+def test_a_policy_that_plans_has_no_density():
+    """Its head does not say how likely a plan is."""
+    spec = Spec(2, 1, 6, low=(-1.0,), high=(1.0,))
+    log = Logged(
+        spec=spec,
+        observations=np.zeros((4, 2), np.float32),
+        actions=np.zeros((4, 1), np.float32),
+        rewards=np.ones(4, np.float32),
+        offsets=np.array([0, 2, 4]),
+        terminated=np.zeros(2, bool),
+        held_out=np.array([False, True]),
+        tasks=["", ""],
+        recorded=np.ones(4, bool),
+    )
+    found = {}
+    for horizon in (0, 2):
+        planner = node("planner", "value")
+        policy = make_policy(spec, planner=planner, decode="sample", planning_horizon=horizon)
+        found[horizon] = candidate(OpenedRun(Path(), policy), log, "x").log_prob
+    assert found[0] is not None and found[2] is None
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two short runs on synthetic data, one on discrete actions: folder -> each by its name."""
+    """Short runs on synthetic data, one on discrete actions, one that reads a goal: folder -> each
+    by its name.
+    """
     path = tmp_path_factory.mktemp("trained")
     shared = (*LOOP, *NANO, f"cache_dir={path}/data", "data.held_out=0.3")
-    words = {"one": (), "two": ("seed=8",), "discrete": ("dataset=synthetic-discrete",)}
+    words = {
+        "one": (),
+        "two": ("seed=8",),
+        "discrete": ("dataset=synthetic-discrete",),
+        "goal": ("text=goal",),
+    }
     for name, more in words.items():
         if name == "discrete":
             more = (*more, "head=discrete")
@@ -111,8 +142,14 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
     data = from_episodes(
         [replace(unpaid, group=i) for i in range(9)], tmp_path / "log", name="unpaid"
     )
+    several = tmp_path / "several"
+    several.mkdir()
+    (several / "config.yaml").write_text("run: several")
+    (several / "run.json").write_text(json.dumps({"format": 3, "embodiments": {"a": {}, "b": {}}}))
     cases = {
         f"run={runs}/none": "expected a run directory (with run.json), found none",
+        f"run={several}": "expected a run of one space, got one of dataset=embodiments (a, b)",
+        f"run=[{runs}/one,{runs}/goal]": "goal: expected a run of text=none, as the log is read",
         f"run=[{runs}/one,{runs}/discrete]": "discrete: expected a run of action_dim=2",
         "": "expected 20 held-out episodes or more (least_episodes), got 12 of 40 in synthetic",
         "estimators=[fqee]": "no estimator 'fqee'; did you mean fqe?",

@@ -316,7 +316,12 @@ WRONG = {
     "study.seeds=[]": "study: an empty grid, seeds has no values",
     "study.axes.fraction=[]": "study: an empty grid, fraction has no values",
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
-    "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
+    "study.axes.fraction=[1.5]": "study.axes.fraction: expected a list of shares above 0, at most 1",
+    "study.axes.fraction=[a]": "study.axes.fraction: expected a list of shares",
+    "study.axes.quality=[1.5]": "study.axes.quality: expected a list of quantiles within 0 .. 1",
+    "study.seeds=[-1]": "study.seeds: expected a list of whole numbers, 0 or more, got [-1]",
+    "study.seeds=[0.5]": "study.seeds: expected a list of whole numbers",
+    "study.windows=0": "study.windows: expected a whole number above 0, got 0",
     shlex.quote(
         listed(
             "train",
@@ -331,8 +336,12 @@ WRONG = {
     "study.exclude=[{size:w17}]": "study.exclude: expected axes and values of the grid",
     "study.exclude=[{depth:1}]": "study.exclude: expected axes and values of the grid",
     "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
+    "study.exclude=[{quality:[0.0,0.5]}]": "study.exclude: it leaves no run of the grid",
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
-    "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
+    "study.budget.steps=1.5": "study.budget.steps: rule=steps needs it, expected a whole number",
+    "study.budget.rule=compute study.budget.flops=-1e9": "study.budget.flops: rule=compute needs it",
+    "study.lr.values=[]": "study.lr.values: expected a list of rates above 0",
+    "study.lr.values=[-1e-3]": "study.lr.values: expected a list of rates above 0, got [-0.001]",
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
     shlex.quote(
         r'study.axes.size.w16=["init_from=x-\${seed}"]'
@@ -488,6 +497,31 @@ def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
     assert {
         size: cells.reference((size, quality)) for size, quality in cells.stores
     } == own and own["moves"] != own["steps"]
+
+
+def test_texts_are_those_of_the_cell_whichever_size_is_first(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["train"].remove("text=goal")
+    mine["axes"] |= {"size": {"without": ["text=none"], "with": ["text=goal"]}, "quality": [0.0]}
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base=None):
+        cells = grid.Grid(mine, tmp_path)
+    read = {size: cells.reference((size, "0"))["text"] for size in cells.sizes}
+    assert read == {"without": "none", "with": "goal"}
+
+
+def test_a_quality_that_trains_on_held_out_episodes_of_another_is_refused(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["train"].remove("dataset.episodes=1200")
+    small, large, other = ["dataset.episodes=60"], ["dataset.episodes=120"], ["dataset.seed=1"]
+    mine["axes"] |= {"size": {"w16": ["backbone.width=16"]}, "fraction": [1.0]}
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base=None):
+        mine["axes"]["quality"] = {"small": small, "other": [*small, *other]}
+        grid.Grid(mine, tmp_path)
+        mine["axes"]["quality"] = {"small": small, "large": large}
+        with pytest.raises(ValueError, match="quality large trains on . of the 6 episodes that"):
+            grid.Grid(mine, tmp_path)
 
 
 def test_quality_is_the_mean_return_above_the_least_or_the_speed():

@@ -228,13 +228,18 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp
     assert (tmp_path / "mine" / name).read_text() == "dataset: mine\n"
 
 
+def test_a_date_and_time_is_a_seed(tmp_path):
+    """torch takes seeds of 64 bits, and a step's own is a million times that of the run."""
+    assert command("train", *LOOP, *NANO, "seed=20261126120000", f"run={tmp_path}/run") == 0
+
+
 def test_what_an_earlier_start_left_is_no_hindrance(tmp_path):
     run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
     assert command(*run) == 0
     for path in (tmp_path / "run").iterdir():
         if path.name != "config.yaml":  # killed before run.json
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for name in (".lock", "multirun.yaml"):
+    for name in (".lock", "multirun.yaml", ".partial-0123456789ab-run.json"):
         (tmp_path / "run" / name).touch()
     (tmp_path / "run" / ".hydra").mkdir()
     assert command(*run) == 0

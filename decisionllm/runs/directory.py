@@ -26,7 +26,16 @@ from safetensors.torch import load_file
 
 from decisionllm.config import TrainConfig, flat
 from decisionllm.datasets.store import Store
-from decisionllm.files import DIGESTS, check_bytes, explained, own_change, seal, write_json
+from decisionllm.files import (
+    DIGESTS,
+    PARTIAL,
+    atomic,
+    check_bytes,
+    explained,
+    own_change,
+    seal,
+    write_json,
+)
 from decisionllm.registry import Node
 from decisionllm.schema import Json, Spec
 
@@ -74,7 +83,8 @@ def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: obj
         for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / DIGESTS).unlink(missing_ok=True)
-        (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        with atomic(path / "config.yaml") as partial:
+            partial.write_text(yaml.safe_dump(config, sort_keys=False))
         write_json(path / "run.json", data)
         seal(path, "config.yaml", "run.json")
 
@@ -144,9 +154,11 @@ def refuse_foreign(path: str | Path) -> None:
     if not path.is_dir() or (path / "run.json").is_file():
         return
     files = sorted(path.iterdir())
-    foreign = [
-        file.name for file in files if file.name not in BEFORE_A_RUN and not _is_config(file)
-    ]
+    foreign = []
+    for file in files:
+        is_ours = file.name in BEFORE_A_RUN or file.name.startswith(PARTIAL)
+        if not is_ours and not _is_config(file):
+            foreign.append(file.name)
     if foreign:
         shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
         raise ValueError(
@@ -156,9 +168,13 @@ def refuse_foreign(path: str | Path) -> None:
 
 
 def _is_config(file: Path) -> bool:
-    """Whether it is the config.yaml of a run."""
-    if file.name != "config.yaml":
+    """Whether it is the config.yaml of a run, or an empty one, which an earlier version left if it
+    was killed.
+    """
+    if file.name != "config.yaml" or not file.is_file():
         return False
+    if not file.stat().st_size:
+        return True
     try:
         return {"dataset", "run"} <= content(file).keys()
     except ValueError:

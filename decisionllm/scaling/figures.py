@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from decisionllm.eval.pictures import figure
-from decisionllm.scaling.law import Law, allocate, cost
+from decisionllm.scaling.law import Law
 from decisionllm.schema import Json
 
 CAPTIONS = {
@@ -17,10 +17,6 @@ CAPTIONS = {
     ),
     "data": "Loss against data, one colour for each size.",
     "compute": "Loss against compute, one colour for each size.",
-    "isoflop": (
-        "Loss against parameters at equal compute, by the law; a cross marks the least. Points are "
-        "runs, coloured by compute."
-    ),
     "score": "Score against loss, one colour for each size.",
     "crossover": (
         "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the "
@@ -62,8 +58,6 @@ def draw(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figu
     if base["fraction"].nunique() > 1:
         trend(panels.add("data", STEPS), base, "data_steps", "size", law)
     scatter(panels.add("compute", COMPUTE), grid, "flops", "excess")
-    if law and law.A and law.B:
-        isoflop(panels.add("isoflop", PARAMETERS), base, law)
     if grid["score"].notna().any():
         axes = panels.add("score", LOSS.replace("\n", ", "), "score", log="")
         scatter(axes, grid, "excess", "score")
@@ -155,29 +149,6 @@ def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> N
             D = at
         axes.plot(at, law(N, D), color=colour, label=label)
         axes.fill_between(at, *law.band(N, D), color=colour, alpha=0.15)
-
-
-def isoflop(axes: Axes, grid: pd.DataFrame, law: Law) -> None:
-    """Loss against parameters at equal compute, each curve with its least.
-
-    The budgets are those of the runs, or six of them; D = budget / (k N).
-    """
-    N, D = grid["non_embedding"], grid["data_steps"]
-    k = cost(N, D, grid["flops"])
-    C = k * N * D
-    shown = axes.scatter(N, grid["excess"], c=C, norm="log", cmap="viridis", **POINTS)
-    budgets = 10 ** np.unique(np.log10(C).round(2))
-    if len(budgets) > 12:
-        budgets = np.geomspace(C.min(), C.max(), 8)[1:-1]
-    for budget in budgets:
-        best = allocate(law, budget, k)
-        low = min(max(N.min() / 2, budget / k / D.max() / 2), best[0] / 2)
-        high = max(min(N.max() * 2, budget / k / D.min() * 2), best[0] * 2)
-        n = np.geomspace(low, high, 60)
-        colour = shown.cmap(shown.norm(budget))
-        axes.plot(n, law(n, budget / k / n), color=colour, linewidth=1)
-        axes.plot(best[0], law(*best), "x", color=colour)
-    axes.figure.colorbar(shown, ax=axes, label="FLOPs")
 
 
 def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:

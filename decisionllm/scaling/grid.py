@@ -1,8 +1,10 @@
 """The runs of a study: its options are checked, and each cell of the grid becomes one job."""
 
+import hashlib
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -34,6 +36,9 @@ RULES = {  # the keys that each rule reads
     },
     "lr": {"fixed": (), "sweep": ("values",)},
 }
+WHOLE = ("steps", "doublings")  # of these keys
+TINY = sys.float_info.min  # the least number above 0
+MOST = sys.float_info.max  # all but infinity
 FOLLOWS = re.compile(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}")  # options that the grid sets
 # keys of a config that a result does not depend on
 NOT_THE_RUNS = (
@@ -62,6 +67,9 @@ def check(study: Node) -> Node:
             raise ValueError(f"study.exclude: expected {wanted}, got {entry}; the grid has {known}")
     for part in RULES:
         check_rule(part, study[part])
+    if not is_number(study["windows"], TINY, whole=True):
+        wanted = "a whole number above 0"
+        raise ValueError(f"study.windows: expected {wanted}, got {study['windows']}")
     return study
 
 
@@ -75,9 +83,31 @@ def check_axes(axes: Node, seeds: list[int]) -> None:
     for name in (*AXES, "seeds"):
         if not given.get(name):
             raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
-    fractions = axes["fraction"]
-    if min(fractions) <= 0 or max(fractions) > 1:
-        raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {fractions}")
+    shares = "a list of shares above 0, at most 1"
+    check_numbers("study.axes.fraction", axes["fraction"], shares, TINY, 1)
+    if not isinstance(axes["quality"], dict):
+        quantiles = "a list of quantiles within 0 .. 1, or {name: [dataset options]}"
+        check_numbers("study.axes.quality", axes["quality"], quantiles, 0, 1)
+    check_numbers("study.seeds", seeds, "a list of whole numbers, 0 or more", 0, whole=True)
+
+
+def check_numbers(
+    name: str, given: object, wanted: str, low: float, high: float = MOST, *, whole: bool = False
+) -> None:
+    """Raise a ValueError unless an option is a list of numbers within low .. high.
+
+    wanted: such a list, in words.
+    """
+    numbers = given if isinstance(given, list) else []
+    if not numbers or not all(is_number(each, low, high, whole=whole) for each in numbers):
+        raise ValueError(f"{name}: expected {wanted}, got {given}")
+
+
+def is_number(given: object, low: float, high: float = MOST, *, whole: bool = False) -> bool:
+    """Whether a value of a study is a number within low .. high, or a whole one."""
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return False
+    return low <= given <= high and not (whole and isinstance(given, float))
 
 
 def is_of_grid(entry: object, known: dict[str, list[str]]) -> bool:
@@ -93,8 +123,11 @@ def check_rule(part: str, options: Node) -> None:
     one_of(f"study.{part}.rule", rule, RULES[part])
     for key in RULES[part][rule]:
         given = options.get(key)
-        if not given:
-            wanted = f"rule={rule} needs it, expected a value above 0"
+        if key == "values":
+            check_numbers(f"study.{part}.{key}", given, "a list of rates above 0", TINY)
+        elif not is_number(given, TINY, whole=key in WHOLE):
+            kind = "a whole number" if key in WHOLE else "a number"
+            wanted = f"rule={rule} needs it, expected {kind} above 0"
             raise ValueError(f"study.{part}.{key}: {wanted}, got {given}")
 
 
@@ -176,6 +209,43 @@ def check_data(store: Store, data: Node, fraction: float) -> None:
         raise ValueError(f"study.axes.quality: {quantile:g} drops no episode, {why}")
 
 
+def check_held_out(cell: Cell, store: Store, reference: Store, data: Node, fraction: float) -> None:
+    """Raise a ValueError if a cell trains on episodes that its loss is measured on.
+
+    Args:
+        cell: its size and quality.
+        store: the data of the cell.
+        reference: the data whose held-out episodes are measured.
+        data: options of the cell.
+        fraction: the largest of the study.
+    """
+    if store.path == reference.path:
+        return
+    groups = {"held_out": data["held_out"], "seed": data["seed"]}
+    usual, held_out = sampling.select(reference, **groups)
+    # an episode that a log has twice may be on both sides whatever is chosen
+    measured = episode_digests(reference, held_out) - episode_digests(reference, usual)
+    least = data["min_return_quantile"]
+    chosen, _ = sampling.select(store, fraction=fraction, min_return_quantile=least, **groups)
+    leaked = len(measured & episode_digests(store, chosen))
+    if leaked:
+        size, quality = cell
+        what = f"size {size} with quality {quality} trains on {leaked} of the {len(measured)}"
+        remedy = "give data that share no episode, or all of them from one log by a quantile"
+        raise ValueError(f"study.axes: {what} episodes that its loss is measured on; {remedy}")
+
+
+def episode_digests(store: Store, episodes: np.ndarray) -> set[bytes]:
+    """Digests of the observations and actions of these episodes."""
+    found = set()
+    for e in episodes:
+        rows = slice(store.offsets[e], store.offsets[e + 1])
+        digest = hashlib.blake2b(store.observations[rows].tobytes(), digest_size=16)
+        digest.update(store.actions[rows].tobytes())
+        found.add(digest.digest())
+    return found
+
+
 def drops_episodes(store: Store, quantile: float) -> bool:
     """Whether a least quantile of the returns leaves out any episode."""
     kept, _ = sampling.select(store, min_return_quantile=quantile)
@@ -202,18 +272,29 @@ class Grid:
         self.sizes = list(dict.fromkeys(sizes))
         self.qualities = list(dict.fromkeys(qualities))
         self.fractions = sorted(study["axes"]["fraction"])
+        if not self.cells():
+            raise ValueError("study.exclude: it leaves no run of the grid; exclude less")
         self.stores = open_stores(self.configs, cache_dir, self.fractions[0])
+        for cell, config in self.configs.items():
+            reference = self.stores[self.first_like(cell)]
+            check_held_out(cell, self.stores[cell], reference, config["data"], self.fractions[-1])
         self.weights = weights(self.configs)
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
 
     def reference(self, cell: Cell) -> Node:
-        """The data that held-out losses of a cell are measured on: that of the first cell, or the
-        cell's own if its space is another one.
+        """The data that held-out losses of a cell are measured on: those of the first cell of its
+        space, in the texts that the cell itself is trained on.
         """
-        first = next(iter(self.configs))
-        same = same_space(self.stores[first].spec, self.stores[cell].spec)
-        found: Node = self.configs[first if same else cell]["dataset"]
+        found: Node = dict(self.configs[self.first_like(cell)]["dataset"])
+        own = self.configs[cell]["dataset"]
+        if "text" in found and "text" in own:
+            found["text"] = own["text"]
         return found
+
+    def first_like(self, cell: Cell) -> Cell:
+        """The first cell whose observations and actions have the space of this one."""
+        spec = self.stores[cell].spec
+        return next(other for other, store in self.stores.items() if same_space(store.spec, spec))
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
         """One run: everything that its result depends on."""
@@ -287,13 +368,8 @@ class Grid:
 
     def cells(self) -> list[tuple[str, str, float, int]]:
         """The (size, quality, fraction, seed) of every run that no entry of `exclude` matches."""
-        axes = ("size", "quality", "fraction", "seed")
-        found = []
-        for cell in product(self.sizes, self.qualities, self.fractions, self.study["seeds"]):
-            words = dict(zip(axes, as_words(list(cell)), strict=True))
-            if not any(matches(entry, words) for entry in self.study["exclude"]):
-                found.append(cell)
-        return found
+        every = product(self.sizes, self.qualities, self.fractions, self.study["seeds"])
+        return [cell for cell in every if not is_excluded(self.study, *cell)]
 
     def all_jobs(self, out: Path) -> dict[str, Job]:
         """Every run that is known by now, tuning runs first: {name: job}"""
@@ -320,9 +396,14 @@ def names(jobs: list[Job]) -> list[str]:
     return [ledger.encode(job)[0] for job in jobs]
 
 
-def matches(entry: Json, words: dict[str, str]) -> bool:
-    """Whether an entry of `exclude` has a cell's value, as words, on each of its axes."""
-    return all(words[axis] in as_words(values) for axis, values in entry.items())
+def is_excluded(study: Node, size: str, quality: str, fraction: float, seed: int) -> bool:
+    """Whether an entry of `exclude` has this value on each of its axes."""
+    cell = {"size": size, "quality": quality, "fraction": fraction, "seed": seed}
+    words = {axis: as_words(value)[0] for axis, value in cell.items()}
+    for entry in study["exclude"]:
+        if all(words[axis] in as_words(values) for axis, values in entry.items()):
+            return True
+    return False
 
 
 def weights(configs: dict[Cell, Node]) -> dict[Cell, dict[str, str]]:

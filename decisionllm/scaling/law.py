@@ -77,6 +77,8 @@ def falls(x: ArrayLike, y: ArrayLike, blocks: ArrayLike | None = None) -> float:
     x, y, blocks: (n,). scipy.stats.permutation_test has no blocks.
     """
     x, y = _floats(x), _floats(y)
+    if np.isnan(x).any() or np.isnan(y).any():
+        raise ValueError("trend: expected numbers, got NaN; leave such runs out")
     blocks = np.zeros(len(x)) if blocks is None else np.asarray(blocks)
     rng = np.random.default_rng(0)
     total = 0.0
@@ -254,15 +256,6 @@ def loose(law: Law) -> list[str]:
         if at_bounds or high > WIDE * low or least_factor <= 0:
             found.append(name)
     return found
-
-
-def cost(N: ArrayLike, D: ArrayLike, flops: ArrayLike) -> float:
-    """FLOPs per parameter and step of data: median of the runs on half of the largest data or more.
-
-    N, D, flops: (n,).
-    """
-    each = _floats(flops) / _floats(N) / _floats(D)
-    return float(np.median(each[_floats(D) / np.max(D) >= 0.5]))
 
 
 def allocate(law: Law, flops: ArrayLike, cost: float) -> tuple[Any, Any]:

@@ -12,9 +12,11 @@ from decisionllm.eval.intervals import over_runs
 from decisionllm.eval.report import write_page
 from decisionllm.files import explained, write_json
 from decisionllm.scaling import figures, law
+from decisionllm.scaling.grid import is_excluded
 from decisionllm.schema import Json
 
 AXES = ["size", "fraction", "mixture", "seed"]
+COMPARABLE = [*AXES, "reference"]  # what two runs have in common, but for the axis that is compared
 COLUMNS = [
     "run",
     "state",
@@ -103,9 +105,13 @@ def finished(found: Json) -> pd.DataFrame:
     chosen = {size: chosen_rate(rates) for size, rates in found["tuned"].items() if rates}
     done = []
     for run in found["runs"]:
-        if run["state"] == "done" and chosen.get(run["size"], run["lr"]) == run["lr"]:
-            done.append(run)
-    grid = pd.DataFrame(done, columns=[*COLUMNS, "floor", "quality", "curve"])
+        # a tuning run may stand where the grid has no run
+        cell = run["size"], run["mixture"], run["fraction"], run["seed"]
+        is_of_grid = not is_excluded(found["study"], *cell)
+        is_chosen = chosen.get(run["size"], run["lr"]) == run["lr"]
+        if run["state"] == "done" and is_of_grid and is_chosen:
+            done.append({"reference": ""} | run)  # earlier reports did not record it
+    grid = pd.DataFrame(done, columns=[*COLUMNS, "reference", "floor", "quality", "curve"])
     return grid.astype({"score": float}).assign(excess=grid["held_out"] - grid["floor"])
 
 
@@ -122,7 +128,7 @@ def fitted(grid: pd.DataFrame) -> Json:
     p = law.trends(grid["non_embedding"], grid["data_steps"], grid["excess"], grid["quality"])
     scored = grid.dropna(subset="score")
     if len(scored):
-        p["score"] = law.falls(scored["excess"], scored["score"])
+        p["score"] = law.falls(scored["excess"], scored["score"], scored["reference"])
     base = grid[grid["mixture"] == grid["mixture"].iloc[0]]
     columns = ("non_embedding", "data_steps", "excess")
     N, D, loss = (base[name].to_numpy(np.float64) for name in columns)
@@ -261,9 +267,9 @@ def paired(
 ) -> np.ndarray:
     """(n,) differences of a metric between runs with a value of an axis and a reference value.
 
-    All other axes are equal.
+    All other axes are equal, and both losses are measured on the same data.
     """
-    others = [name for name in AXES if name != axis]
+    others = [name for name in COMPARABLE if name != axis]
     columns = [*others, metric]
     ours = grid.loc[grid[axis] == value, columns]
     theirs = grid.loc[grid[axis] == reference, columns]
@@ -286,8 +292,11 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
 
 
 def tuning(found: Json) -> list[str]:
-    """Which options were tuned and which not, in sentences."""
-    lines = []
+    """Which options were tuned and which not, and what else the numbers leave out, in sentences."""
+    lines = other_versions(found)
+    if any(run["fraction"] < 1 for run in found["runs"]):
+        same = "All seeds of a size train on the same episodes of a fraction (data.seed)"
+        lines.append(f"{same}: intervals over seeds leave out the choice of data.")
     if found["study"]["lr"]["rule"] == "fixed":
         untuned = "The learning rate was not tuned per size"
         lines.append(f"{untuned}: one value favours some sizes, so this is no law of size.")
@@ -313,4 +322,18 @@ def tuning(found: Json) -> list[str]:
         unconverged = "runs are not trained to convergence, and small data is repeated many times"
         lines.append(f"Budget rule `{budget}`: {unconverged}.")
         lines.append("D counts distinct steps of data, C all computation.")
+    return lines
+
+
+def other_versions(found: Json) -> list[str]:
+    """A sentence for each package, or the commit, that runs had in another version than this
+    report.
+    """
+    lines = []
+    recorded = [run["versions"] for run in found["runs"] if "versions" in run]
+    for name, now in found["versions"].items():
+        counts = Counter(versions.get(name) for versions in recorded)
+        if counts.keys() - {now}:
+            shown = ", ".join(f"{version} ({count} runs)" for version, count in counts.items())
+            lines.append(f"{name}: the runs had {shown}, this report {now}.")
     return lines

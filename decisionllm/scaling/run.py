@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,13 +18,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from decisionllm.backbones.cut import blocks_of
 from decisionllm.config import flat, train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import read_windows, to_batch
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.evaluate import evaluate
 from decisionllm.files import read_lines
-from decisionllm.models.generalist import members
+from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -38,7 +39,7 @@ from decisionllm.train import train
 BATCH = 128  # windows in one forward pass of the held-out loss
 FLOPS = (
     "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window, N parameters "
-    "without embeddings; without the text"
+    "that it passes, without embeddings; without the text"
 )
 
 
@@ -100,6 +101,7 @@ def execute(
         "train_seconds": lines[-1]["seconds"],
         "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
+        "versions": directory.versions(),
     }
 
 
@@ -290,6 +292,8 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
     sums = np.zeros(3)  # loss, error, actions
     for i in range(math.ceil(count / BATCH)):
         sums += errors(model, to_batch(draw(i), slice(None), device=policy.device, **reading))
+    if not sums[2]:
+        raise ValueError(f"windows={count}: expected held-out actions to measure, found none")
     mean_loss, mean_error = (sums[:2] / sums[2]).tolist()
     if not store.spec.num_actions:
         mean_error = mean_error**0.5
@@ -347,20 +351,48 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
     """The size of a config's model.
 
     Returns:
-        Parameters in total, trained and non_embedding; layers, width; tokens of a window.
+        Parameters in total, trained and non_embedding; passed and passed_trained: those of
+        non_embedding and trained that the tokens of a trajectory pass; layers, width; tokens of a
+        window.
     """
     model = make_model(train_config(config), spec)
     embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)
+    trained = trained_of(parameters)
+    non_embedding = total - sum(m.weight.numel() for m in embeddings)
+    beside = [p for module in beside_trajectories(model) for p in module.parameters()]
     return {
         "total": total,
-        "trained": sum(p.numel() for p in parameters if p.requires_grad),
-        "non_embedding": total - sum(m.weight.numel() for m in embeddings),
+        "trained": trained,
+        "non_embedding": non_embedding,
+        "passed": non_embedding - sum(p.numel() for p in beside),
+        "passed_trained": trained - trained_of(beside),
         "layers": model.backbone.depth,
         "width": model.backbone.width,
         "tokens": config["window"] * members(model)[""].tokenizer.tokens,
     }
+
+
+def trained_of(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """How many of these parameters are trained."""
+    return sum(p.numel() for p in parameters if p.requires_grad)
+
+
+def beside_trajectories(model: Model) -> list[torch.nn.Module]:
+    """The parts of a model that no token of a trajectory enters: those that read texts, and
+    planners, which are fitted before the training.
+    """
+    backbone = model.backbone
+    found: list[torch.nn.Module] = []
+    if backbone.text_layers:
+        found += blocks_of(backbone.core)[: backbone.text_layers]
+    elif isinstance(backbone.features, torch.nn.Module):
+        found.append(backbone.features)
+    for member in members(model).values():
+        if isinstance(member.planner, torch.nn.Module):
+            found.append(member.planner)
+    return found
 
 
 def flops(config: Node, size: dict[str, int]) -> int:
@@ -368,9 +400,9 @@ def flops(config: Node, size: dict[str, int]) -> int:
 
     Forward 2 N; backward 2 N, and 2 for each trained parameter.
     """
-    trained = min(size["trained"], size["non_embedding"])
+    trained = min(size["passed_trained"], size["passed"])
     attention = 6 * size["layers"] * size["tokens"] * size["width"]
-    each = 4 * size["non_embedding"] + 2 * trained + attention
+    each = 4 * size["passed"] + 2 * trained + attention
     return int(config["optim"]["batch_size"] * size["tokens"] * each)
 
 

@@ -125,8 +125,9 @@ def test_compute_is_allocated_where_the_loss_is_least():
     assert best * data == pytest.approx(1e12)
 
 
-def test_a_cost_is_that_of_the_runs_on_the_largest_data():
-    assert law.cost(N=[10, 10, 10], D=[1, 8, 16], flops=[600, 480, 960]) == 6
+def test_a_trend_of_no_number_is_refused():
+    with pytest.raises(ValueError, match="expected numbers, got NaN"):
+        law.trends([1, 2], [5, 5], [np.nan, np.nan], [1, 1])
 
 
 def test_an_exponent_that_the_runs_do_not_determine_is_named():

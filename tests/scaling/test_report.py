@@ -59,7 +59,7 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
                 "curve": [[50, loss + 1, loss + 1], [100, loss, loss]],
             }
         )
-    node = {"name": "planted", "budget": {"rule": "steps"}, "lr": {"rule": "sweep"}}
+    node = {"name": "planted", "budget": {"rule": "steps"}, "lr": {"rule": "sweep"}, "exclude": []}
     tuned = {size: {"0.0001": 9.0, "0.001": 1.0, "0.01": 9.0} for size in SIZES}
     return {
         "study": node,
@@ -70,15 +70,17 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
     } | changes
 
 
-def test_pairs_differ_in_one_axis_alone():
+def test_pairs_differ_in_one_axis_alone_and_are_measured_on_the_same_data():
     rows = [
-        ("a", 1.0, "0", 0, 5.0),
-        ("a", 1.0, "0", 1, 7.0),
-        ("b", 1.0, "0", 0, 4.0),
-        ("b", 1.0, "0", 1, 9.0),
-        ("b", 0.5, "0", 0, 1.0),
+        ("a", 1.0, "0", 0, "maze", 5.0),
+        ("a", 1.0, "0", 1, "maze", 7.0),
+        ("a", 1.0, "0", 2, "maze", 7.0),
+        ("b", 1.0, "0", 0, "maze", 4.0),
+        ("b", 1.0, "0", 1, "maze", 9.0),
+        ("b", 1.0, "0", 2, "auction", 9.0),
+        ("b", 0.5, "0", 0, "maze", 1.0),
     ]
-    grid = pd.DataFrame(rows, columns=[*study.AXES, "held_out"])
+    grid = pd.DataFrame(rows, columns=[*study.COMPARABLE, "held_out"])
     assert study.paired(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
 
 
@@ -158,7 +160,6 @@ def test_noise_is_reported_as_no_trend(tmp_path):
         and text.count("no trend, the loss does not fall") == 2
         and "No law is fitted" in text
     )
-    assert not (tmp_path / "isoflop.png").exists()
 
 
 def test_tuning_runs_are_in_the_table_and_not_in_the_fit(planted_report):
@@ -166,6 +167,36 @@ def test_tuning_runs_are_in_the_table_and_not_in_the_fit(planted_report):
     found = json.loads((folder / "study.json").read_text())
     assert len(found["runs"]) == 81 and len(study.finished(found)) == 80
     assert 'href="tuned/"' in (folder / "report.html").read_text()
+
+
+def test_an_excluded_cell_does_not_return_by_its_tuning_run():
+    found = planted()
+    found["study"]["exclude"] = [{"size": "30k", "fraction": [0.01], "quality": "0"}]
+    left = study.finished(found)
+    assert len(left) == 80 - 2 and not ((left["size"] == "30k") & (left["data_steps"] == 1e4)).any()
+
+
+def test_scores_are_compared_with_losses_within_a_world():
+    """Within each of two worlds the score rises with the loss, though not over both."""
+    found = planted()
+    for run in found["runs"]:
+        run["reference"] = run["mixture"]
+        run["held_out"] += 5 * (run["mixture"] == "0.5")
+        run["score"] = run["held_out"] - 20 * (run["mixture"] == "0.5")
+    assert study.fitted(study.finished(found))["p"]["score"] == 1
+    lines = study.findings(study.finished(found))
+    assert not any("quality 0.5 against 0" in line for line in lines)
+
+
+def test_the_versions_of_runs_that_differ_from_the_reports_are_named():
+    found = planted(versions={"commit": "b", "torch": "2"})
+    found["runs"] = [
+        run | {"versions": {"commit": commit, "torch": "2"}}
+        for run, commit in zip(found["runs"], "aab", strict=False)
+    ]
+    said = study.tuning(found)
+    assert said[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
+    assert "All seeds of a size train on the same episodes" in said[1]
 
 
 @pytest.mark.parametrize("count", [3, 12, 25])
@@ -205,11 +236,11 @@ def best(losses):
     and 2}.
     """
     rows = [
-        (size, 1.0, "0", seed, loss)
+        (size, 1.0, "0", seed, "", loss)
         for size, each in losses.items()
         for seed, loss in enumerate(each)
     ]
-    part = pd.DataFrame(rows, columns=[*study.AXES, "held_out"])
+    part = pd.DataFrame(rows, columns=[*study.COMPARABLE, "held_out"])
     return study.best_size("loss", part, "held_out", [*losses], -1)
 
 
