@@ -100,6 +100,23 @@ class Store(StepColumns[np.ndarray]):
         """The rows of these episodes (E,), one episode after the other: (n,)."""
         return np.concatenate([np.arange(*self.offsets[e : e + 2]) for e in episodes])
 
+    @cached_property
+    def followed(self) -> np.ndarray:
+        """(n,) bool, whether the log has the observation after each step."""
+        known = np.ones(len(self.rewards), bool)
+        known[self.offsets[1:] - 1] = self.final_observation is not None
+        return known
+
+    def following(self, rows: np.ndarray) -> np.ndarray:
+        """The observations after these rows (m,), (m, S): after a last step the final one of its
+        episode, or its own where the log has none.
+        """
+        after, is_last = next_rows(rows, self.offsets[1:])
+        observations: np.ndarray = self.observations[after]
+        if self.final_observation is not None:
+            observations[is_last] = self.final_observation[self.episode_of(rows[is_last])]
+        return observations
+
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
@@ -116,6 +133,16 @@ class Store(StepColumns[np.ndarray]):
                 fields[name] = column[e].item()
         fields["task"] = self.tasks[fields["task"]]
         return Episode(**fields)
+
+
+def next_rows(rows: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row after each of these rows (m,) in its episode, (m,), and whether there is none, (m,)
+    bool; a last row is its own next one.
+
+    ends: (E,) the row after each episode.
+    """
+    is_last = np.isin(rows + 1, ends)
+    return np.where(is_last, rows, rows + 1), is_last
 
 
 def write(path: str | Path, source: Source) -> Store:

@@ -146,10 +146,8 @@ def fill(
         return steps
     if (store.action_weight > 0).all():
         return steps
-    followed = np.ones(len(store.rewards), bool)
-    followed[store.offsets[1:] - 1] = store.final_observation is not None
     rows = store.rows_of(episodes)
-    rows = rows[steps.loss_mask[rows] & followed[rows]]
+    rows = rows[steps.loss_mask[rows] & store.followed[rows]]
     if not len(rows):
         wanted = "recorded actions with a next observation to learn from"
         raise ValueError(f"fill_actions: expected {wanted}, got none")
@@ -158,7 +156,7 @@ def fill(
         model.fit(partial(inputs, store), rows, updates, seed)
     actions = np.array(store.actions)
     weight = np.array(store.action_weight)
-    missing = np.flatnonzero((weight == 0) & followed)
+    missing = np.flatnonzero((weight == 0) & store.followed)
     for part in np.split(missing, range(ROWS, len(missing), ROWS)):
         known, _, masks = inputs(store, part)
         filled, certainty = model.fill(known, masks)
@@ -173,13 +171,9 @@ def fill(
 def inputs(store: Store, rows: np.ndarray) -> Inputs:
     """What the model reads and learns of these rows of a store."""
     seen = store.observations[rows]
-    following = store.observations[np.minimum(rows + 1, len(store.rewards) - 1)]
-    if store.final_observation is not None:
-        e = store.episode_of(rows)
-        is_end = rows + 1 == store.offsets[e + 1]
-        following = np.where(is_end[:, None], store.final_observation[e], following)
+    change = store.following(rows) - seen
     masks = None
     if store.action_masks is not None:
         masks = torch.from_numpy(store.action_masks[rows])
-    columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
+    columns = np.concatenate([seen, change, store.rewards[rows, None]], 1)
     return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks

@@ -13,7 +13,7 @@ from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, next_rows
 from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.normalizer import Normalizer
@@ -91,8 +91,9 @@ def fit_normalizer(
 
     def differences() -> Iterator[np.ndarray]:
         for rows in blocks():
-            pairs = rows[~np.isin(rows + 1, steps.end[data.episodes])]  # rows with a next one
-            yield store.observations[pairs + 1] - store.observations[pairs]
+            after, is_last = next_rows(rows, steps.end)
+            change = store.observations[after] - store.observations[rows]
+            yield change[~is_last]
 
     if started:
         for rows in blocks():
@@ -134,7 +135,7 @@ def transitions(planner: Planner, units: Normalizer, data: Data) -> Transitions:
         terminated = terminated[known]
         text = text[known]
 
-    last = np.isin(rows, store.offsets[1:] - 1)
+    _, last = next_rows(rows, store.offsets[1:])
     # a row whose next one is missing or of another episode says nothing of a change
     next_is_there = np.diff(rows, append=0) == 1
     pairs = np.flatnonzero(~last & next_is_there)
