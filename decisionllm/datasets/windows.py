@@ -272,6 +272,13 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
     )
 
 
+def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The distinct ones of these texts (B,), in their order, and which of them each text is (B,)."""
+    found = sorted(set(texts))
+    number = {text: i for i, text in enumerate(found)}
+    return found, np.array([number[text] for text in texts])
+
+
 def _optional(columns: StepColumns[np.ndarray]) -> Json:
     """The optional step columns that are there."""
     given = {name: vars(columns)[name] for name in OPTIONAL_STEP_FIELDS}
