@@ -88,9 +88,15 @@ class Store(StepColumns[np.ndarray]):
         """The episodes of each part of a mixture, {label: (e,) int}; {"": all of them} of one
         dataset.
         """
-        labels = list(self.info.get("parts", [""]))
         part = np.zeros(len(self.lengths)) if self.part is None else self.part
-        return {label: np.flatnonzero(part == i) for i, label in enumerate(labels)}
+        return {label: np.flatnonzero(part == i) for i, label in enumerate(self.part_infos)}
+
+    @cached_property
+    def part_infos(self) -> dict[str, Json]:
+        """The info of each part of a mixture, by label; {"": info} of one dataset."""
+        if "parts" not in self.info:
+            return {"": self.info}
+        return {label: part["dataset"] for label, part in self.info["parts"].items()}
 
     def episode_of(self, rows: np.ndarray) -> np.ndarray:
         """The episode that each row is a step of, of the shape of `rows`."""

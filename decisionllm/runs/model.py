@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from decisionllm.backbones.readers import attach
-from decisionllm.config import TrainConfig
+from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets.mixture import of_embodiments
 from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
@@ -21,7 +21,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     backbone = build(config.backbone, config.seed)
-    kind = SequenceModel if config.team.execution == "per_agent" else TeamSequenceModel
+    kind = SequenceModel if one_agent_reads(config) else TeamSequenceModel
 
     def reading(spec: Spec, part: Node) -> SequenceModel:
         head = part.get("head", config.head)
