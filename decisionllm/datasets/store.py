@@ -37,10 +37,19 @@ from filelock import FileLock
 from numpy.typing import DTypeLike
 
 from decisionllm.datasets.rounding import Rounding
+from decisionllm.datasets.row_blocks import Columns
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, is_reference
-from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Json, Spec, StepColumns, refuse
+from decisionllm.schema import (
+    EPISODE_FIELDS,
+    STEP_FIELDS,
+    Episode,
+    Json,
+    Spec,
+    StepColumns,
+    refuse,
+)
 
 FORMAT = 1
 NO_TRANSFORM = {"_target_": "none"}
@@ -185,7 +194,7 @@ def _write(path: Path, source: Source) -> Store:
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as stack:
-            columns = Columns(partial, stack)
+            columns = Writer(partial, stack)
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, source.spec)
                 columns.append(episode)
@@ -219,7 +228,7 @@ def _write(path: Path, source: Source) -> Store:
     return open_store(path)
 
 
-class Columns:
+class Writer:
     """The files of a store that is being written, one for each column.
 
     Args:
@@ -261,7 +270,7 @@ class Columns:
         self.episodes += 1
         self.steps += len(episode.rewards)
 
-    def _rows(self, episode: Episode) -> dict[str, np.ndarray]:
+    def _rows(self, episode: Episode) -> Columns:
         """The rows that an episode adds to each column."""
         given = vars(episode) | {"task": self.tasks.setdefault(episode.task, len(self.tasks))}
         rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
@@ -330,7 +339,7 @@ def open_store(path: str | Path) -> Store:
         raise ValueError(
             f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}"
         )
-    arrays: Json = {}
+    arrays: Columns = {}
     for name, (dtype, shape) in card["arrays"].items():
         with explained(
             f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY
@@ -380,7 +389,7 @@ def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(a, b), slice(*store.offsets[[a, b]].tolist())
 
 
-def columns_of(store: Store) -> dict[str, np.ndarray]:
+def columns_of(store: Store) -> Columns:
     """The arrays of a store by name."""
     return {
         name: x
@@ -389,7 +398,7 @@ def columns_of(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def _fingerprint(spec: Json, tasks: list[str], arrays: Json) -> str:
+def _fingerprint(spec: Json, tasks: list[str], arrays: Columns) -> str:
     """Hash of the spec, the texts and every byte of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
     whole = [(slice(0), slice(None))]
@@ -402,7 +411,7 @@ def _hashed(
     digest: hashlib.blake2b,
     spec: Json,
     tasks: list[str],
-    arrays: Json,
+    arrays: Columns,
     parts: Iterable[tuple[slice, slice]],
 ) -> Iterator[tuple[slice, slice]]:
     """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decisionllm.datasets.row_blocks import Columns
 from decisionllm.datasets.store import Store, blocks
 from decisionllm.schema import (
     OPTIONAL_STEP_FIELDS,
     Batch,
     History,
-    Json,
     StepColumns,
     Window,
     shaped,
@@ -205,7 +205,7 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
         "actions": steps.actions,
         "returns_to_go": steps.returns_to_go,
     }
-    windows: Json = {}
+    windows: Columns = {}
     for name, column in (columns | _optional(steps)).items():
         windows[name] = copy_windows(column, first + starts, T)
         # padding is zero; every action is allowed there
@@ -279,7 +279,7 @@ def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     return found, np.array([number[text] for text in texts])
 
 
-def _optional(columns: StepColumns[np.ndarray]) -> Json:
+def _optional(columns: StepColumns[np.ndarray]) -> Columns:
     """The optional step columns that are there."""
     given = {name: vars(columns)[name] for name in OPTIONAL_STEP_FIELDS}
     return {name: column for name, column in given.items() if column is not None}
