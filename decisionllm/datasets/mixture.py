@@ -13,7 +13,7 @@ may have further keys:
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,15 @@ import numpy as np
 
 from decisionllm.config import TrainConfig, plain
 from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.store import NO_TRANSFORM, Store, data_node, prepare, retold, with_texts
+from decisionllm.datasets.store import (
+    NO_TRANSFORM,
+    DatasetReader,
+    Store,
+    data_node,
+    prepare,
+    retold,
+    with_texts,
+)
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, choice, discover, register
@@ -47,13 +55,19 @@ Parts = Sequence[Part] | Mapping[str, Part]
 
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
 def load(
-    *, parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
+    opened: Callable[[Node], Source | Store] = build,
+    *,
+    parts: Parts,
+    options: Json | None = None,
+    text: str = "none",
+    text_wordings: int = 0,
 ) -> Source:
     """Several datasets of one observation and action space, distinguished by their texts.
 
     Each is drawn as often as its `weight` says, whatever its size.
 
     Args:
+        opened: a part by its config node.
         parts: names, or dicts, see above.
         options: of all parts, unless a part has its own.
         text: of all parts, as `none` or `goal`.
@@ -63,14 +77,7 @@ def load(
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
     nodes = mixed(parts=parts, options=options, text=text, text_wordings=text_wordings)
-    sources = {label: build(part["dataset"]) for label, part in nodes.items()}
-    return joined(nodes, sources, text)
-
-
-def load_from_stores(cache_dir: str | Path, *, text: str = "none", **options: Any) -> Source:
-    """`load`, with parts from their own stores, which are made on first use and kept."""
-    nodes = mixed(text=text, **options)
-    sources = {label: prepare(part["dataset"], cache_dir) for label, part in nodes.items()}
+    sources = {label: opened(part["dataset"]) for label, part in nodes.items()}
     return joined(nodes, sources, text)
 
 
@@ -470,3 +477,6 @@ def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -
     total = np.cumsum([sum(each) for each in shares.values()])
     drawn = of_step(seed, step, Draw.EMBODIMENT).random() * total[-1]
     return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
+
+
+READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)

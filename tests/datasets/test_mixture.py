@@ -508,8 +508,7 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("decisionllm.domains.maze2d.dataset.generate", None)  # a call would fail
     again = store.prepare(data, tmp_path / "a")
     monkeypatch.undo()
-    monkeypatch.delattr("decisionllm.datasets.mixture.load_from_stores")
-    alone = store.prepare(data, tmp_path / "b")
+    alone = store.write(tmp_path / "b", store.build(store.data_node(data)))
     assert made.fingerprint == again.fingerprint == alone.fingerprint
 
 
