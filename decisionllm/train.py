@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from decisionllm import distributed
-from decisionllm.config import TrainConfig, one_agent_reads, train_config
+from decisionllm.config import LogOptions, TrainConfig, one_agent_reads, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
@@ -55,6 +55,17 @@ class Loop:
     count: int = 0  # steps since the last log line
     # of the loss terms over these steps
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """What is done after a step."""
+
+    log: bool  # a log line is written
+    held_out: bool  # with the loss on held-out windows
+    roll_out: bool  # with the score of a rollout
+    save: bool  # a checkpoint
+    say: bool  # the line is printed, however short ago the last one was
 
 
 @dataclass
@@ -162,9 +173,13 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
         while True:
             loop.elapsed = time.monotonic() - began
             progress, stopped = position(training, bool(stop))
-            over = progress >= 1 or stopped
-            log_if_due(training, progress, over=over)
-            if over:
+            due = due_after(config.log, loop.step, progress, stopped=stopped)
+            if due.log and loop.count:
+                values = measure(training, held_out=due.held_out)
+                if due.roll_out and training.watch is not None:
+                    values |= watched(training, training.watch)
+                record(training, values, progress, due)
+            if progress >= 1 or stopped:
                 break
             loop.rate = learning_rate(config, loop.step, progress)
             train_step(training)
@@ -439,19 +454,24 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
     )
 
 
-def log_if_due(training: Training, progress: float, *, over: bool) -> None:
-    """Measure, roll out and record after a step, where the options say so or the run is over."""
-    log, step = training.config.log, training.loop.step
-    # An interruption is no reason for a look or for held-out windows: a resumed run has the same
-    # ones, and so the same best weights, as one that was never interrupted.
-    look = progress >= 1 or is_due(step, log.rollout_every)
-    due = look or is_due(step, log.every) or is_due(step, log.save_every)
-    if not (due or over) or not training.loop.count:
-        return
-    values = measure(training, held_out=due)
-    if look and training.watch is not None:
-        values |= watched(training, training.watch)
-    record(training, values, progress, over=over)
+def due_after(log: LogOptions, step: int, progress: float, *, stopped: bool) -> Due:
+    """What is due after a step.
+
+    Args:
+        log: the options.
+        step: its number.
+        progress: how far the run is; 1: its end.
+        stopped: the run is interrupted. That is no reason for a rollout or for held-out windows: a
+            continued run has the same ones, and so the same best weights, as one that was never
+            interrupted.
+    """
+    over = progress >= 1 or stopped
+    roll_out = progress >= 1 or is_due(step, log.rollout_every)
+    saves = is_due(step, log.save_every)
+    held_out = roll_out or saves or is_due(step, log.every)
+    return Due(
+        log=held_out or over, held_out=held_out, roll_out=roll_out, save=saves or over, say=over
+    )
 
 
 def measure(training: Training, *, held_out: bool) -> dict[str, float]:
@@ -523,7 +543,7 @@ def check_finite(training: Training, values: Mapping[str, float]) -> None:
     raise FloatingPointError(f"loss or weights are not finite ({dict(values)}) {when}. {remedy}")
 
 
-def record(training: Training, values: dict[str, float], progress: float, *, over: bool) -> None:
+def record(training: Training, values: dict[str, float], progress: float, due: Due) -> None:
     """Write a log line; save the best weights and the checkpoint, print, when it is time.
 
     The main process writes, all gather.
@@ -538,9 +558,9 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
     if "score" in values:
         warn_of_a_stall(training)
     is_time_to_print = loop.elapsed - loop.printed > 10
-    if over or is_time_to_print or prints_often(training.console):
+    if due.say or is_time_to_print or prints_often(training.console):
         say_values(training, values, progress)
-    if over or is_due(loop.step, training.config.log.save_every):
+    if due.save:
         save(training, finished=progress >= 1)
 
 

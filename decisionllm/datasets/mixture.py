@@ -196,15 +196,15 @@ def worded(store: Store, **options: Any) -> Store:
     texts = np.empty(len(store.lengths), object)
     infos: dict[str, Node] = {}
     wordings: Json = {}
-    for label, mixed_part in mixed(**options).items():
+    for label, part in mixed(**options).items():
         episodes = store.parts[label]
-        known = store.info["parts"][label]["dataset"]
+        info = store.part_infos[label]
         task = store.task[episodes]
         group = store.group[episodes]
-        part = retold(replace(store, info=known, task=task, group=group), mixed_part.dataset)
-        texts[episodes] = [part.tasks[i] for i in part.task]
-        infos[label] = mixed_part.card(part.info)
-        wordings |= part.info.get("wordings", {})
+        own = retold(replace(store, info=info, task=task, group=group), part.dataset)
+        texts[episodes] = [own.tasks[i] for i in own.task]
+        infos[label] = part.card(own.info)
+        wordings |= own.info.get("wordings", {})
     found = with_texts(store, options.get("text", "none"), texts.tolist(), wordings)
     return replace(found, info=found.info | {"parts": infos})
 
