@@ -134,7 +134,7 @@ def within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.nd
 
 
 def rollout_returns_to_go(
-    rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int = 0
+    rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int
 ) -> np.ndarray:
     """Return-to-go that a policy conditions on at each step of a rollout: rewards (n,), targets
     (E,), offsets (E+1,) -> (n,).

@@ -30,6 +30,7 @@ from decisionllm.tokenizers.mlp import mlp
 
 Number = TypeVar("Number", float, Tensor)
 
+WIDTH = 256  # of the hidden layers
 BATCH = 512  # steps of a log in a training step
 EVERY = 50  # training steps between two measurements of the held-out loss
 ROWS = 1 << 14  # that are filled in at a time
@@ -43,21 +44,20 @@ class InverseDynamics(nn.Module):
 
     Args:
         spec: of the data.
-        inner: width of the hidden layers.
     """
 
-    def __init__(self, spec: Spec, *, inner: int = 256) -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
         size = 2 * spec.observation_dim + 1
         self.units = Normalizer(spec)
         self.norm = nn.BatchNorm1d(size, affine=False, momentum=None, eps=1e-12)
-        layers = mlp(size, inner, inner, activation=nn.SiLU)
+        layers = mlp(size, WIDTH, WIDTH, activation=nn.SiLU)
         self.body = nn.Sequential(*layers, nn.SiLU())
         if spec.num_actions:
-            self.head: DiscreteHead | BinsHead = DiscreteHead(inner, spec)
+            self.head: DiscreteHead | BinsHead = DiscreteHead(WIDTH, spec)
             self.uniform = -math.log(spec.num_actions)  # log-density of any action alike
         else:
-            self.head = BinsHead(inner, spec)
+            self.head = BinsHead(WIDTH, spec)
             self.uniform = -spec.action_dim * math.log(2)
         self.trust = 1.0
 
