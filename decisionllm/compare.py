@@ -292,7 +292,7 @@ def judge(
     log: Logged,
     estimators: Mapping[str, Estimator],
     *,
-    seed: int = 0,
+    seed: int,
 ) -> list[Judged]:
     """Estimate each candidate, the best by the first estimator first."""
     support = Support(log, seed)

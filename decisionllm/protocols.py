@@ -487,16 +487,3 @@ class Source:
     episodes: Iterable[Episode]
     info: Json = field(default_factory=dict)
     facts: dict[str, Json] = field(default_factory=dict)
-
-
-class DatasetReader(Protocol):
-    """A function registered under `@register("dataset", name)`; its keyword-only parameters become
-    `dataset.*` options.
-
-    A reader that reads files has a function `files(**options) -> list[Path]` beside it in its
-    module, with the same options: a store is made again when one of these files changes. One whose
-    data do not depend on the option `text` has two more, see `datasets.store`:
-    `data_options(**options)` and `worded(store, **options)`.
-    """
-
-    def __call__(self, **options: Any) -> Source: ...

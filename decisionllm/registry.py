@@ -204,8 +204,15 @@ def lacks_text(node: Node, text: str | None) -> bool:
     """
     if text in (None, "none") or "text" in node:
         return False
-    thing = _named(node["_target_"])
-    return callable(thing) and "text" in signature(thing).parameters
+    return takes(node["_target_"], "text")
+
+
+def takes(target: str, option: str) -> bool:
+    """Whether what a path names is a callable with this option; a ValueError if there is nothing of
+    this name.
+    """
+    thing = _named(target)
+    return callable(thing) and option in signature(thing).parameters
 
 
 def _named(target: str) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import nn
 
 from decisionllm import distributed
-from decisionllm.config import TrainConfig, train_config
+from decisionllm.config import LogOptions, TrainConfig, one_agent_reads, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
@@ -32,7 +32,7 @@ from decisionllm.files import append_line, read_lines, write_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
-from decisionllm.runs.start import new_model, restore_or_describe
+from decisionllm.runs.start import describe, new_model, unfitted_model
 from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
@@ -56,6 +56,17 @@ class Loop:
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """What is done after a step."""
+
+    log: bool  # a log line is written
+    held_out: bool  # with the loss on held-out windows
+    roll_out: bool  # with the score of a rollout
+    save: bool  # a checkpoint
+    say: bool  # the line is printed, however short ago the last one was
+
+
 @dataclass
 class Training:
     """All that the loop works on.
@@ -65,7 +76,6 @@ class Training:
         accelerator: of accelerate, which knows the processes and the device.
         console: of the main process; None in others, which print nothing.
         data: by embodiment, "" where there is one space of observations and actions.
-        shares: of the parts of a mixture in a batch, by embodiment.
         model: as accelerate wraps it; its forward gives the terms of the loss.
         inner: the model itself.
         optimizer: as accelerate wraps it.
@@ -76,7 +86,6 @@ class Training:
     accelerator: Accelerator
     console: Console | None
     data: dict[str, Data]
-    shares: dict[str, list[float]]
     model: nn.Module
     inner: Model
     optimizer: AcceleratedOptimizer
@@ -163,9 +172,13 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
         while True:
             loop.elapsed = time.monotonic() - began
             progress, stopped = position(training, bool(stop))
-            over = progress >= 1 or stopped
-            log_if_due(training, progress, over=over)
-            if over:
+            due = due_after(config.log, loop.step, progress, stopped=stopped)
+            if due.log and loop.count:
+                values = measure(training, held_out=due.held_out)
+                if due.roll_out and training.watch is not None:
+                    values |= watched(training, training.watch)
+                record(training, values, progress, due)
+            if progress >= 1 or stopped:
                 break
             loop.rate = learning_rate(config, loop.step, progress)
             train_step(training)
@@ -181,47 +194,87 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     """Data, model and optimiser of a run: a new one, or one that goes on from its last
     checkpoint.
     """
-    run = Path(config.run)
-    main = accelerator.is_main_process
-    console = Console(soft_wrap=True, markup=False, highlight=False) if main else None
-    begun = bool(checkpoint.find(run)) and not config.fresh
-    stores, shares, data = open_stores(config, accelerator, console, begun=begun)
-    model = new_model(config, data, begun=begun)
-    optimizer = make_optimizer(model, config.optim)
-    # a new run is described before its first step; a run that was begun must be the same run
-    restore_or_describe(config, stores, data, model, begun=begun, main=main)
-    alike = has_equal_steps(config, stores)
-    prepared, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
-    inner = accelerator.unwrap_model(prepared)
-    loop = Loop()
-    if begun:
-        resume(loop, run, inner, wrapped)
-    if main:
-        for values in trim(run / "metrics.jsonl", loop.step):
-            take_note(loop, values)
+    begun = checkpoint.find(config.run) and not config.fresh
+    make = continue_run if begun else begin_new
+    training = make(config, accelerator)
+    if training.main:
+        for values in trim(Path(config.run) / "metrics.jsonl", training.loop.step):
+            take_note(training.loop, values)
     if config.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
-    training = Training(
-        config=config,
-        accelerator=accelerator,
-        console=console,
-        data=data,
-        shares=shares,
-        model=prepared,
-        inner=inner,
-        optimizer=wrapped,
-        loop=loop,
-        watch=watch_of(config, accelerator),
-    )
     announce(training)
     return training
+
+
+def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
+    """A run before its first step. Texts and environments are compared with its data, and its folder
+    is described.
+    """
+    stores = open_stores(config, accelerator)
+    console = console_of(accelerator)
+    if console is not None:
+        check_texts(config.text, stores.values())
+        for note in check_environments(config, stores):
+            console.print(f"note: {note}")
+    data = open_windows(config, stores)
+    model = new_model(config, data)
+    optimizer = make_optimizer(model, config.optim)
+    if accelerator.is_main_process:
+        describe(config, stores, data, model)
+    return prepared(config, accelerator, data, model, optimizer)
+
+
+def continue_run(config: TrainConfig, accelerator: Accelerator) -> Training:
+    """A run at its last checkpoint; a ValueError if its folder holds another run."""
+    run = Path(config.run)
+    stores = open_stores(config, accelerator)
+    data = open_windows(config, stores)
+    model = unfitted_model(config, data)
+    optimizer = make_optimizer(model, config.optim)
+    checkpoint.restore(run, model, directory.same_run(run, config, stores))
+    training = prepared(config, accelerator, data, model, optimizer)
+    resume(training.loop, run, training.inner, training.optimizer)
+    return training
+
+
+def prepared(
+    config: TrainConfig,
+    accelerator: Accelerator,
+    data: dict[str, Data],
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+) -> Training:
+    """A run whose model and optimiser are divided among the processes."""
+    stores = {name: each.store for name, each in data.items()}
+    alike = has_equal_steps(config, stores)
+    wrapped_model, wrapped_optimizer = distributed.prepare(
+        accelerator, model, optimizer, alike=alike
+    )
+    return Training(
+        config=config,
+        accelerator=accelerator,
+        console=console_of(accelerator),
+        data=data,
+        model=wrapped_model,
+        inner=accelerator.unwrap_model(wrapped_model),
+        optimizer=wrapped_optimizer,
+        loop=Loop(),
+        watch=watch_of(config, accelerator),
+    )
+
+
+def console_of(accelerator: Accelerator) -> Console | None:
+    """The console of the main process; None in others, which print nothing."""
+    if not accelerator.is_main_process:
+        return None
+    return Console(soft_wrap=True, markup=False, highlight=False)
 
 
 def has_equal_steps(config: TrainConfig, stores: Mapping[str, Store]) -> bool:
     """Whether every step uses the same parameters, see `distributed.prepare`."""
     with_texts = {bool(task) for store in stores.values() for task in store.tasks}
     is_one_kind = len(stores) == 1 and len(with_texts) == 1
-    return is_one_kind and config.team.execution == "per_agent"
+    return is_one_kind and one_agent_reads(config)
 
 
 def watch_of(config: TrainConfig, accelerator: Accelerator) -> ScoreWatch | None:
@@ -248,7 +301,8 @@ def train_step(training: Training) -> None:
     # of dropout: nothing to save
     # torch takes 64 bits
     torch.manual_seed(((config.seed * 1_000_003 + loop.step) * world + rank) % 2**63)
-    space = mixture.embodiment_of(training.shares, config.seed, loop.step)
+    shares = {name: data.shares for name, data in training.data.items()}
+    space = mixture.embodiment_of(shares, config.seed, loop.step)
     window = training.data[space].sampler(loop.step)
     parts = world * config.optim.accumulate
     for part in range(rank, parts, world):
@@ -269,25 +323,19 @@ def train_step(training: Training) -> None:
     loop.count += 1
 
 
-def open_stores(
-    config: TrainConfig, accelerator: Accelerator, console: Console | None, *, begun: bool
-) -> tuple[dict[str, Store], dict[str, list[float]], dict[str, Data]]:
-    """Stores, shares of their parts, and samplers of windows, each by embodiment; see `Training`.
-
-    The texts and the environments of a new run are compared with its stores.
-    """
+def open_stores(config: TrainConfig, accelerator: Accelerator) -> dict[str, Store]:
+    """The stores of a run by embodiment, which the main process makes first."""
     with accelerator.main_process_first():
-        stores = mixture.stores(config.dataset, config.cache_dir, config.transform)
-    if console is not None and not begun:
-        check_texts(config.text, stores.values())
-        for note in check_environments(config, stores):
-            console.print(f"note: {note}")
+        return mixture.stores(config.dataset, config.cache_dir, config.transform)
+
+
+def open_windows(config: TrainConfig, stores: Mapping[str, Store]) -> dict[str, Data]:
+    """The samplers of windows of a run, by embodiment."""
     shares = mixture.part_shares(config.dataset, stores)
-    data = {
+    return {
         name: open_data(mixture.of_embodiment(config, name), store, shares[name])
         for name, store in stores.items()
     }
-    return stores, shares, data
 
 
 def divided(window: Window, part: int, parts: int) -> slice | np.ndarray:
@@ -406,19 +454,24 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
     )
 
 
-def log_if_due(training: Training, progress: float, *, over: bool) -> None:
-    """Measure, roll out and record after a step, where the options say so or the run is over."""
-    log, step = training.config.log, training.loop.step
-    # An interruption is no reason for a look or for held-out windows: a resumed run has the same
-    # ones, and so the same best weights, as one that was never interrupted.
-    look = progress >= 1 or is_due(step, log.rollout_every)
-    due = look or is_due(step, log.every) or is_due(step, log.save_every)
-    if not (due or over) or not training.loop.count:
-        return
-    values = measure(training, held_out=due)
-    if look and training.watch is not None:
-        values |= watched(training, training.watch)
-    record(training, values, progress, over=over)
+def due_after(log: LogOptions, step: int, progress: float, *, stopped: bool) -> Due:
+    """What is due after a step.
+
+    Args:
+        log: the options.
+        step: its number.
+        progress: how far the run is; 1: its end.
+        stopped: the run is interrupted. That is no reason for a rollout or for held-out windows: a
+            continued run has the same ones, and so the same best weights, as one that was never
+            interrupted.
+    """
+    over = progress >= 1 or stopped
+    roll_out = progress >= 1 or is_due(step, log.rollout_every)
+    saves = is_due(step, log.save_every)
+    held_out = roll_out or saves or is_due(step, log.every)
+    return Due(
+        log=held_out or over, held_out=held_out, roll_out=roll_out, save=saves or over, say=over
+    )
 
 
 def measure(training: Training, *, held_out: bool) -> dict[str, float]:
@@ -490,7 +543,7 @@ def check_finite(training: Training, values: Mapping[str, float]) -> None:
     raise FloatingPointError(f"loss or weights are not finite ({dict(values)}) {when}. {remedy}")
 
 
-def record(training: Training, values: dict[str, float], progress: float, *, over: bool) -> None:
+def record(training: Training, values: dict[str, float], progress: float, due: Due) -> None:
     """Write a log line; save the best weights and the checkpoint, print, when it is time.
 
     The main process writes, all gather.
@@ -505,9 +558,9 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
     if "score" in values:
         warn_of_a_stall(training)
     is_time_to_print = loop.elapsed - loop.printed > 10
-    if over or is_time_to_print or prints_often(training.console):
+    if due.say or is_time_to_print or prints_often(training.console):
         say_values(training, values, progress)
-    if over or is_due(loop.step, training.config.log.save_every):
+    if due.save:
         save(training, finished=progress >= 1)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decisionllm.config import OptimOptions, train_config
+from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.domains.synthetic.dataset import load
 from decisionllm.policy import loading
@@ -26,7 +26,7 @@ from decisionllm.runs.optimizer import parameter_groups
 from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
-from decisionllm.train import trim
+from decisionllm.train import due_after, trim
 from tests.conftest import (
     DT,
     LOOP,
@@ -141,6 +141,25 @@ def test_an_interruption_is_no_reason_to_look_at_held_out_windows(tmp_path, monk
     assert not (tmp_path / "run/best").exists()
     assert command(*seldom, f"run={tmp_path}/run") == 0
     assert [row["step"] for row in metrics(tmp_path / "run") if "held_out_nll" in row] == [4]
+
+
+@pytest.mark.parametrize(
+    ("step", "progress", "stopped", "wanted"),
+    [
+        (1, 0.1, False, set()),
+        (4, 0.4, False, {"log", "held_out"}),
+        (5, 0.5, False, {"log", "held_out", "save"}),
+        (6, 0.6, False, {"log", "held_out", "roll_out"}),
+        (7, 0.7, True, {"log", "save", "say"}),
+        (8, 0.8, True, {"log", "held_out", "save", "say"}),
+        (7, 1.0, False, {"log", "held_out", "roll_out", "save", "say"}),
+        (7, 1.0, True, {"log", "held_out", "roll_out", "save", "say"}),
+    ],
+)
+def test_what_is_due_after_a_step(step, progress, stopped, wanted):
+    log = LogOptions(every=4, save_every=5, rollout_every=6)
+    due = due_after(log, step, progress, stopped=stopped)
+    assert {name for name, is_due in vars(due).items() if is_due} == wanted
 
 
 def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):

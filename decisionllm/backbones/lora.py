@@ -25,7 +25,7 @@ ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
 
 
 def add_adapters(
-    model: PreTrainedModel, *, rank: int, alpha: int, targets: str, seed: int, first: int = 0
+    model: PreTrainedModel, *, rank: int, alpha: int, targets: str, seed: int, first: int
 ) -> PeftModel:
     """Wrap a transformers model with LoRA adapters, drawn from the seed; only they are trained.
 

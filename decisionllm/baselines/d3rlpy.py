@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from decisionllm.datasets.store import Store, next_rows
 from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.registry import Node
@@ -48,8 +49,8 @@ def library() -> Any:
 
 
 def transitions(
-    store: Any,
-    episodes: np.ndarray | Sequence[int],
+    store: Store,
+    episodes: np.ndarray,
     *,
     ends: bool = False,
     next_actions: bool = False,
@@ -60,7 +61,7 @@ def transitions(
     is terminal. A truncated one's leads to the final observation; without one the step is left out.
 
     Args:
-        store: a datasets.store.Store.
+        store: of the log.
         episodes: their numbers.
         ends: treat truncation as terminal, as for days of fixed length.
         next_actions: leave out steps whose next action is unknown too, which are the last ones of
@@ -73,24 +74,16 @@ def transitions(
     C = store.spec.num_actions
     if C:
         raise ValueError(f"{name}: a baseline needs continuous actions, these are one of {C}")
-    last = store.offsets[1:] - 1  # (E,) row of each episode's last step
-    n = len(store.rewards)
-    terminal = np.zeros(n, np.float32)
-    terminal[last] = store.terminated | ends
-    after = np.arange(n) + 1
-    after[last] = last
-    following = store.observations[after]
-    known = np.ones(n, bool)
-    if store.final_observation is None or next_actions:
-        known[last] = terminal[last] > 0
-    else:
-        following[last] = store.final_observation
+    rows = store.rows_of(episodes)
+    after, is_last = next_rows(rows, store.offsets[1:])
+    terminal = is_last & (ends | store.terminated[store.episode_of(rows)])
+    known = ~is_last if next_actions else store.followed[rows]
+    known |= terminal
     if store.action_weight is not None:
-        known &= store.action_weight > 0
+        known &= store.action_weight[rows] > 0
         if next_actions:
             known &= store.action_weight[after] > 0
-    rows = store.rows_of(episodes)
-    rows = rows[known[rows]]
+    rows = rows[known]
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"
         raise ValueError(f"{name}: expected steps with a next observation, got {got}")
@@ -98,9 +91,9 @@ def transitions(
         observations=store.observations[rows],
         actions=store.actions[rows],
         rewards=store.rewards[rows, None],
-        next_observations=following[rows],
-        next_actions=store.actions[after[rows]],
-        terminal=terminal[rows, None],
+        next_observations=store.following(rows),
+        next_actions=store.actions[after[known]],
+        terminal=terminal[known, None].astype(np.float32),
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets import moments
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import DatasetReader, Store
 from decisionllm.datasets.windows import BLOCK, of_store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -197,3 +197,6 @@ class Corruption:
         if not of_observations:
             new = np.clip(new, self.spec.low, self.spec.high)
         return new
+
+
+READER = DatasetReader(version=VERSION)

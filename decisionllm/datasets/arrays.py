@@ -15,7 +15,7 @@ from decisionllm.checks import is_numbers, one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
-from decisionllm.datasets.store import Store, check_episode, open_store, write
+from decisionllm.datasets.store import DatasetReader, Store, check_episode, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -463,3 +463,6 @@ class Member:
     def _next(self, shape: tuple[int, ...]) -> np.ndarray:
         size = int(np.prod(shape)) * self.dtype.itemsize
         return np.frombuffer(self.file.read(size), self.dtype).reshape(shape)
+
+
+READER = DatasetReader(version=VERSION, files=files)

@@ -101,12 +101,12 @@ def vectors_of(store: Store, among: np.ndarray) -> list[tuple[np.ndarray, np.nda
         ValueError: the log does not say which numbers are vectors.
     """
     found = []
-    for label, episodes in store.parts.items():
+    for label, info in store.part_infos.items():
+        episodes = store.parts[label]
         of_part = np.zeros(len(among), bool)
         of_part[episodes] = among[episodes]
         if not of_part.any():
             continue
-        info = store.info["parts"][label]["dataset"] if "parts" in store.info else store.info
         first = np.array(info.get("vectors", ()), int)
         if not len(first):
             wanted = "a log that says which numbers of an observation are vectors in a plane"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.config import TrainConfig
+from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import sampling, team_windows, windows
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Windows = Callable[[int], Window]  # step -> its windows
+
+
 @dataclass(frozen=True)
 class Data:
     """The windows that are trained and validated on."""
 
     store: Store
+    shares: Sequence[float]  # how often each part of the log is drawn
     steps: windows.Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
-    sampler: Callable[[int], Window]  # step -> training windows
-    validators: Json  # {part: step -> held-out windows}; {} without held-out episodes
+    sampler: Windows  # that are trained on
+    validators: dict[str, Windows]  # held-out ones of each part; {} without held-out episodes
     tasks: Sequence[str]  # the texts of windows, by index
     window: int  # steps of a window
 
@@ -45,6 +49,67 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     Raises:
         ValueError: the options do not fit the log.
     """
+    logged = windows.of_store(store, return_horizon=config.model.return_horizon)
+    episodes, held_out = chosen_episodes(config, store, logged)
+    steps = logged
+    if store.action_weight is not None and fills_actions(config):
+        steps = build(config.fill_actions, store, logged, episodes, config.seed)
+    else:
+        check_unread(config, store, episodes)
+    # the loss on held-out windows is that of recorded actions alone
+    measured = replace(steps, loss_mask=logged.loss_mask, action_weight=logged.action_weight)
+    check_targets(config, store, steps, episodes)
+    make = sampler_maker(config, store)
+    sampler = make(
+        steps,
+        episodes=episodes,
+        seed=config.seed,
+        weights=sampling.part_weights(store, steps, episodes, shares),
+        discount=step_discount(config, store),
+    )
+    tasks, reword = texts_of(config, store, sampler)
+    validators = {}
+    for label, part in store.parts.items():
+        own = np.intersect1d(part, held_out)
+        if len(own):
+            validators[label] = reword(make(measured, episodes=own, seed=0), seed=0)
+    if config.log.keep_best == "loss" and not validators:
+        raise ValueError(
+            f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
+            "none; give more"
+        )
+    return Data(
+        store=store,
+        shares=shares,
+        steps=steps,
+        episodes=episodes,
+        held_out=held_out,
+        sampler=reword(augmented(config, store, sampler), seed=config.seed),
+        validators=validators,
+        tasks=tasks,
+        window=config.window,
+    )
+
+
+def read_windows(
+    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
+) -> tuple[Windows, Sequence[str]]:
+    """Windows of these episodes, as a run with this config reads them but not varied, and the texts
+    of their rows.
+    """
+    sampler = sampler_maker(config, store)(steps, episodes=episodes, seed=config.seed)
+    tasks, reword = texts_of(config, store, sampler)
+    return reword(sampler, seed=config.seed), tasks
+
+
+def chosen_episodes(
+    config: TrainConfig, store: Store, steps: windows.Steps
+) -> tuple[np.ndarray, np.ndarray]:
+    """The episodes that are trained on and those that are held out, each (E,).
+
+    Each has a step whose return is known. It has a recorded action too, unless the actions of
+    training are filled in.
+    """
     episodes, held_out = sampling.select(
         store,
         fraction=config.data.fraction,
@@ -52,66 +117,15 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         held_out=config.data.held_out,
         seed=config.data.seed,
     )
-    steps = windows.of_store(store, return_horizon=config.model.return_horizon)
     has_steps = steps.end > steps.first
-    episodes = episodes[has_steps[episodes]]
-    held_out = held_out[has_steps[held_out]]
-    measured = steps
-    if store.action_weight is not None:
-        recorded = some_recorded(store)
-        held_out = held_out[recorded[held_out]]
-        if config.fill_actions["_target_"] == "none":
-            episodes = episodes[recorded[episodes]]
-            check_unread(config, store, episodes)
-        else:
-            steps, measured = filled(config, store, steps, episodes)
-    check_targets(config, store, steps, episodes)
-    make = sampler_maker(config, store)
-    weights = sampling.part_weights(store, steps, episodes, shares)
-    discount = step_discount(config, store)
-    sampler = make(steps, episodes=episodes, seed=config.seed, weights=weights, discount=discount)
-    validators = {}
-    for label, part in store.parts.items():
-        own = np.intersect1d(part, held_out)
-        if len(own):
-            validators[label] = make(measured, episodes=own, seed=0)
-    if config.log.keep_best == "loss" and not validators:
-        raise ValueError(
-            f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
-            "none; give more"
-        )
-    tasks = texts_of(store, sampler)
-    data = Data(store, steps, episodes, held_out, sampler, validators, tasks, config.window)
-    return reworded(config, augmented(config, data), sampler.texts)
+    is_measured = has_steps & some_recorded(store)
+    is_trained = has_steps if fills_actions(config) else is_measured
+    return episodes[is_trained[episodes]], held_out[is_measured[held_out]]
 
 
-def read_windows(
-    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
-) -> tuple[Callable[[int], Window], Sequence[str]]:
-    """number -> windows of these episodes, as a run with this config reads them but not varied, and
-    the texts of their rows.
-    """
-    sampler = sampler_maker(config, store)(steps, episodes=episodes, seed=config.seed)
-    tasks = texts_of(store, sampler)
-    data = Data(store, steps, episodes, episodes, sampler, {}, tasks, config.window)
-    data = reworded(config, data, sampler.texts)
-    return data.sampler, data.tasks
-
-
-def texts_of(store: Store, sampler: sampling.Sampler) -> Sequence[str]:
-    """The texts of the rows that a sampler draws, by index."""
-    return sampler.tasks if isinstance(sampler, team_windows.TeamSampler) else list(store.tasks)
-
-
-def filled(
-    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
-) -> tuple[windows.Steps, windows.Steps]:
-    """The steps with the actions that the log lacks filled in: to train on, and to measure on,
-    where the loss is that of recorded actions alone.
-    """
-    trained = build(config.fill_actions, store, steps, episodes, config.seed)
-    measured = replace(trained, loss_mask=steps.loss_mask, action_weight=steps.action_weight)
-    return trained, measured
+def fills_actions(config: TrainConfig) -> bool:
+    """Whether the actions that a log lacks are filled in."""
+    return bool(config.fill_actions["_target_"] != "none")
 
 
 def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
@@ -128,23 +142,23 @@ def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
 
 
 def some_recorded(store: Store) -> np.ndarray:
-    """(E,) bool, whether the log has some of the actions of an episode; it has an action_weight."""
-    assert store.action_weight is not None
+    """(E,) bool, whether the log has some of the actions of an episode."""
+    if store.action_weight is None:
+        return np.ones(len(store.lengths), bool)
     return np.logical_or.reduceat(store.action_weight > 0, store.offsets[:-1])
 
 
 def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> None:
-    """Raise a ValueError if the model reads past actions which the log lacks; it has an
-    action_weight.
-    """
-    assert store.action_weight is not None
-    whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
+    """Raise a ValueError if the model reads past actions which the log lacks."""
     reads_actions = (
         config.window > 1
         and config.tokenizer.get("hide_actions", 0) < 1
-        and config.team.execution == "per_agent"
+        and one_agent_reads(config)
     )
-    if reads_actions and not whole.all():
+    if store.action_weight is None or not reads_actions:
+        return
+    whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
+    if not whole.all():
         lacking = f"{(~whole).sum()} of {len(episodes)} episodes lack at some steps"
         remedy = "take fill_actions=inverse_dynamics, window=1 or tokenizer.hide_actions=1"
         raise ValueError(f"window={config.window} reads past actions, which {lacking}; {remedy}")
@@ -174,9 +188,8 @@ def check_targets(
         )
 
 
-def augmented(config: TrainConfig, data: Data) -> Data:
-    """The data, whose training windows are varied by `augment`, of the run or of a part."""
-    store, sampler = data.store, data.sampler
+def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
+    """The windows of a sampler, varied by `augment`, of the run or of a part."""
     chosen = by_part(store, "augment", config.augment)
     distinct = {str(node): node for node in chosen.values() if node["_target_"] != "none"}
     for node in distinct.values():
@@ -184,31 +197,32 @@ def augmented(config: TrainConfig, data: Data) -> Data:
         for label, part in store.parts.items():
             among[part] = chosen[label] == node
         sampler = build(node, sampler, store, config.seed, among)
-    return replace(data, sampler=sampler)
+    return sampler
 
 
-def reworded(config: TrainConfig, data: Data, texts: int) -> Data:
-    """The data, whose texts are drawn in many wordings where the store has facts to make them of.
-
-    Args:
-        config: the options.
-        data: whose rows have the text of their task.
-        texts: distinct texts of a batch.
+def texts_of(
+    config: TrainConfig, store: Store, sampler: sampling.Sampler
+) -> tuple[Sequence[str], Callable[..., Windows]]:
+    """The texts of windows by their number, and a function of windows and a seed that draws them in
+    many wordings, where the store has facts to make these of.
     """
-    words = wordings(data.store, config.text_wordings)
-    if words is None:
-        return data
-    draw = partial(words.sampler, task=data.store.task, worded=worded(data.store), texts=texts)
-    validators = {label: draw(each, seed=0) for label, each in data.validators.items()}
-    return replace(
-        data, sampler=draw(data.sampler, seed=config.seed), validators=validators, tasks=words
-    )
+    words = wordings(store, config.text_wordings)
+    if words is not None:
+        draw = partial(words.sampler, task=store.task, worded=worded(store), texts=sampler.texts)
+        return words, draw
+
+    def unchanged(drawn: Windows, *, seed: int) -> Windows:
+        return drawn
+
+    if isinstance(sampler, team_windows.TeamSampler):
+        return sampler.tasks, unchanged
+    return store.tasks, unchanged
 
 
 def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., sampling.Sampler]:
     """Return a function of steps, episodes, seed and weights that makes the samplers of a run."""
     shape: Json = {"T": config.window, "batch_size": config.optim.batch_size}
-    if config.team.execution == "per_agent":
+    if one_agent_reads(config):
         return partial(sampling.sampler(config.data.rows_per_text, store.task), **shape)
     alone = 0.5 if config.team.execution == "both" else 0.0
     return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
@@ -225,8 +239,8 @@ def worded(store: Store) -> np.ndarray:
     parts that have them.
     """
     each = np.ones(len(store.lengths), bool)
-    for label, part in store.info.get("parts", {}).items():
-        each[store.parts[label]] = "wordings" in part["dataset"]
+    for label, info in store.part_infos.items():
+        each[store.parts[label]] = "wordings" in info
     return each
 
 
@@ -241,12 +255,10 @@ def text_numbers(store: Store, window: Window) -> np.ndarray:
     return store.task[window.episodes] if window.text_index is None else window.text_index
 
 
-def some_texts(data: Data, batches: int = 8) -> list[str]:
+def some_texts(data: Data) -> list[str]:
     """The distinct texts of the first batches."""
-    numbers = np.unique(
-        np.concatenate([text_numbers(data.store, data.sampler(step)) for step in range(batches)])
-    )
-    return [data.tasks[i] for i in numbers]
+    numbers = [text_numbers(data.store, data.sampler(step)) for step in range(8)]
+    return [data.tasks[i] for i in np.unique(np.concatenate(numbers))]
 
 
 def to_batch(

@@ -35,7 +35,7 @@ from decisionllm.datasets.spaces import (
     observation_parts,
     unflatten,
 )
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import DatasetReader, Store
 from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
@@ -392,3 +392,6 @@ def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
     if named or not sizes:
         return spaces.Discrete(spec.num_actions)
     return spaces.MultiDiscrete(sizes)
+
+
+READER = DatasetReader(version=VERSION, files=files)

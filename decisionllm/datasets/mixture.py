@@ -13,8 +13,8 @@ may have further keys:
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,15 @@ import numpy as np
 
 from decisionllm.config import TrainConfig, plain
 from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.store import NO_TRANSFORM, Store, data_node, prepare, retold, with_texts
+from decisionllm.datasets.store import (
+    NO_TRANSFORM,
+    DatasetReader,
+    Store,
+    data_node,
+    prepare,
+    retold,
+    with_texts,
+)
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, choice, discover, register
@@ -31,29 +39,47 @@ from decisionllm.schema import Episode, Json, Spec
 
 VERSION = 2  # raise it when `load` writes other info
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
-# options of a part that change how it is drawn, not its data
-SAMPLING = (
-    "augment",
-    "step_discount",
-    "window",
-    "weight",
-)
 # options that all parts of a mixture have in common, and why
 OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
 
-Part = str | Json  # the name of a dataset, or its options
-Parts = Sequence[Part] | Mapping[str, Part]
+Given = str | Json  # a part as it is given: the name of a dataset, or its options
+Parts = Sequence[Given] | Mapping[str, Given]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A dataset among several; None: it has no option of its own, but the run's."""
+
+    dataset: Node
+    env: Node | None = None
+    head: Node | None = None
+    tokenizer: Node | None = None
+    augment: Node | None = None
+    step_discount: float | None = None
+    window: int | None = None
+    weight: float | None = None
+
+    def card(self, info: Json) -> Json:
+        """The part as the info of a mixture holds it. info: of its dataset."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return own | {"dataset": info}
 
 
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
 def load(
-    *, parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
+    opened: Callable[[Node], Source | Store] = build,
+    *,
+    parts: Parts,
+    options: Json | None = None,
+    text: str = "none",
+    text_wordings: int = 0,
 ) -> Source:
     """Several datasets of one observation and action space, distinguished by their texts.
 
     Each is drawn as often as its `weight` says, whatever its size.
 
     Args:
+        opened: a part by its config node.
         parts: names, or dicts, see above.
         options: of all parts, unless a part has its own.
         text: of all parts, as `none` or `goal`.
@@ -62,27 +88,20 @@ def load(
     Raises:
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
-    nodes = mixed(parts=parts, options=options, text=text, text_wordings=text_wordings)
-    sources = {label: build(part["dataset"]) for label, part in nodes.items()}
-    return joined(nodes, sources, text)
-
-
-def load_from_stores(cache_dir: str | Path, *, text: str = "none", **options: Any) -> Source:
-    """`load`, with parts from their own stores, which are made on first use and kept."""
-    nodes = mixed(text=text, **options)
-    sources = {label: prepare(part["dataset"], cache_dir) for label, part in nodes.items()}
-    return joined(nodes, sources, text)
+    mixed_parts = mixed(parts=parts, options=options, text=text, text_wordings=text_wordings)
+    sources = {label: opened(part.dataset) for label, part in mixed_parts.items()}
+    return joined(mixed_parts, sources, text)
 
 
 def joined(
-    nodes: Mapping[str, Json],
+    parts: Mapping[str, Part],
     sources: Mapping[str, Source | Store],
     text: str,
 ) -> Source:
     """The parts of a mixture as one.
 
     Args:
-        nodes: of the parts, see `mixed`.
+        parts: see `mixed`.
         sources: of the parts.
         text: of all parts.
 
@@ -103,7 +122,7 @@ def joined(
     wordings: Json = {}
     facts: Json = {}
     for label, source in sources.items():
-        infos[label] = dict(nodes[label]) | {"dataset": source.info}
+        infos[label] = parts[label].card(source.info)
         wordings |= source.info.get("wordings", {})
         facts |= source.facts
     names = ", ".join(source.info["name"] for source in sources.values())
@@ -168,7 +187,7 @@ def data_options(**options: Any) -> Node:
     and envs depend on."""
     kept: Node = {}
     for label, part in described(**options).items():
-        kept[label] = data_node(part["dataset"]) | {"env": {}}
+        kept[label] = data_node(part.dataset) | {"env": {}}
     return {"parts": kept}
 
 
@@ -177,49 +196,48 @@ def worded(store: Store, **options: Any) -> Store:
     texts = np.empty(len(store.lengths), object)
     infos: dict[str, Node] = {}
     wordings: Json = {}
-    for label, node in mixed(**options).items():
+    for label, part in mixed(**options).items():
         episodes = store.parts[label]
-        known = store.info["parts"][label]["dataset"]
+        info = store.part_infos[label]
         task = store.task[episodes]
         group = store.group[episodes]
-        part = retold(replace(store, info=known, task=task, group=group), node["dataset"])
-        texts[episodes] = [part.tasks[i] for i in part.task]
-        infos[label] = node | {"dataset": part.info}
-        wordings |= part.info.get("wordings", {})
+        own = retold(replace(store, info=info, task=task, group=group), part.dataset)
+        texts[episodes] = [own.tasks[i] for i in own.task]
+        infos[label] = part.card(own.info)
+        wordings |= own.info.get("wordings", {})
     found = with_texts(store, options.get("text", "none"), texts.tolist(), wordings)
     return replace(found, info=found.info | {"parts": infos})
 
 
-def mixed(**options: Any) -> dict[str, dict[str, Node]]:
+def mixed(**options: Any) -> dict[str, Part]:
     """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has an
     option of its own that only an embodiment can have.
     """
-    nodes = described(**options)
-    for label, part in nodes.items():
-        if part["dataset"]["_target_"] == f"{__name__}.load":
+    parts = described(**options)
+    for label, part in parts.items():
+        if part.dataset["_target_"] == f"{__name__}.load":
             wanted = "datasets that are no mixtures themselves"
             raise ValueError(f"dataset.parts: expected {wanted}, got {label}; name its parts here")
         for key, shared in OF_ONE_SPACE.items():
-            if key in part:
+            if vars(part)[key] is not None:
                 why = f"those of one space share {shared}"
                 remedy = f"give it to the part of dataset=embodiments, or {key}=... to the run"
                 raise ValueError(f"dataset.parts: {label} has a {key} of its own; {why}; {remedy}")
-    return nodes
+    return parts
 
 
 def files(**options: Any) -> list[Path]:
     """The files that the readers of the parts read."""
     found = []
     for part in described(**options).values():
-        found += files_of(part["dataset"])
+        found += files_of(part.dataset)
     return found
 
 
 def described(
     parts: Parts, options: Json | None = None, text: str = "none", text_wordings: int = 0
-) -> dict[str, dict[str, Node]]:
-    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head", "tokenizer"
-    and those of SAMPLING that a part has of its own.
+) -> dict[str, Part]:
+    """The parts by label.
 
     Raises:
         ValueError: no part, two of one label, or a name or option that does not exist.
@@ -230,7 +248,7 @@ def described(
     return made
 
 
-def labelled(parts: Parts) -> list[tuple[str, Part]]:
+def labelled(parts: Parts) -> list[tuple[str, Given]]:
     """(label, part) of each part; the label is the name of its dataset if it has no other."""
     if not parts or not isinstance(parts, list | tuple | dict):
         wanted = "names of datasets, such as [maze2d-umaze,maze2d-medium]"
@@ -257,36 +275,39 @@ def labelled(parts: Parts) -> list[tuple[str, Part]]:
 
 def described_part(
     label: str,
-    part: Part,
+    given: Given,
     options: Json,
     text: str,
     text_wordings: int,
-) -> dict[str, Node]:
-    """The nodes of one part, see `described`."""
-    own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
+) -> Part:
+    """One part, see `described`; a node of it may refer to its dataset or to the texts."""
+    own: Json = {"dataset": given} if isinstance(given, str) else given
     check_part(f"dataset.parts: {label}", own)
-    name = own.pop("dataset", label)
-    head = own.pop("head", "")
-    tokenizer = own.pop("tokenizer", {})
-    sampling = {key: own.pop(key) for key in SAMPLING if key in own}
-    if "augment" in sampling:
-        sampling["augment"] = chosen("augment", sampling["augment"])
-    given = dict(own.pop("env", {}))
-    env = discover()["env"].get(name, {"_target_": "none"})
+    name = own.get("dataset", label)
+    of_part = [field.name for field in fields(Part)]
+    dataset = {key: value for key, value in own.items() if key not in of_part}
+    if "_target_" not in dataset:
+        dataset = choice("dataset", name, **{**options, **dataset})
+    nodes: Node = {"dataset": dataset, "env": env_node(name, own.get("env", {}))}
+    if own.get("head"):
+        nodes["head"] = chosen("head", own["head"])
+    if own.get("tokenizer"):
+        nodes["tokenizer"] = own["tokenizer"]
+    resolved = plain(own_texts(dataset, text, text_wordings) | nodes)
+    drawn: Json = {key: own.get(key) for key in ("step_discount", "window", "weight")}
+    if "augment" in own:
+        drawn["augment"] = chosen("augment", own["augment"])
+    return Part(**{key: resolved[key] for key in nodes}, **drawn)
+
+
+def env_node(dataset: str, given: Node) -> Node:
+    """The config node of the environment of a part: of what `env` names among the given options, or
+    of the dataset's name.
+    """
+    options = {key: value for key, value in given.items() if key != "env"}
     if "env" in given:
-        env = choice("env", given.pop("env"))
-    node = own
-    if "_target_" not in own:
-        node = choice("dataset", name, **{**options, **own})
-    # The env may refer to the texts, which are resolved here
-    around = own_texts(node, text, text_wordings) | {"dataset": node, "env": {**env, **given}}
-    if head:
-        around["head"] = chosen("head", head)
-    if tokenizer:
-        around["tokenizer"] = tokenizer
-    resolved = plain(around)
-    del resolved["text"], resolved["text_wordings"]
-    return {**resolved, **sampling}
+        return choice("env", given["env"]) | options
+    return discover()["env"].get(dataset, {"_target_": "none"}) | options
 
 
 def chosen(group: str, given: str | Node) -> Node:
@@ -381,13 +402,13 @@ def stores(
         {embodiment: store}; {"": store} of a dataset of one space.
     """
     parts = of_embodiments(dataset)
-    return {name: prepare(part["dataset"], cache_dir, transform) for name, part in parts.items()}
+    return {name: prepare(part.dataset, cache_dir, transform) for name, part in parts.items()}
 
 
-def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
+def of_embodiments(dataset: Node) -> dict[str, Part]:
     """The parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
     if dataset["_target_"] != f"{__name__}.embodiments":
-        return {"": {"dataset": dataset}}
+        return {"": Part(dataset=dataset)}
     return described(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
@@ -397,16 +418,14 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     Raises:
         ValueError: its window is below act.stride.
     """
-    own: Json = {**of_embodiments(config.dataset)[name]}
-    window = own.get("window", config.window)
+    own = of_embodiments(config.dataset)[name]
+    window = own.window or config.window
     if window < config.act.stride:
         wanted = f"a window of act.stride={config.act.stride} steps or more"
         place = f"dataset.parts: {name}" if name else "window"
         raise ValueError(f"{place}: expected {wanted}, got {window}")
-    discount = own.get("step_discount", config.data.step_discount)
-    augment = own.get("augment", config.augment)
-    data = replace(config.data, step_discount=discount)
-    return replace(config, window=window, augment=augment, data=data)
+    data = replace(config.data, step_discount=own.step_discount or config.data.step_discount)
+    return replace(config, window=window, augment=own.augment or config.augment, data=data)
 
 
 def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
@@ -428,14 +447,14 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
         info = opened[name].info
         alone = {}
         if name:
-            alone = {name: {"dataset": info, "env": part.get("env")}}
+            alone = {name: {"dataset": info, "env": part.env}}
         for label, each in info.get("parts", alone).items():
             if label in made:
                 wanted = "a label of its own for each part"
                 raise ValueError(f"dataset.parts: expected {wanted}, got {label!r} twice")
             made[label] = {"embodiment": name, **each}
-            if "window" in part:
-                made[label]["window"] = part["window"]
+            if part.window is not None:
+                made[label]["window"] = part.window
     return made
 
 
@@ -454,7 +473,7 @@ def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[fl
     """
     found = {}
     for name, part in of_embodiments(dataset).items():
-        own = part.get("weight", 1.0)
+        own = 1.0 if part.weight is None else part.weight
         among = stores[name].info.get("parts", {"": {}})
         found[name] = [float(own * each.get("weight", 1.0)) for each in among.values()]
     if not any(map(sum, found.values())):
@@ -470,3 +489,6 @@ def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -
     total = np.cumsum([sum(each) for each in shares.values()])
     drawn = of_step(seed, step, Draw.EMBODIMENT).random() * total[-1]
     return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
+
+
+READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)

@@ -6,14 +6,12 @@ of every byte.
 
 A task text is made when a store is opened, so that another wording makes no data again. The store
 holds one canonical text for each distinct task and, in its card, the facts that all texts of this
-task are made of (a goal's cell, a campaign's budget). For this, a reader has two functions beside
-it in its module:
+task are made of (a goal's cell, a campaign's budget). For this, a reader has two functions, see
+`DatasetReader`:
 
-- `data_options(**options)` returns the options that the data depend on: those given, with the
-  canonical `text`. If `text` changes more than texts, the options keep the difference: a goal in
-  the text of a Maze2D log also decides its rewards.
-- `worded(store, **options)` returns the store with the texts that the option `text` asks for, see
-  `with_texts`.
+- `data_options` returns the options that the data depend on. If `text` changes more than texts, the
+  options keep the difference: a goal in the text of a Maze2D log also decides its rewards.
+- `worded` returns the store with the texts that the option `text` asks for, see `with_texts`.
 
 The fingerprint covers the data and the texts that are read: two runs with one fingerprint read the
 same bytes.
@@ -23,24 +21,32 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 from numpy.typing import DTypeLike
 
 from decisionllm.datasets.rounding import Rounding
+from decisionllm.datasets.row_blocks import Columns
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, is_reference
-from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Json, Spec, StepColumns, refuse
+from decisionllm.registry import Node, build, is_reference, takes
+from decisionllm.schema import (
+    EPISODE_FIELDS,
+    STEP_FIELDS,
+    Episode,
+    Json,
+    Spec,
+    StepColumns,
+    refuse,
+)
 
 FORMAT = 1
 NO_TRANSFORM = {"_target_": "none"}
@@ -88,9 +94,15 @@ class Store(StepColumns[np.ndarray]):
         """The episodes of each part of a mixture, {label: (e,) int}; {"": all of them} of one
         dataset.
         """
-        labels = list(self.info.get("parts", [""]))
         part = np.zeros(len(self.lengths)) if self.part is None else self.part
-        return {label: np.flatnonzero(part == i) for i, label in enumerate(labels)}
+        return {label: np.flatnonzero(part == i) for i, label in enumerate(self.part_infos)}
+
+    @cached_property
+    def part_infos(self) -> dict[str, Json]:
+        """The info of each part of a mixture, by label; {"": info} of one dataset."""
+        if "parts" not in self.info:
+            return {"": self.info}
+        return {label: part["dataset"] for label, part in self.info["parts"].items()}
 
     def episode_of(self, rows: np.ndarray) -> np.ndarray:
         """The episode that each row is a step of, of the shape of `rows`."""
@@ -99,6 +111,23 @@ class Store(StepColumns[np.ndarray]):
     def rows_of(self, episodes: np.ndarray) -> np.ndarray:
         """The rows of these episodes (E,), one episode after the other: (n,)."""
         return np.concatenate([np.arange(*self.offsets[e : e + 2]) for e in episodes])
+
+    @cached_property
+    def followed(self) -> np.ndarray:
+        """(n,) bool, whether the log has the observation after each step."""
+        known = np.ones(len(self.rewards), bool)
+        known[self.offsets[1:] - 1] = self.final_observation is not None
+        return known
+
+    def following(self, rows: np.ndarray) -> np.ndarray:
+        """The observations after these rows (m,), (m, S): after a last step the final one of its
+        episode, or its own where the log has none.
+        """
+        after, is_last = next_rows(rows, self.offsets[1:])
+        observations: np.ndarray = self.observations[after]
+        if self.final_observation is not None:
+            observations[is_last] = self.final_observation[self.episode_of(rows[is_last])]
+        return observations
 
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
@@ -116,6 +145,42 @@ class Store(StepColumns[np.ndarray]):
                 fields[name] = column[e].item()
         fields["task"] = self.tasks[fields["task"]]
         return Episode(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetReader:
+    """What a store must know of a dataset reader beside the function that reads. Its module names it
+    `READER`; each function here takes the options of the reader.
+
+    A reader is a function that returns a `Source`. Register it under `@register("dataset", name)`;
+    its keyword-only parameters become `dataset.*` options. One with a first parameter `opened` is
+    given a function that opens the store of another dataset by its config node.
+
+    Attributes:
+        version: raise it when the reader makes other data of the same options, so that its stores
+            are made again.
+        files: (**options) -> the files that are read. A store is made again when one of them
+            changes.
+        data_options: (**options) -> the options that the data depend on: those given, with the
+            canonical `text`. None: all.
+        worded: (store, **options) -> the store with the texts that the option `text` asks for, see
+            `with_texts`. None: its texts are data.
+    """
+
+    version: int | None = None
+    files: Callable[..., list[Path]] | None = None
+    data_options: Callable[..., Json] | None = None
+    worded: Callable[..., Store] | None = None
+
+
+def next_rows(rows: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row after each of these rows (m,) in its episode, (m,), and whether there is none, (m,)
+    bool; a last row is its own next one.
+
+    ends: (E,) the row after each episode.
+    """
+    is_last = np.isin(rows + 1, ends)
+    return np.where(is_last, rows, rows + 1), is_last
 
 
 def write(path: str | Path, source: Source) -> Store:
@@ -152,7 +217,7 @@ def _write(path: Path, source: Source) -> Store:
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as stack:
-            columns = Columns(partial, stack)
+            columns = Writer(partial, stack)
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, source.spec)
                 columns.append(episode)
@@ -186,7 +251,7 @@ def _write(path: Path, source: Source) -> Store:
     return open_store(path)
 
 
-class Columns:
+class Writer:
     """The files of a store that is being written, one for each column.
 
     Args:
@@ -228,7 +293,7 @@ class Columns:
         self.episodes += 1
         self.steps += len(episode.rewards)
 
-    def _rows(self, episode: Episode) -> dict[str, np.ndarray]:
+    def _rows(self, episode: Episode) -> Columns:
         """The rows that an episode adds to each column."""
         given = vars(episode) | {"task": self.tasks.setdefault(episode.task, len(self.tasks))}
         rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
@@ -297,7 +362,7 @@ def open_store(path: str | Path) -> Store:
         raise ValueError(
             f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}"
         )
-    arrays: Json = {}
+    arrays: Columns = {}
     for name, (dtype, shape) in card["arrays"].items():
         with explained(
             f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY
@@ -347,7 +412,7 @@ def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(a, b), slice(*store.offsets[[a, b]].tolist())
 
 
-def columns_of(store: Store) -> dict[str, np.ndarray]:
+def columns_of(store: Store) -> Columns:
     """The arrays of a store by name."""
     return {
         name: x
@@ -356,7 +421,7 @@ def columns_of(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def _fingerprint(spec: Json, tasks: list[str], arrays: Json) -> str:
+def _fingerprint(spec: Json, tasks: list[str], arrays: Columns) -> str:
     """Hash of the spec, the texts and every byte of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
     whole = [(slice(0), slice(None))]
@@ -369,7 +434,7 @@ def _hashed(
     digest: hashlib.blake2b,
     spec: Json,
     tasks: list[str],
-    arrays: Json,
+    arrays: Columns,
     parts: Iterable[tuple[slice, slice]],
 ) -> Iterator[tuple[slice, slice]]:
     """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are
@@ -394,8 +459,8 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
     Args:
         dataset, cache_dir: see `kept`.
         transform: a config node; what it names takes a Store and returns a Source. Its store is
-            kept beside that of the dataset itself, and made again where the number VERSION of its
-            module has changed.
+            kept beside that of the dataset itself, and made again where the version of its reader
+            has changed.
 
     Raises:
         ValueError: an option cannot be.
@@ -403,7 +468,7 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
     store = kept(dataset, cache_dir)
     if transform["_target_"] != "none":
         source = build(dict(transform), store)
-        version = _beside(transform, "VERSION")
+        version = reader_of(transform).version
         key = _key([version, store.fingerprint, source.info, dict(transform)])
         name = f"{_label(transform)}-{key}"
         store = keep(Path(cache_dir).expanduser() / "stores" / name, source)
@@ -426,11 +491,9 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
     the options of its data.
 
     Args:
-        dataset: a config node, see registry.choice. Where its reader has a function `files`, the
-            sizes and times of these files are hashed too, so that a new or replaced file is read;
-            and where it has a number VERSION, so is this number, so that stores of an older reader
-            are made again. Where it has a function of the reader's name with
-            `_from_stores`, this takes the episodes from other stores.
+        dataset: a config node, see registry.choice. The sizes and times of the files of its reader
+            are hashed too, so that a new or replaced file is read; and so is its version, so that
+            stores of an older reader are made again.
         cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the
             first one.
     """
@@ -439,16 +502,17 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
     for file in files(dataset):
         stat = file.stat()
         stamps.append([str(file), stat.st_size, stat.st_mtime_ns])
-    version = _beside(dataset, "VERSION")
-    if version:
-        stamps.append(version)
+    reader = reader_of(dataset)
+    if reader.version:
+        stamps.append(reader.version)
     name = f"{_label(dataset)}-{_key([FORMAT, dataset, stamps])}"
     path = Path(cache_dir).expanduser() / "stores" / name
     if (path / "card.json").is_file():
         return open_store(path)
-    reader = dataset["_target_"].rpartition(".")[2]
-    from_stores = _beside(dataset, f"{reader}_from_stores")
-    source = from_stores(cache_dir, **_options(dataset)) if from_stores else build(dataset)
+    if takes(dataset["_target_"], "opened"):
+        source = build(dataset, partial(prepare, cache_dir=cache_dir))
+    else:
+        source = build(dataset)
     if isinstance(source, Store):
         return source
     if not isinstance(source, Source) or "name" not in source.info:
@@ -462,7 +526,7 @@ def data_node(dataset: Node) -> Json:
     """The config node of the data of a dataset: with the canonical text where its reader
     has one.
     """
-    data_options = _beside(dataset, "data_options")
+    data_options = reader_of(dataset).data_options
     if data_options is None:
         return dataset
     return {"_target_": dataset["_target_"], **data_options(**_options(dataset))}
@@ -482,7 +546,7 @@ def worded(store: Store, dataset: Node) -> Store:
 
 def retold(store: Store, dataset: Node) -> Store:
     """`worded`, but with the fingerprint of the canonical texts, so that nothing is read."""
-    wording = _beside(dataset, "worded")
+    wording = reader_of(dataset).worded
     return store if wording is None else wording(store, **_options(dataset))
 
 
@@ -526,10 +590,24 @@ def facts_of(store: Store) -> list[Json]:
     return [known[i] for i in store.task.tolist()]
 
 
-def _beside(node: Node, name: str) -> Any:
-    """The object of this name in the module of a config node's callable, or None."""
+def reader_of(node: Node) -> DatasetReader:
+    """What a config node's module says of its readers, or of its transforms: `READER`; by default
+    that of a reader of nothing but its options.
+
+    Raises:
+        ValueError: the module has what a `READER` would name, and none.
+    """
     module = node["_target_"].rpartition(".")[0]
-    return vars(import_module(module)).get(name)
+    named = vars(import_module(module))
+    if "READER" in named:
+        reader: DatasetReader = named["READER"]
+        return reader
+    unused = [name for name in ("VERSION", "files", "data_options", "worded") if name in named]
+    if unused:
+        wanted = "READER = decisionllm.datasets.store.DatasetReader(files=files, ...)"
+        got = f"{', '.join(unused)} that nothing would call"
+        raise ValueError(f"{module}: expected {wanted} at its end, got {got}")
+    return DatasetReader()
 
 
 def _options(dataset: Node) -> Json:
@@ -562,10 +640,8 @@ def keep(path: Path, source: Source) -> Store:
 
 def files(dataset: Node) -> list[Path]:
     """The files that the reader of a dataset reads, a config node."""
-    name_files = _beside(dataset, "files")
-    if name_files is None:
-        return []
-    return list(name_files(**_options(dataset)))
+    name_files = reader_of(dataset).files
+    return [] if name_files is None else name_files(**_options(dataset))
 
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:

@@ -14,7 +14,7 @@ from decisionllm.checks import one_of
 from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.formats.pettingzoo import collect
 from decisionllm.datasets.formats.team_log import Log, common_meta, read, read_meta, write
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import DatasetReader, Store
 from decisionllm.datasets.team_stays import Stays, Task, stays_of
 from decisionllm.datasets.team_texts import TEXTS, task_text, team_facts
 from decisionllm.files import explained
@@ -230,3 +230,6 @@ def save(folder: str, store: Store) -> None:
         raise ValueError(f"export=team: expected {wanted}, got {store.info['name']}")
     logs = logs_of(store.info["path"], store.info["meta"], store.info["cut"])
     write(folder, logs())
+
+
+READER = DatasetReader(files=files)

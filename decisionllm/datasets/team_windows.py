@@ -105,7 +105,8 @@ class TeamSampler(Sampler):
         is_there = (offset < self.length[member]) & (offset > -self.T)
 
         # -- window by window, the members of each in an order that is drawn --
-        # used no more; without it, a seed would draw other orders than in earlier versions
+        # Used no more. Without it a seed would draw other orders than in earlier versions, so it goes
+        # when something else changes the draws of teams.
         rng.random(len(member))
         (there,) = np.nonzero(is_there)
         rows = there[np.lexsort((rng.random(len(there)), window[there]))]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decisionllm.datasets.row_blocks import Columns
 from decisionllm.datasets.store import Store, blocks
 from decisionllm.schema import (
     OPTIONAL_STEP_FIELDS,
     Batch,
     History,
-    Json,
     StepColumns,
     Window,
     shaped,
@@ -134,7 +134,7 @@ def within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.nd
 
 
 def rollout_returns_to_go(
-    rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int = 0
+    rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int
 ) -> np.ndarray:
     """Return-to-go that a policy conditions on at each step of a rollout: rewards (n,), targets
     (E,), offsets (E+1,) -> (n,).
@@ -205,7 +205,7 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
         "actions": steps.actions,
         "returns_to_go": steps.returns_to_go,
     }
-    windows: Json = {}
+    windows: Columns = {}
     for name, column in (columns | _optional(steps)).items():
         windows[name] = copy_windows(column, first + starts, T)
         # padding is zero; every action is allowed there
@@ -272,7 +272,14 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
     )
 
 
-def _optional(columns: StepColumns[np.ndarray]) -> Json:
+def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The distinct ones of these texts (B,), in their order, and which of them each text is (B,)."""
+    found = sorted(set(texts))
+    number = {text: i for i, text in enumerate(found)}
+    return found, np.array([number[text] for text in texts])
+
+
+def _optional(columns: StepColumns[np.ndarray]) -> Columns:
     """The optional step columns that are there."""
     given = {name: vars(columns)[name] for name in OPTIONAL_STEP_FIELDS}
     return {name: column for name, column in given.items() if column is not None}

@@ -7,13 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.datasets.windows import (
-    Steps,
-    collate,
-    cut,
-    rollout_returns_to_go,
-    window_start,
-)
+from decisionllm.datasets.windows import Steps, cut, rollout_returns_to_go, window_start
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Logged
 
@@ -102,11 +96,8 @@ def hidden_states(
     """
     episodes, starts = windows
     longest = min(policy.window, int((log.lengths[episodes] - starts).max()))
-    named = [log.tasks[e] for e in episodes]
-    tasks = sorted(set(named))
-    index = np.array([tasks.index(task) for task in named])
     window = cut(steps, episodes, starts, longest)
-    batch = collate(window, policy.model.backbone.encode(tasks), index).to(policy.device)
+    batch = policy.to_batch(window, [log.tasks[e] for e in episodes])
     return policy.model.read(policy.with_predicted(batch) if predicted else batch)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.datasets.store import next_rows
 from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
@@ -77,8 +78,7 @@ class FittedQ(Estimator):
 
         # the m transitions that Q is fitted to
         rows = recorded_rows(log)
-        ends = np.isin(rows, log.offsets[1:] - 1)
-        self.after = np.where(ends, rows, rows + 1)
+        self.after, ends = next_rows(rows, log.offsets[1:])
         self.goes_on = torch.from_numpy(~ends).float()
         self.inputs = self.read(rows, log.actions)
 

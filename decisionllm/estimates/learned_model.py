@@ -6,6 +6,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.datasets.store import next_rows
 from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
@@ -74,7 +75,8 @@ class LearnedModel(Estimator):
         self.units = Units.of(log)
         rows = recorded_rows(log)  # (m,)
         self.neighbours = min(neighbours, len(rows))
-        follows = ~np.isin(rows, log.offsets[1:] - 1)  # a step of the same episode
+        after, is_last = next_rows(rows, log.offsets[1:])
+        follows = ~is_last  # a step of the same episode
         if not follows.any():
             raise ValueError("estimators=model: expected episodes of two steps or more, got none")
 
@@ -82,7 +84,7 @@ class LearnedModel(Estimator):
         seen = log.observations[rows]
         tasks = task_texts(log, rows)
         inputs = self.units.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
-        changes = log.observations[np.where(follows, rows + 1, rows)] - seen
+        changes = log.observations[after] - seen
         rewards = log.rewards[rows]
         # ended by the task or a budget, not by the horizon
         ends = ~follows & (log.timesteps[rows] + 1 < self.units.horizon)

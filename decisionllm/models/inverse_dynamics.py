@@ -30,6 +30,7 @@ from decisionllm.tokenizers.mlp import mlp
 
 Number = TypeVar("Number", float, Tensor)
 
+WIDTH = 256  # of the hidden layers
 BATCH = 512  # steps of a log in a training step
 EVERY = 50  # training steps between two measurements of the held-out loss
 ROWS = 1 << 14  # that are filled in at a time
@@ -43,21 +44,20 @@ class InverseDynamics(nn.Module):
 
     Args:
         spec: of the data.
-        inner: width of the hidden layers.
     """
 
-    def __init__(self, spec: Spec, *, inner: int = 256) -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
         size = 2 * spec.observation_dim + 1
         self.units = Normalizer(spec)
         self.norm = nn.BatchNorm1d(size, affine=False, momentum=None, eps=1e-12)
-        layers = mlp(size, inner, inner, activation=nn.SiLU)
+        layers = mlp(size, WIDTH, WIDTH, activation=nn.SiLU)
         self.body = nn.Sequential(*layers, nn.SiLU())
         if spec.num_actions:
-            self.head: DiscreteHead | BinsHead = DiscreteHead(inner, spec)
+            self.head: DiscreteHead | BinsHead = DiscreteHead(WIDTH, spec)
             self.uniform = -math.log(spec.num_actions)  # log-density of any action alike
         else:
-            self.head = BinsHead(inner, spec)
+            self.head = BinsHead(WIDTH, spec)
             self.uniform = -spec.action_dim * math.log(2)
         self.trust = 1.0
 
@@ -146,10 +146,8 @@ def fill(
         return steps
     if (store.action_weight > 0).all():
         return steps
-    followed = np.ones(len(store.rewards), bool)
-    followed[store.offsets[1:] - 1] = store.final_observation is not None
     rows = store.rows_of(episodes)
-    rows = rows[steps.loss_mask[rows] & followed[rows]]
+    rows = rows[steps.loss_mask[rows] & store.followed[rows]]
     if not len(rows):
         wanted = "recorded actions with a next observation to learn from"
         raise ValueError(f"fill_actions: expected {wanted}, got none")
@@ -158,7 +156,7 @@ def fill(
         model.fit(partial(inputs, store), rows, updates, seed)
     actions = np.array(store.actions)
     weight = np.array(store.action_weight)
-    missing = np.flatnonzero((weight == 0) & followed)
+    missing = np.flatnonzero((weight == 0) & store.followed)
     for part in np.split(missing, range(ROWS, len(missing), ROWS)):
         known, _, masks = inputs(store, part)
         filled, certainty = model.fill(known, masks)
@@ -173,13 +171,9 @@ def fill(
 def inputs(store: Store, rows: np.ndarray) -> Inputs:
     """What the model reads and learns of these rows of a store."""
     seen = store.observations[rows]
-    following = store.observations[np.minimum(rows + 1, len(store.rewards) - 1)]
-    if store.final_observation is not None:
-        e = store.episode_of(rows)
-        is_end = rows + 1 == store.offsets[e + 1]
-        following = np.where(is_end[:, None], store.final_observation[e], following)
+    change = store.following(rows) - seen
     masks = None
     if store.action_masks is not None:
         masks = torch.from_numpy(store.action_masks[rows])
-    columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
+    columns = np.concatenate([seen, change, store.rewards[rows, None]], 1)
     return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks

@@ -11,6 +11,7 @@ import torch
 from decisionllm.datasets import team
 from decisionllm.datasets.formats.team_log import Log, joined
 from decisionllm.datasets.joint_steps import JointSteps
+from decisionllm.datasets.store import DatasetReader
 from decisionllm.models.team_teacher import TeamTD3, teach
 from decisionllm.models.team_world import TeamWorld
 from decisionllm.protocols import Source
@@ -114,3 +115,6 @@ def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed:
         "reward": paid.ravel(),
     }
     return Log({"types": {"agent": {}}, "horizon": T}, clock, agents)
+
+
+READER = DatasetReader(version=VERSION, files=files)

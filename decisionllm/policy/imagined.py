@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decisionllm.datasets.store import Store, data_node, prepare, with_texts
+from decisionllm.datasets.store import DatasetReader, Store, data_node, prepare, with_texts
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -241,3 +241,6 @@ def support_faults(outside: float) -> list[str]:
 def files(*, run: str, **options: object) -> list[Path]:
     """The weights of the run, and its options, by which it acts."""
     return [checkpoint.checkpoint_folder(run) / "model.safetensors", Path(run) / "config.yaml"]
+
+
+READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)

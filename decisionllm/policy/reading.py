@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.datasets.windows import collate, cut, of_histories, window_start
+from decisionllm.datasets.windows import collate, cut, distinct, of_histories, window_start
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.buffer import resolved
 from decisionllm.protocols import Decider
-from decisionllm.schema import Batch, History, Spec
+from decisionllm.schema import Batch, History, Spec, Window
 
 
 @dataclass
@@ -96,12 +96,14 @@ class WindowReader:
         start = window_start(now, self.window, self.stride)
         longest = int((now - start).max()) + 1
         window = cut(steps, np.arange(len(histories)), start, longest)
-        tasks = sorted({h.task for h in histories})
-        texts = self.model.backbone.encode(tasks)
-        text_index = np.array([tasks.index(h.task) for h in histories])
-        batch = collate(window, texts, text_index).to(self.device)
+        batch = self.to_batch(window, [h.task for h in histories])
         last = torch.from_numpy(now - start)
         return batch, last, torch.from_numpy(predicted).to(self.device)
+
+    def to_batch(self, window: Window, texts: Sequence[str]) -> Batch:
+        """A window of B rows with these texts (B,), on the model's device."""
+        read, index = distinct(texts)
+        return collate(window, self.model.backbone.encode(read), index).to(self.device)
 
     def check_sizes(self, histories: Sequence[History]) -> None:
         """Raise a ValueError if observations or actions have other sizes than in training."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decisionllm.backbones.cache import SessionCache
-from decisionllm.datasets.windows import collate, window_start
+from decisionllm.datasets.windows import collate, distinct, window_start
 from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.policy.reading import WindowReader
@@ -73,10 +73,9 @@ class TeamSession(EpisodeBuffer):
         self.identity = draw(len(sizes), POOL).argsort(1)[team, number][rows]
         self.cached = cached and model.backbone.layout is not None
         self.present = np.zeros((N, horizon), bool)
-        texts = texts_of_teams(tasks, team)
-        distinct = sorted(set(texts))
-        self.texts = model.backbone.encode(distinct)
-        self.text_index = np.array([distinct.index(each) for each in texts])[self.team]
+        texts, text_of_team = distinct(texts_of_teams(tasks, team))
+        self.texts = model.backbone.encode(texts)
+        self.text_index = text_of_team[self.team]
         self.start = -1  # where the cached window begins; -1: nothing is cached
         self.cache: SessionCache | None = None
         # (W,) tokens of the steps of each team that the cache holds

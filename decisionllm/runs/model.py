@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from decisionllm.backbones.readers import attach
-from decisionllm.config import TrainConfig
-from decisionllm.datasets.mixture import of_embodiments
+from decisionllm.config import TrainConfig, one_agent_reads
+from decisionllm.datasets.mixture import Part, of_embodiments
 from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.models.team import TeamSequenceModel
 from decisionllm.randomness import seeded
-from decisionllm.registry import Node, build
+from decisionllm.registry import build
 from decisionllm.schema import Spec
 
 
@@ -21,11 +21,11 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     backbone = build(config.backbone, config.seed)
-    kind = SequenceModel if config.team.execution == "per_agent" else TeamSequenceModel
+    kind = SequenceModel if one_agent_reads(config) else TeamSequenceModel
 
-    def reading(spec: Spec, part: Node) -> SequenceModel:
-        head = part.get("head", config.head)
-        tokenizer = config.tokenizer | part.get("tokenizer", {})
+    def reading(spec: Spec, part: Part) -> SequenceModel:
+        head = part.head or config.head
+        tokenizer = config.tokenizer | (part.tokenizer or {})
         objective = config.objective
         planner = config.planner
         return kind(spec, backbone, head, tokenizer, config.model, objective, planner)
@@ -33,7 +33,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
     with seeded(config.seed):
         model: Model
         if isinstance(spec, Spec):
-            model = reading(spec, {})
+            model = reading(spec, Part(dataset=config.dataset))
         else:
             parts = of_embodiments(config.dataset)
             model = Generalist({name: reading(one, parts[name]) for name, one in spec.items()})

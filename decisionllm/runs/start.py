@@ -13,11 +13,10 @@ from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, next_rows
 from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.normalizer import Normalizer
-from decisionllm.models.sequence import SequenceModel
 from decisionllm.protocols import Planner
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.model import make_model
@@ -26,26 +25,22 @@ from decisionllm.schema import Json
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
-def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> Model:
-    """Build the model of a run. Of a new one, fit its units, value and text reader to the training
-    data; one that was begun has them in its checkpoint.
-
-    A new run with init_from begins with the weights of that run.
+def new_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
+    """The model of a new run, whose units, value and text reader are fitted to the training data;
+    with init_from it begins with the weights of that run.
     """
-    specs = {name: each.store.spec for name, each in data.items()}
-    model = make_model(config, specs.get("", specs))
-    model.backbone.checkpoint_gradients(config.optim.gradient_checkpointing)
-    if begun:
-        return model
+    model = unfitted_model(config, data)
     started: set[str] = set()  # embodiments that begin with weights of another run
     if config.init_from:
         started = checkpoint.start_from(config.init_from, model, config)
     for name, member in members(model).items():
-        planner = member.planner
-        plans = planner is not None
-        fit_normalizer(member, data[name], changes=plans, started=name in started)
-        if planner is not None and name not in started:
-            fit_value(planner, member.normalizer, data[name], config)
+        if name in started:
+            widen(member.normalizer, data[name])
+            continue
+        fit_units(member.normalizer, data[name])
+        if member.planner is not None:
+            member.normalizer.fit_changes(changes(data[name]))
+            fit_value(member.planner, member.normalizer, data[name], config)
     if model.backbone.features is not None:
         texts: list[str] = []
         for each in data.values():
@@ -54,53 +49,51 @@ def new_model(config: TrainConfig, data: Mapping[str, Data], *, begun: bool) -> 
     return model
 
 
-def restore_or_describe(
-    config: TrainConfig,
-    stores: dict[str, Store],
-    data: Mapping[str, Data],
-    model: Model,
-    *,
-    begun: bool,
-    main: bool,
+def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
+    """The model of a run as it is before anything is fitted or read from a checkpoint."""
+    specs = {name: each.store.spec for name, each in data.items()}
+    model = make_model(config, specs.get("", specs))
+    model.backbone.checkpoint_gradients(config.optim.gradient_checkpointing)
+    return model
+
+
+def describe(
+    config: TrainConfig, stores: dict[str, Store], data: Mapping[str, Data], model: Model
 ) -> None:
-    """Give the model the weights of a run that was begun; describe a new run."""
-    run = Path(config.run)
-    if begun:
-        checkpoint.restore(run, model, directory.same_run(run, config, stores))
-        return
-    if main:
-        directory.describe(
-            run, asdict(config), stores, **targets(config, data), frozen=fingerprint(model.backbone)
-        )
+    """Write the folder of a new run, but for its weights."""
+    frozen = fingerprint(model.backbone)
+    directory.describe(
+        Path(config.run), asdict(config), stores, **targets(config, data), frozen=frozen
+    )
 
 
-def fit_normalizer(
-    model: SequenceModel, data: Data, *, changes: bool, started: bool = False
-) -> None:
-    """Fit the model's units to the training steps; a model started from a run keeps the units of
-    its weights.
+def fit_units(normalizer: Normalizer, data: Data) -> None:
+    """Fit units to the observations and returns of the training steps."""
+    observations = data.store.observations
+    togo = data.steps.returns_to_go
+    normalizer.fit((observations[rows], togo[rows]) for rows in training_rows(data))
 
-    changes: also those of the change of an observation in a step.
+
+def widen(normalizer: Normalizer, data: Data) -> None:
+    """Widen the range of returns to that of the training steps; the units stay those of the
+    weights.
     """
-    store = data.store
-    steps = data.steps
-    normalizer = model.normalizer
+    for rows in training_rows(data):
+        normalizer.widen(data.steps.returns_to_go[rows])
 
-    def blocks() -> Iterator[np.ndarray]:
-        return steps.blocks(data.episodes, NUMBERS // store.spec.observation_dim)
 
-    def differences() -> Iterator[np.ndarray]:
-        for rows in blocks():
-            pairs = rows[~np.isin(rows + 1, steps.end[data.episodes])]  # rows with a next one
-            yield store.observations[pairs + 1] - store.observations[pairs]
+def changes(data: Data) -> Iterator[np.ndarray]:
+    """The changes of the observation from one training step to the next, blocks (m, S)."""
+    observations = data.store.observations
+    for rows in training_rows(data):
+        after, is_last = next_rows(rows, data.steps.end)
+        change = observations[after] - observations[rows]
+        yield change[~is_last]
 
-    if started:
-        for rows in blocks():
-            normalizer.widen(steps.returns_to_go[rows])
-        return
-    normalizer.fit((store.observations[rows], steps.returns_to_go[rows]) for rows in blocks())
-    if changes:
-        normalizer.fit_changes(differences())
+
+def training_rows(data: Data) -> Iterator[np.ndarray]:
+    """The rows of the training steps, in blocks (m,)."""
+    return data.steps.blocks(data.episodes, NUMBERS // data.store.spec.observation_dim)
 
 
 def fit_value(planner: Planner, units: Normalizer, data: Data, config: TrainConfig) -> None:
@@ -134,7 +127,7 @@ def transitions(planner: Planner, units: Normalizer, data: Data) -> Transitions:
         terminated = terminated[known]
         text = text[known]
 
-    last = np.isin(rows, store.offsets[1:] - 1)
+    _, last = next_rows(rows, store.offsets[1:])
     # a row whose next one is missing or of another episode says nothing of a change
     next_is_there = np.diff(rows, append=0) == 1
     pairs = np.flatnonzero(~last & next_is_there)

@@ -1,4 +1,4 @@
-"""What `protocols.DatasetReader` asks for, of every registered dataset."""
+"""What a store asks for, of every registered dataset."""
 
 import json
 from dataclasses import fields

@@ -48,7 +48,7 @@ def mixed(tmp_path):
 
 def test_parts_keep_their_episodes_and_share_no_group(mixed, tmp_path):
     alone = [
-        store.write(tmp_path / label, store.build(part["dataset"]))
+        store.write(tmp_path / label, store.build(part.dataset))
         for label, part in described(LABELS, {}, "goal").items()
     ]
     assert mixed.part.tolist() == [0] * 4 + [1] * 16 and mixed.group.tolist() == list(range(20))
@@ -92,7 +92,7 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
         made = described(**{key: value for key, value in chosen.items() if key != "_target_"})
     else:
         made = of_embodiments(chosen)
-    envs = {label: part["env"] for label, part in made.items()}
+    envs = {label: part.env for label, part in made.items()}
     assert {label: env["text"] for label, env in envs.items()} == {
         "run's": "goal",
         "own": "none",
@@ -103,7 +103,7 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
     assert (envs["run's"]["frames"], envs["wordings"]["frames"]) == (8, 3)
     assert (envs["minari"]["minari_id"], envs["minari"]["goal"]) == ("me/maze-v0", "own")
     shared = described({"all": "auction"}, {"text": "constant"}, "goal")
-    assert shared["all"]["env"]["text"] == "constant", "an option of all parts"
+    assert shared["all"].env["text"] == "constant", "an option of all parts"
 
 
 def of_two(tmp_path):
@@ -153,7 +153,7 @@ def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
 
 def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
     alone = store.write(
-        tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"]["dataset"])
+        tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"].dataset)
     )
     for options in (
         {"held_out": 0.25, "seed": 3},
@@ -346,7 +346,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     }
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
     assert {
-        label: part["env"]["_target_"] for label, part in of_embodiments(dataset).items()
+        label: part.env["_target_"] for label, part in of_embodiments(dataset).items()
     }.keys() == parts.keys()
     words = (
         "dataset=embodiments",
@@ -505,8 +505,7 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("decisionllm.domains.maze2d.dataset.generate", None)  # a call would fail
     again = store.prepare(data, tmp_path / "a")
     monkeypatch.undo()
-    monkeypatch.delattr("decisionllm.datasets.mixture.load_from_stores")
-    alone = store.prepare(data, tmp_path / "b")
+    alone = store.write(tmp_path / "b", store.build(store.data_node(data)))
     assert made.fingerprint == again.fingerprint == alone.fingerprint
 
 

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import Column, open_store, prepare, read, write
+from decisionllm.datasets.store import Column, DatasetReader, open_store, prepare, read, write
+from decisionllm.domains.maze2d import dataset as maze2d
 from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
@@ -345,7 +346,8 @@ def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
 
 def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
     chosen = node("dataset", "maze2d-umaze", steps=3000, text="goal")
-    monkeypatch.setattr("decisionllm.domains.maze2d.dataset.VERSION", 1)
+    older = replace(maze2d.READER, version=1)
+    monkeypatch.setattr("decisionllm.domains.maze2d.dataset.READER", older)
     before = prepare(chosen, tmp_path)
     monkeypatch.undo()
     assert prepare(chosen, tmp_path).path != before.path and prepare(chosen, tmp_path).facts
@@ -366,8 +368,18 @@ def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
 
 def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkeypatch):
     one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
-    monkeypatch.setattr("decisionllm.domains.synthetic.dataset.VERSION", 2, raising=False)
+    newer = DatasetReader(version=2)
+    monkeypatch.setattr("decisionllm.domains.synthetic.dataset.READER", newer, raising=False)
     assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
+
+
+@pytest.mark.parametrize("name", ["VERSION", "files", "data_options", "worded"])
+def test_what_no_reader_object_names_is_refused(name, tmp_path, monkeypatch):
+    (tmp_path / f"unnamed_{name}.py").write_text(f"load = {name} = list")
+    monkeypatch.syspath_prepend(tmp_path)
+    wanted = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
+    with pytest.raises(ValueError, match=wanted):
+        prepare({"_target_": f"unnamed_{name}.load"}, tmp_path / "home")
 
 
 def test_what_a_reader_must_return_is_said(tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
         f"backbone.{n}" for n, _ in model.backbone.named_parameters()
     }
     for name, part in mixture.described(config["dataset"]["parts"], {}, "goal").items():
-        log = store.prepare(part["dataset"], config["cache_dir"])
+        log = store.prepare(part.dataset, config["cache_dir"])
         chosen, _ = sampling.select(log, held_out=0.25)
         (rows,) = windows.of_store(log).blocks(chosen)
         assert np.allclose(

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.store import Store, facts_of, with_texts
+from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
 from decisionllm.domains.auction import auctionnet, teacher
 from decisionllm.domains.auction.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.domains.auction.auctionnet_days import read_days
@@ -481,3 +481,6 @@ def save(path: str, store: Store) -> None:
     options = {name: store.info[name] for name in ("path", "periods", "behaviour", "seed")}
     log = read_log(**options, num_campaigns=len(store.lengths))
     auctionnet.write(path, log)
+
+
+READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.store import DatasetReader
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.dataset import campaigns_source
 from decisionllm.domains.auction.journal import DamagedRowError, Journal
@@ -118,3 +119,6 @@ def files(*, path: str, **options: object) -> list[Path]:
         raise FileNotFoundError(f"{what}, got {path}: there is no such file")
     log = file.with_name(f"{file.name}-wal")
     return [file, log] if log.exists() else [file]
+
+
+READER = DatasetReader(files=files)

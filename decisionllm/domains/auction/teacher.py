@@ -33,6 +33,7 @@ STRIDE = float(np.log(GRID[1] / GRID[0]))
 # opportunities of each step of a published day, (T,)
 SHARES = PUBLISHED["clock"] / np.sum(PUBLISHED["clock"])
 CLOCK = torch.tensor(SHARES * PUBLISHED["opportunities"], dtype=torch.float32)
+WIDTH = 192  # of the hidden layers
 
 
 class Curves:
@@ -191,16 +192,16 @@ def draw(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
 class Network(nn.Module):
     """Features -> multiplier, as a multiple of the limit. `fit` sets mean and deviation."""
 
-    def __init__(self, size: int, hidden: int = 192) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.mean = torch.zeros(size)
         self.deviation = torch.ones(size)
         self.layers = nn.Sequential(
-            nn.Linear(size, hidden),
+            nn.Linear(size, WIDTH),
             nn.ReLU(),
-            nn.Linear(hidden, hidden),
+            nn.Linear(WIDTH, WIDTH),
             nn.ReLU(),
-            nn.Linear(hidden, 1),
+            nn.Linear(WIDTH, 1),
         )
 
     def forward(self, features: Tensor) -> Tensor:

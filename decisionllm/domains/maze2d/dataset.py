@@ -20,7 +20,7 @@ import numpy as np
 from decisionllm.checks import one_of
 from decisionllm.datasets import arrays
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
-from decisionllm.datasets.store import Store, facts_of, with_texts
+from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
 from decisionllm.domains.maze2d import d4rl
 from decisionllm.domains.maze2d.maze import FRAME, Maze, Planner, reward
 from decisionllm.files import absent, atomic
@@ -572,3 +572,6 @@ def file_names(maze: str, dense: bool) -> list[str]:
     """D4RL's names of the file, the current and the former one."""
     kind = "dense" if dense else "sparse"
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
+
+
+READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)

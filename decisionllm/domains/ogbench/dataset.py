@@ -17,6 +17,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
+from decisionllm.datasets.store import DatasetReader
 from decisionllm.domains.ogbench.world import (
     HORIZON,
     Maze,
@@ -322,3 +323,6 @@ def describe_file(file: Path, log: Log, published: str) -> Json:
     last = steps * np.arange(1, episodes + 1) - 1
     alike = np.array_equal(np.flatnonzero(log.ends), last)
     return {"name": published if alike else f"{published}@file-{digest[:8]}", "digest": digest}
+
+
+READER = DatasetReader(version=VERSION, files=files)

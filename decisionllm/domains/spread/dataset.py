@@ -11,6 +11,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.store import DatasetReader
 from decisionllm.datasets.team import source
 from decisionllm.datasets.team_worlds import SEEDS
 from decisionllm.domains.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
@@ -155,3 +156,6 @@ def describe(agents: Iterable[int], actions: str, **generator: object) -> Json:
         "types": {"agent": agent},
         "generator": generator,
     }
+
+
+READER = DatasetReader(version=VERSION)
