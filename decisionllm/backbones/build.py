@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from decisionllm.backbones.cut import bytes_of, cut_at, keep_blocks
+from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
@@ -158,10 +158,10 @@ def pretrained(
         dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
-            behind them; -1: two fifths of the model, or 0 where it can't be cut (tune=full, a run,
-            or blocks that are not supported).
-        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where it can't
-            be cut.
+            behind them; -1: two fifths of the model, as many as in the run that trained it, or 0
+            where it can't be cut (tune=full, or blocks that are not supported).
+        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where a run
+            trained it or it can't be cut.
 
     Raises:
         ValueError: options that do not fit together.
@@ -198,9 +198,6 @@ def pretrained(
             model = read(partial(model_of, seed=seed, weights=weights, dtype=DTYPES[dtype]))
 
     # -- which of its blocks are built, and how they are trained --
-    if is_run:  # all of its blocks have learned to read trajectories
-        text_layers = max(text_layers, 0)
-        layers = max(layers, 0)
     supported = Backbone(model, load_tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
@@ -375,6 +372,7 @@ def model_of_run(
             if name.startswith("backbone.model."):
                 own[name.removeprefix("backbone.")] = weight
         backbone.load_state_dict(own)
+    setattr(backbone.config, TRAINED_CUT, 0)
     return backbone.model.to(dtype), backbone.load_tokenizer
 
 

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 # and 18. See LOG.md.
 TEXT_SHARE = 0.4
 SHARE = 0.6
-DEFAULT = -1  # of both options: by these shares
+DEFAULT = -1  # of both options: by these shares, but as trained where a run trained the model
+# Attribute of the config of such a model, and key of config.json where it is exported: how many of
+# its blocks read texts alone.
+TRAINED_CUT = "decisionllm_text_layers"
 
 
 def cut_at(
@@ -44,10 +47,10 @@ def cut_at(
 
     Args:
         core: the whole model of transformers.
-        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, or none
-            where it can't be cut.
-        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where it
-            can't be cut.
+        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, as many
+            as in the run that trained it, or none where it can't be cut.
+        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where a
+            run trained it or it can't be cut.
         tune: `full` trains all blocks, so that none may be frozen.
         supported: whether our forward reads the blocks of this model.
 
@@ -63,9 +66,14 @@ def cut_at(
         )
     if why:
         return 0, count
-    if text_layers == DEFAULT:
+    trained_cut = getattr(core.config, TRAINED_CUT, None)
+    if text_layers == DEFAULT and trained_cut is not None:
+        text_layers = trained_cut
+    elif text_layers == DEFAULT:
         text_layers = round(TEXT_SHARE * count)
-    if layers == DEFAULT:
+    if layers == DEFAULT and trained_cut is not None:  # all have learned to read trajectories
+        layers = count
+    elif layers == DEFAULT:
         layers = max(math.ceil(SHARE * count), text_layers + 1)
     layers = layers or count
     if not 0 <= text_layers < layers <= count:
