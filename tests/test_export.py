@@ -153,6 +153,10 @@ def test_only_policies_and_what_the_graph_holds_are_exported():
     with pytest.raises(ValueError, match="expected a run of `decisionllm train`, got a baseline"):
         check(object())
     policy = make_policy(CONTINUOUS)
+    policy.model.backbone.text_layers = 2
+    with pytest.raises(ValueError, match="expected backbone.text_layers=0, got 2"):
+        check(policy)
+    policy.model.backbone.text_layers = 0
     policy.model.backbone.features = object()
     with pytest.raises(ValueError, match="text_encoder=none, got a text encoder"):
         check(policy)
