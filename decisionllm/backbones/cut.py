@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from decisionllm.backbones.kept import KeptFeatures, TokenIds
+from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
 from decisionllm.backbones.parts import LoadTokenizer
-from decisionllm.files import cache_dir
 from decisionllm.tokenizers.text import padded
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def only_blocks(core: "PreTrainedModel", chosen: slice) -> Iterator[None]:
     """
     whole, before = blocks_of(core), core.config
     core.layers = whole[chosen]
-    core.config = type(before).from_dict(before.to_dict())
+    core.config = _copy(before)
     core.config._attn_implementation = before._attn_implementation
     _describe(core.config, chosen)
     _number(core.layers)
@@ -128,6 +127,10 @@ def _number(blocks: Any) -> None:
     """Number blocks from 0, as the library's cache of keys and values finds theirs."""
     for i, block in enumerate(blocks):
         block.self_attn.layer_idx = i
+
+
+def _copy(config: "PreTrainedConfig") -> "PreTrainedConfig":
+    return type(config).from_dict(config.to_dict())
 
 
 def _describe(config: "PreTrainedConfig", chosen: slice) -> None:
@@ -163,7 +166,9 @@ class TextLayers:
         self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
         self.digest = weights_digest(core, text_layers)
-        folder = cache_dir() / "text-features" / self.digest
+        lower = _copy(core.config)
+        _describe(lower, slice(0, text_layers))
+        folder = folder_of(self.digest, lower)
         self.kept = KeptFeatures(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.kept import KeptFeatures, TokenIds
-from decisionllm.files import cache_dir
+from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
+from decisionllm.backbones.library import check_causal
 from decisionllm.registry import Node, build, register
 from decisionllm.tokenizers.text import padded
 
@@ -84,7 +84,7 @@ class FrozenFeatures(nn.Module):
         self.size = encoder.width
         named = f"{fingerprint(encoder)}/{layer}"
         self.digest = hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
-        place = cache_dir() / "text-features" / self.digest
+        place = folder_of(self.digest, encoder.config)
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean = nn.Buffer(torch.zeros(self.size))
         self.scale = nn.Buffer(torch.ones(self.size))

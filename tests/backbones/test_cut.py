@@ -112,6 +112,17 @@ def test_other_weights_or_another_cut_read_texts_anew(folder):
     assert len(digests) == 4
 
 
+def test_another_config_of_the_same_weights_reads_texts_anew(folder):
+    first = cut(folder)
+    rows, _ = first.encode(TEXTS)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    second = cut(folder)
+    other, _ = second.encode(TEXTS)
+    assert not torch.allclose(second.embed(other), first.embed(rows))
+    assert fingerprint(second) == fingerprint(first), "that of runs of an earlier version"
+
+
 def test_only_the_upper_blocks_have_adapters(folder):
     backbone = cut(folder)
     trained = {

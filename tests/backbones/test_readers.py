@@ -8,7 +8,6 @@ import torch
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import FrozenFeatures
-from decisionllm.files import cache_dir
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from decisionllm.schema import History, Spec
@@ -56,7 +55,7 @@ def test_every_token_of_a_text_has_its_features(folder, tmp_path):
 def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
     first, second = reader(folder), reader(folder)
     rows, mask = rows_of(first)
-    kept = sorted((cache_dir() / "text-features" / first.digest).glob("*.safetensors"))
+    kept = sorted(first.kept.folder.glob("*.safetensors"))
     assert len(kept) == 2, "one file for each text that is not empty"
     for features in (first, second):
         features.encoder[0].model = None  # it can't read again
