@@ -329,14 +329,22 @@ def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
     check(model.double().float(), False)
 
 
-def test_only_the_named_maps_are_adapted():
-    model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets="q_proj,v_proj"), 0)
+@pytest.mark.parametrize("targets", ["q_proj,v_proj", "q_proj, v_proj"])
+def test_only_the_named_maps_are_adapted(targets):
+    model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets=targets), 0)
     adapted = {
         name.split(".lora_")[0].rsplit(".", 1)[1]
         for name, _ in model.named_parameters()
         if "lora_" in name
     }
     assert adapted == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("cut", [WHOLE, {}], ids=["whole", "cut"])
+def test_a_name_of_no_map_is_refused(cut, tmp_path):
+    message = "backbone.lora_targets: no module 'v_prj'; did you mean v_proj\\?"
+    with pytest.raises(ValueError, match=message):
+        pretrained(0, folder=str(write(tmp_path)), lora_targets="q_proj, v_prj", **cut)
 
 
 def test_the_fingerprint_is_of_what_is_frozen():
