@@ -17,6 +17,7 @@ from torch import nn
 from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
+from decisionllm.backbones.library import whole_model
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.backbones.parts import LoadTokenizer
 from decisionllm.checks import one_of
@@ -277,7 +278,7 @@ def could_not_load(source: str, hint: str) -> Iterator[None]:
 def model_of(
     source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype
 ) -> "PreTrainedModel":
-    """The language model of a folder or of the hub.
+    """The language model of a folder or of the hub; an OSError if it lacks weights.
 
     Args:
         source: path of a folder, or name on the hub.
@@ -285,16 +286,13 @@ def model_of(
         seed, weights: see `pretrained`.
         dtype: of the weights.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig
 
     if weights == "random":
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed)
-    model: PreTrainedModel = AutoModel.from_pretrained(
-        source, dtype=dtype, local_files_only=local_files_only
-    )
-    return model
+    return whole_model(source, dtype=dtype, local_files_only=local_files_only)
 
 
 def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizerBase":

@@ -17,11 +17,11 @@ from decisionllm.backbones.layouts import GPT2, Llama
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache
+    from transformers import DynamicCache, PreTrainedModel
 
     from decisionllm.backbones.forward import Backbone
 
-# by which a layout may differ from the library, as a share of the largest number
+# By which hidden states may differ that are equal but for rounding, as a share of the largest.
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 
 
@@ -120,8 +120,28 @@ def matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
 
 def _equal(backbone: Backbone, inputs: tuple[Tensor, ...], wanted: Tensor) -> bool:
     """Whether our forward computes these hidden states by the backbone's layout."""
-    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * wanted.abs().max().item()
     try:
-        return torch.allclose(backbone(*inputs), wanted, atol=tolerance, rtol=0)
+        return torch.allclose(backbone(*inputs), wanted, atol=_tolerance(backbone, wanted), rtol=0)
     except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
         return False
+
+
+def _tolerance(backbone: Backbone, hidden: Tensor) -> float:
+    """By how much hidden states may differ that are equal but for rounding."""
+    return TOLERANCES.get(backbone.dtype, 5e-2) * hidden.abs().max().item()
+
+
+def whole_model(source: str, **options: object) -> PreTrainedModel:
+    """The model of a folder or of the hub, see `AutoModel.from_pretrained`.
+
+    Raises:
+        OSError: its files lack weights, which transformers would draw at random.
+    """
+    from transformers import AutoModel
+
+    model: PreTrainedModel
+    model, loading = AutoModel.from_pretrained(source, output_loading_info=True, **options)
+    lacking = loading["missing_keys"]
+    if lacking:
+        raise OSError(f"it lacks weights of {type(model).__name__}, such as {min(lacking)}")
+    return model

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones import library
 from decisionllm.backbones.build import fingerprint, pretrained
@@ -482,6 +483,36 @@ def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     (tmp_path / "a" / "checkpoint" / "model.safetensors").unlink()
     with pytest.raises(OSError, match="could not be loaded .is the run trained"):
         pretrained(0, folder=str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("T5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}),
+        (
+            "Gemma3",
+            {
+                "text_config": SIZES | {"head_dim": 8, "vocab_size": len(own_tokenizer())},
+                "vision_config": SIZES | {"image_size": 28, "patch_size": 14},
+                "mm_tokens_per_image": 4,
+            },
+        ),
+    ],
+)
+def test_a_model_of_more_than_text_is_refused(family, options, tmp_path):
+    folder = str(write(tmp_path, family, **options))
+    with pytest.raises(ValueError, match=f"expected a decoder of text alone, .* got {family}Model"):
+        pretrained(0, folder=folder)
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path):
+    """transformers would draw them at random, without the seed of the run."""
+    file = write(tmp_path) / "model.safetensors"
+    kept = {name: x for name, x in load_file(file).items() if "layers.1" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    message = r"could not be loaded \(is the folder complete\?\): it lacks weights of Qwen2Model"
+    with pytest.raises(OSError, match=message):
+        pretrained(0, folder=str(tmp_path))
 
 
 def test_an_incomplete_folder_says_so(tmp_path):
