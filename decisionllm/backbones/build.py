@@ -156,7 +156,7 @@ def pretrained(
         weights: `pretrained`, or, to measure what language pretraining brings to the same
             architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
                 within each tensor.
-        dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
+        dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
             behind them; -1: two fifths of the model, as many as in the run that trained it, or 0
@@ -414,8 +414,8 @@ def tuned(
     Args:
         model, load_tokenizer: see `Backbone`.
         seed: of the adapters.
-        tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of
-            it.
+        tune: `lora` trains adapters of a frozen model, `full` the whole model in float32, `frozen`
+            nothing of it.
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
         text_layers: how many of the lower blocks have no adapters.
     """
@@ -430,6 +430,8 @@ def tuned(
             first=text_layers,
         )
         return Backbone(adapted, load_tokenizer, tune)
+    if tune == "full":  # a step of the optimiser is mostly too small for 8 bits of a number
+        model.float()
     model.requires_grad_(tune == "full")
     return Backbone(model, load_tokenizer, tune)
 

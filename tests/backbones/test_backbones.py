@@ -575,3 +575,17 @@ def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
     assert all(w.grad.dtype == torch.float32 for w in adapters) and any(
         w.grad.any() for w in adapters
     )
+
+
+def test_float16_is_refused_within_the_autocast_of_a_cpu(tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path)), dtype="float16", tune="frozen", **WHOLE)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match="backbone.dtype: expected float32 or bfloat16.* float16;"),
+    ):
+        model(*inputs(model.width))
+
+
+def test_a_model_that_is_trained_whole_is_float32(tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16", tune="full")
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
