@@ -163,6 +163,30 @@ def test_appended_tokens_give_the_same_as_one_forward(backbone):
         )
 
 
+@both
+def test_appended_tokens_beyond_the_positions_are_refused(backbone):
+    """Texts of at most six tokens, three tokens, and one more."""
+    model = small_backbone(backbone)
+    model.positions = 9
+    tokens, *texts = inputs(model.width, n=4)
+    with torch.inference_mode():
+        cache = model.read_text(*texts[:2]).with_room(texts[2], 4)
+        filled = torch.zeros(4, dtype=torch.long)
+        model.append(tokens[:, :3], cache, filled)
+        with pytest.raises(ValueError, match=r"at most 9 tokens, .*, got 9 \+ 1; take a shorter"):
+            model.append(tokens[:, 3:], cache, filled + 3)
+
+
+def test_a_sliding_window_bounds_what_our_forward_reads(tmp_path):
+    folder = write(tmp_path, "Mistral", sliding_window=12)
+    model = pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
+    within = inputs(model.width, (6, 3, 1), n=6)
+    with torch.no_grad():
+        close(model(*within), library.plain(model, *within))
+    with pytest.raises(ValueError, match=r"at most 12 tokens, .* sliding window .*, got 6 \+ 7"):
+        model(*inputs(model.width, (6, 3, 1), n=7))
+
+
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
     """There whole buffers are attended to, so that what is not yet filled must have no weight,
     whatever it holds.
@@ -563,11 +587,13 @@ def test_the_librarys_blocks_are_computed_again_too(tmp_path):
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
-    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16", **WHOLE).train()
+# In Qwen3 autocast gives bfloat16 queries and keys to norms of float32 weights.
+@pytest.mark.parametrize(("family", "dtype"), [("Qwen2", "bfloat16"), ("Qwen3", "float32")])
+def test_adapters_of_frozen_weights_are_float32(family, dtype, tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path, family)), dtype=dtype, **WHOLE).train()
     kinds = {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name}
     adapters = [weight for name, weight in model.named_parameters() if "lora_" in name]
-    assert kinds == {torch.bfloat16} and all(
+    assert kinds == {getattr(torch, dtype)} and all(
         w.dtype == torch.float32 and w.requires_grad for w in adapters
     )
     with torch.autocast("cpu", torch.bfloat16):
