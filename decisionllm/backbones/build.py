@@ -198,6 +198,10 @@ def pretrained(
         else:
             model = read(partial(model_of, seed=seed, weights=weights, dtype=DTYPES[dtype]))
 
+    if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
+        wanted = "a decoder of text alone, such as Qwen2 or Llama"
+        raise ValueError(f"backbone {source}: expected {wanted}, got {type(model).__name__}")
+
     # -- which of its blocks are built, and how they are trained --
     supported = Backbone(model, load_tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
