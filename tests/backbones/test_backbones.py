@@ -40,6 +40,8 @@ FAMILIES = {
     "StableLm": {},
     "OPT": {"word_embed_proj_dim": 32, "ffn_dim": 48},
     "Gemma3Text": {"head_dim": 8},
+    # a convolution, then attention
+    "Lfm2": {"full_attn_idxs": [1], "block_ff_dim": 48, "initializer_range": 0.3},
 }
 UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "GPT2"}
 both = pytest.mark.parametrize("backbone", BACKBONES)
