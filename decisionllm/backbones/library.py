@@ -117,6 +117,34 @@ def _cache(
 
 
 @torch.no_grad()
+def check_causal(backbone: Backbone) -> None:
+    """Raise a ValueError if a hidden state of a backbone depends on later tokens.
+
+    It would then know the action that it predicts, and those after it, from the log.
+    """
+    if backbone.layout is not None:  # our forward masks later tokens
+        return
+    training = backbone.model.training
+    backbone.model.eval()
+    device = next(iter(backbone.core.parameters())).device
+    numbers = torch.linspace(-1, 1, 8 * backbone.width, device=device, dtype=backbone.dtype)
+    x = numbers.view(1, 8, -1).sin()
+    changed = x.clone()
+    changed[:, 4:].neg_()
+    none = torch.zeros(1, 0, dtype=torch.long, device=device)
+    texts = none, none.bool(), torch.zeros(1, dtype=torch.long, device=device)
+    one, other = (plain(backbone, tokens, *texts)[:, :4] for tokens in (x, changed))
+    backbone.model.train(training)
+    if (one - other).abs().max() > _tolerance(backbone, one):
+        wanted = "a language model whose tokens attend to earlier ones alone"
+        name = type(backbone.core).__name__
+        remedy = "such a model can read the texts: text_encoder=features text_encoder.folder=..."
+        raise ValueError(
+            f"backbone: expected {wanted}, got {name}, which reads later ones; {remedy}"
+        )
+
+
+@torch.no_grad()
 def matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
     """The layout that computes what the library does for two short texts and five tokens; None:
     neither does.

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
-    """Give a backbone the text encoder of a run, a config node."""
+    """Give a backbone the text encoder of a run, a config node.
+
+    Raises:
+        ValueError: the backbone reads later tokens, or is cut and has an encoder.
+    """
+    # Here and not where it is loaded, since a text encoder may be bidirectional.
+    check_causal(backbone)
     if encoder["_target_"] == "none":
         return
     if backbone.text_layers:

@@ -14,6 +14,7 @@ from decisionllm.backbones.build import fingerprint, pretrained
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import _Packed, linear
+from decisionllm.backbones.readers import attach
 from decisionllm.policy import loading
 from decisionllm.registry import build
 from decisionllm.schema import Spec
@@ -60,7 +61,9 @@ def write(folder, family="Qwen2", dtype=torch.float32, **more):
     """
     import transformers
 
-    sizes = (FAMILIES[family] if family == "GPT2" else SIZES | FAMILIES[family]) | more
+    sizes = FAMILIES.get(family, {}) | more
+    if family != "GPT2":
+        sizes = SIZES | sizes
     torch.manual_seed(7)
     config = getattr(transformers, f"{family}Config")(vocab_size=len(own_tokenizer()), **sizes)
     transformers.AutoModel.from_config(config).to(dtype).save_pretrained(folder)
@@ -400,6 +403,15 @@ def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
         close(model(tokens, ids, mask, index), every)
         close(bare(tokens[[2]], ids[[1], :3], mask[[1], :3], index[:1]), every[[2]])
     assert model.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("Bert", {}), ("Gemma3Text", {"use_bidirectional_attention": True})]
+)
+def test_a_backbone_that_reads_later_tokens_is_refused(family, options, tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path, family, **options)), tune="frozen")
+    with pytest.raises(ValueError, match=f"expected a language model .*, got {family}.*text_enco"):
+        attach(model, {"_target_": "none"}, 0)
 
 
 def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):

@@ -82,6 +82,12 @@ def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
     near(units.std(0), np.ones(32), 1e-4)
 
 
+def test_an_encoder_may_be_bidirectional(tmp_path):
+    features = reader(write(tmp_path, "Bert"))
+    rows, mask = rows_of(features)
+    assert features(rows).shape == (*mask.shape, 32)
+
+
 def test_units_that_are_fitted_stay(folder):
     features = reader(folder)
     rows, mask = rows_of(features)
