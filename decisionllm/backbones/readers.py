@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,8 +70,10 @@ class FrozenFeatures(nn.Module):
         layer: int = 12,
     ) -> None:
         super().__init__()
+        read = partial(smollm2, seed, weights=weights, tune="frozen")
         if folder or hub_id:
-            encoder = pretrained(
+            read = partial(
+                pretrained,
                 seed,
                 folder=folder,
                 hub_id=hub_id,
@@ -78,8 +81,10 @@ class FrozenFeatures(nn.Module):
                 dtype="bfloat16",
                 tune="frozen",
             )
-        else:
-            encoder = smollm2(seed, weights=weights, tune="frozen")
+        encoder = read()  # whose upper blocks are left out
+        # transformers norms what comes out of the last block, which may not be the model's last one
+        if layer >= encoder.config.num_hidden_layers:
+            encoder = read(text_layers=0, layers=0)
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
             wanted = f"0 .. {layers}, the layers of this encoder"

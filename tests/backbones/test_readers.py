@@ -22,7 +22,7 @@ TEXTS = ["Walk to row 2.", "Stay.", ""]
 
 @pytest.fixture
 def folder(tmp_path):
-    return write(tmp_path / "encoder")
+    return write(tmp_path / "encoder", num_hidden_layers=5)
 
 
 def reader(folder, **options):
@@ -36,15 +36,17 @@ def rows_of(features, texts=TEXTS):
     return backbone.encode(texts)
 
 
-def test_every_token_of_a_text_has_its_features(folder, tmp_path):
+# of five blocks, three are built for the first two layers
+@pytest.mark.parametrize("layer", [1, 3, 4])
+def test_every_token_of_a_text_has_its_features(layer, folder, tmp_path):
     from transformers import AutoModel
 
-    features = reader(folder)
+    features = reader(folder, layer=layer)
     rows, mask = rows_of(features)
     ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
     wanted = AutoModel.from_pretrained(folder)(
         torch.tensor([ids]), output_hidden_states=True
-    ).hidden_states[1][0]
+    ).hidden_states[layer][0]
     assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
     near(features.kept.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
     assert not rows[~mask].any() and not features.kept.table[0].any(), (
@@ -101,9 +103,9 @@ def test_units_that_are_fitted_stay(folder):
 
 def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(
-        ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"
+        ValueError, match=r"text_encoder.layer: expected 0 .. 5, the layers of this encoder, got 6"
     ):
-        reader(folder, layer=3)
+        reader(folder, layer=6)
 
 
 def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
