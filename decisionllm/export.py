@@ -169,6 +169,7 @@ def check(policy: Policy) -> None:
         (bool(model.spec.entity_schema), "observations without entities", "an entity schema"),
         (policy.decode == "sample", "act.decode=mode or mean", "sample"),
         (bool(policy.planning_horizon), "act.planning_horizon=0", policy.planning_horizon),
+        (backbone.text_layers > 0, "backbone.text_layers=0", backbone.text_layers),
         (backbone.features is not None, "text_encoder=none", "a text encoder"),
         (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", architecture),
     ):

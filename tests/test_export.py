@@ -151,6 +151,10 @@ def test_what_cannot_be_exported_is_refused(options, words, tmp_path):
 
 def test_only_what_the_graph_holds_is_exported():
     policy = make_policy(CONTINUOUS)
+    policy.model.backbone.text_layers = 2
+    with pytest.raises(ValueError, match="expected backbone.text_layers=0, got 2"):
+        check(policy)
+    policy.model.backbone.text_layers = 0
     policy.model.backbone.features = object()
     with pytest.raises(ValueError, match="text_encoder=none, got a text encoder"):
         check(policy)

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from decisionllm.backbones.cut import bytes_of, cut_at, keep_blocks
+from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
+from decisionllm.backbones.library import whole_model
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.backbones.parts import LoadTokenizer
 from decisionllm.checks import one_of
@@ -155,13 +156,13 @@ def pretrained(
         weights: `pretrained`, or, to measure what language pretraining brings to the same
             architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
                 within each tensor.
-        dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
+        dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
-            behind them; -1: two fifths of the model, or 0 where it can't be cut (tune=full, a run,
-            or blocks that are not supported).
-        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where it can't
-            be cut.
+            behind them; -1: two fifths of the model, as many as in the run that trained it, or 0
+            where it can't be cut (tune=full, or blocks that are not supported).
+        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where a run
+            trained it or it can't be cut.
 
     Raises:
         ValueError: options that do not fit together.
@@ -197,10 +198,11 @@ def pretrained(
         else:
             model = read(partial(model_of, seed=seed, weights=weights, dtype=DTYPES[dtype]))
 
+    if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
+        wanted = "a decoder of text alone, such as Qwen2 or Llama"
+        raise ValueError(f"backbone {source}: expected {wanted}, got {type(model).__name__}")
+
     # -- which of its blocks are built, and how they are trained --
-    if is_run:  # all of its blocks have learned to read trajectories
-        text_layers = max(text_layers, 0)
-        layers = max(layers, 0)
     supported = Backbone(model, load_tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
@@ -280,7 +282,7 @@ def could_not_load(source: str, hint: str) -> Iterator[None]:
 def model_of(
     source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype
 ) -> "PreTrainedModel":
-    """The language model of a folder or of the hub.
+    """The language model of a folder or of the hub; an OSError if it lacks weights.
 
     Args:
         source: path of a folder, or name on the hub.
@@ -288,16 +290,13 @@ def model_of(
         seed, weights: see `pretrained`.
         dtype: of the weights.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig
 
     if weights == "random":
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed)
-    model: PreTrainedModel = AutoModel.from_pretrained(
-        source, dtype=dtype, local_files_only=local_files_only
-    )
-    return model
+    return whole_model(source, dtype=dtype, local_files_only=local_files_only)
 
 
 def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizerBase":
@@ -375,6 +374,7 @@ def model_of_run(
             if name.startswith("backbone.model."):
                 own[name.removeprefix("backbone.")] = weight
         backbone.load_state_dict(own)
+    setattr(backbone.config, TRAINED_CUT, 0)
     return backbone.model.to(dtype), backbone.load_tokenizer
 
 
@@ -418,8 +418,8 @@ def tuned(
     Args:
         model, load_tokenizer: see `Backbone`.
         seed: of the adapters.
-        tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of
-            it.
+        tune: `lora` trains adapters of a frozen model, `full` the whole model in float32, `frozen`
+            nothing of it.
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
         text_layers: how many of the lower blocks have no adapters.
     """
@@ -434,6 +434,8 @@ def tuned(
             first=text_layers,
         )
         return Backbone(adapted, load_tokenizer, tune)
+    if tune == "full":  # a step of the optimiser is mostly too small for 8 bits of a number
+        model.float()
     model.requires_grad_(tune == "full")
     return Backbone(model, load_tokenizer, tune)
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from decisionllm.backbones.kept import KeptFeatures, TokenIds
+from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
 from decisionllm.backbones.parts import LoadTokenizer
-from decisionllm.files import cache_dir
 from decisionllm.tokenizers.text import padded
 
 if TYPE_CHECKING:
@@ -34,7 +33,10 @@ if TYPE_CHECKING:
 # and 18. See LOG.md.
 TEXT_SHARE = 0.4
 SHARE = 0.6
-DEFAULT = -1  # of both options: by these shares
+DEFAULT = -1  # of both options: by these shares, but as trained where a run trained the model
+# Attribute of the config of such a model, and key of config.json where it is exported: how many of
+# its blocks read texts alone.
+TRAINED_CUT = "decisionllm_text_layers"
 
 
 def cut_at(
@@ -44,10 +46,10 @@ def cut_at(
 
     Args:
         core: the whole model of transformers.
-        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, or none
-            where it can't be cut.
-        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where it
-            can't be cut.
+        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, as many
+            as in the run that trained it, or none where it can't be cut.
+        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where a
+            run trained it or it can't be cut.
         tune: `full` trains all blocks, so that none may be frozen.
         supported: whether our forward reads the blocks of this model.
 
@@ -63,9 +65,14 @@ def cut_at(
         )
     if why:
         return 0, count
-    if text_layers == DEFAULT:
+    trained_cut = getattr(core.config, TRAINED_CUT, None)
+    if text_layers == DEFAULT and trained_cut is not None:
+        text_layers = trained_cut
+    elif text_layers == DEFAULT:
         text_layers = round(TEXT_SHARE * count)
-    if layers == DEFAULT:
+    if layers == DEFAULT and trained_cut is not None:  # all have learned to read trajectories
+        layers = count
+    elif layers == DEFAULT:
         layers = max(math.ceil(SHARE * count), text_layers + 1)
     layers = layers or count
     if not 0 <= text_layers < layers <= count:
@@ -105,7 +112,7 @@ def only_blocks(core: "PreTrainedModel", chosen: slice) -> Iterator[None]:
     """
     whole, before = blocks_of(core), core.config
     core.layers = whole[chosen]
-    core.config = type(before).from_dict(before.to_dict())
+    core.config = _copy(before)
     core.config._attn_implementation = before._attn_implementation
     _describe(core.config, chosen)
     _number(core.layers)
@@ -120,6 +127,10 @@ def _number(blocks: Any) -> None:
     """Number blocks from 0, as the library's cache of keys and values finds theirs."""
     for i, block in enumerate(blocks):
         block.self_attn.layer_idx = i
+
+
+def _copy(config: "PreTrainedConfig") -> "PreTrainedConfig":
+    return type(config).from_dict(config.to_dict())
 
 
 def _describe(config: "PreTrainedConfig", chosen: slice) -> None:
@@ -155,7 +166,9 @@ class TextLayers:
         self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
         self.digest = weights_digest(core, text_layers)
-        folder = cache_dir() / "text-features" / self.digest
+        lower = _copy(core.config)
+        _describe(lower, slice(0, text_layers))
+        folder = folder_of(self.digest, lower)
         self.kept = KeptFeatures(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )

@@ -29,12 +29,13 @@ from decisionllm.tokenizers import text
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
+POSITIONS = "the positions or the sliding window of this backbone"  # that limit a length
 Step = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # of block i: x, new keys and values
 # extend(i, k, v) may keep the new keys and values of block i; it returns all to attend to.
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -78,10 +79,12 @@ class Backbone(nn.Module):
         self.sharded = False  # see `shard`
         self.config = self.core.config
         self.width: int = self.config.hidden_size
-        # tokens that it can tell apart
+        # tokens that it can read at once
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
         # None: the blocks of this architecture are not supported
         self.layout: Llama | GPT2 | None = library.matching_layout(self)
+        if self.layout is not None:  # our forward attends to all earlier tokens
+            self.positions = min(self.positions, _sliding_window(self.config))
 
     @property
     def core(self) -> Any:
@@ -123,7 +126,7 @@ class Backbone(nn.Module):
                 self.encoded[task] = row[real].tolist()
         ids, mask = text.padded([self.encoded.get(task, []) for task in texts])
         if ids.shape[1] >= self.positions:
-            wanted = f"fewer than {self.positions} tokens, the positions of this backbone"
+            wanted = f"fewer than {self.positions} tokens, {POSITIONS}"
             longest = max(texts, key=len)[:60]
             raise ValueError(f"text: expected {wanted}, got {ids.shape[1]}: {longest!r} ...")
         return ids, mask
@@ -178,10 +181,12 @@ class Backbone(nn.Module):
             Hidden states at the output positions (B, n', D).
         """
         L, n = text_ids.shape[1], tokens.shape[1]
-        if L + n > self.positions:
-            wanted = f"at most {self.positions} tokens, the positions of this backbone"
-            remedy = "take a shorter text or a smaller window"
-            raise ValueError(f"text and window: expected {wanted}, got {L} + {n}; {remedy}")
+        self._check_positions(L, n)
+        on_cpu = not tokens.is_cuda
+        if on_cpu and torch.is_autocast_enabled("cpu") and self.dtype == torch.float16:
+            wanted = "float32 or bfloat16, since a CPU does not mix float16 with bfloat16"
+            remedy = "optim.precision=no keeps float16"
+            raise ValueError(f"backbone.dtype: expected {wanted}, got float16; {remedy}")
         if self.layout is None:
             return library.plain(self, tokens, text_ids, text_mask, text_index)[:, output_positions]
         texts = KVCache([], [], text_mask, text_mask.sum(1))
@@ -195,6 +200,13 @@ class Backbone(nn.Module):
         positions = texts.text_length[masked, None] + slots
         before = texts.attention(text_index)
         return self._run(tokens, positions, visible, _new_alone, output_positions, before)[0]
+
+    def _check_positions(self, before: int, n: int) -> None:
+        """Raise a ValueError if there are no positions for n tokens behind so many others."""
+        if before + n > self.positions:
+            wanted = f"at most {self.positions} tokens, {POSITIONS}"
+            remedy = "take a shorter text or a smaller window"
+            raise ValueError(f"text and window: expected {wanted}, got {before} + {n}; {remedy}")
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache.
@@ -245,9 +257,14 @@ class Backbone(nn.Module):
 
         Returns:
             Hidden states at the output positions (N, n', D).
+
+        Raises:
+            ValueError: a row has more tokens than the backbone has positions.
         """
         if rows is None:
             rows = torch.arange(len(cache.text_index), device=tokens.device)
+        length = cache.texts.text_length[cache.text_index[rows]]
+        self._check_positions(int((length + filled).max()), tokens.shape[1])
         # a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
         whole = not tokens.is_cuda and self.dtype != torch.float32
         place = cache.place(rows, filled, tokens.shape[1], whole=whole)
@@ -257,7 +274,6 @@ class Backbone(nn.Module):
 
         text_index = cache.text_index[rows]
         text_mask = cache.texts.text_mask[text_index]
-        length = cache.texts.text_length[text_index]
         slots = place.slots
         if place.together is not None and bool(text_mask.all()):  # one row stands for all
             text_mask = text_mask[:1]
@@ -382,6 +398,15 @@ def _new_alone(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _call(step: Step, i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return step(i, x)
+
+
+def _sliding_window(config: "PreTrainedConfig") -> float:
+    """How many tokens, itself included, a token attends to at most in any block of a model."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds and "sliding_attention" not in kinds:
+        return math.inf
+    window: int | None = getattr(config, "sliding_window", None)
+    return window or math.inf
 
 
 def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:

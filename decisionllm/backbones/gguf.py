@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from decisionllm.backbones.library import whole_model
 from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
 from decisionllm.schema import Json
 
@@ -67,14 +68,7 @@ def converted(path: Path) -> Path:
     ):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
-            model, loading = transformers.AutoModel.from_pretrained(
-                str(path.parent), **source, dtype=torch.bfloat16, output_loading_info=True, **expand
-            )
-            if loading["missing_keys"]:  # transformers draws them at random
-                raise ValueError(
-                    f"it lacks weights of {type(model).__name__}, such as "
-                    f"{min(loading['missing_keys'])}"
-                )
+            model = whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
         except Exception as error:  # of whatever kind the file makes the reader raise
             raise ValueError(
                 f"{path}: expected a complete GGUF file of a layout that transformers reads, could "

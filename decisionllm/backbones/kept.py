@@ -3,14 +3,20 @@ weights; both of bounded size.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from decisionllm.files import atomic
+from decisionllm.files import atomic, cache_dir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 AT_ONCE = 32  # texts that are read in one forward
 FEW = 4  # forwards that need no progress bar
@@ -18,6 +24,18 @@ FEW = 4  # forwards that need no progress bar
 # read again.
 MOST_FILES = 10_000
 TokenIds = tuple[int, ...]  # of one text
+
+
+def folder_of(digest: str, config: "PreTrainedConfig") -> Path:
+    """The folder of the features that a model reads with these weights and this config.
+
+    The config decides too what is read: how far positions are apart, what a norm adds.
+    """
+    described = config.to_dict()
+    described.pop("transformers_version", None)  # also where the features stay the same
+    words = json.dumps(described, sort_keys=True, default=str)
+    of_config = hashlib.blake2b(words.encode(), digest_size=6).hexdigest()
+    return cache_dir() / "text-features" / f"{digest}-{of_config}"
 
 
 class KeptFeatures:
@@ -94,10 +112,9 @@ class KeptFeatures:
         found = {}
         lacking = []
         for text in texts:
-            file = self._file(text)
-            if file.is_file():
-                found[text] = load_file(file)["features"]
-            else:
+            try:
+                found[text] = load_file(self._file(text))["features"]
+            except (FileNotFoundError, SafetensorError):  # not kept, or not whole
                 lacking.append(text)
         starts = range(0, len(lacking), AT_ONCE)
         title = "reading task texts"

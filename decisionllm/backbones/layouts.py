@@ -116,6 +116,8 @@ def _rms(norm: RMSNorm, x: Tensor) -> Tensor:
     """RMS norm, in one call where the module is the library's usual one."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)
+    if norm.weight.dtype != x.dtype:  # queries and keys of Qwen3 within autocast
+        return norm(x)
     if (
         torch.is_grad_enabled()
         and x.dtype == torch.bfloat16

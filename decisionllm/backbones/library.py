@@ -17,11 +17,11 @@ from decisionllm.backbones.layouts import GPT2, Llama
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache
+    from transformers import DynamicCache, PreTrainedModel
 
     from decisionllm.backbones.forward import Backbone
 
-# by which a layout may differ from the library, as a share of the largest number
+# By which hidden states may differ that are equal but for rounding, as a share of the largest.
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 
 
@@ -29,9 +29,9 @@ def plain(
     backbone: Backbone, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
 ) -> Tensor:
     """The same as `Backbone.forward`, the text repeated for every row: (B, n, D)."""
-    out = _read(backbone, tokens, text_ids, text_mask, text_index)
-    hidden: Tensor = out.last_hidden_state[:, -tokens.shape[1] :].to(tokens.dtype)
-    return hidden
+    out, places = _read(backbone, tokens, text_ids, text_mask, text_index)
+    hidden: Tensor = out.last_hidden_state.take_along_dim(places[..., None], 1)
+    return hidden.to(tokens.dtype)
 
 
 def attention_to_text(
@@ -44,11 +44,18 @@ def attention_to_text(
     before = core.config._attn_implementation
     core.set_attn_implementation("eager")  # the only one that returns its weights
     try:
-        out = _read(backbone, tokens, text_ids, text_mask, text_index, output_attentions=True)
+        out, places = _read(
+            backbone, tokens, text_ids, text_mask, text_index, output_attentions=True
+        )
     finally:
         core.set_attn_implementation(before)
-    n, L = tokens.shape[1], text_ids.shape[1]
-    return torch.stack([weights.float().mean(1)[:, -n:, :L] for weights in out.attentions])
+    no_word = ~text_mask[text_index][:, None]  # (B, 1, L)
+    found = []
+    for weights in out.attentions:
+        of_tokens = weights.float().mean(1).take_along_dim(places[..., None], 1)
+        of_words = of_tokens[..., : text_ids.shape[1]]
+        found.append(of_words.masked_fill(no_word, 0.0))
+    return torch.stack(found)
 
 
 def _read(
@@ -58,17 +65,33 @@ def _read(
     text_mask: Tensor,
     text_index: Tensor,
     **options: bool,
-) -> Any:
-    """The output of the library's forward on tokens after their texts."""
+) -> tuple[Any, Tensor]:
+    """The output of the library's forward on tokens after their texts, and the places of the tokens
+    in it (B, n).
+    """
     mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
-    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
     x = tokens.to(backbone.dtype)
-    given: Json = {"attention_mask": mask.long()} | options
+    slots = torch.arange(tokens.shape[1], device=tokens.device)
     if not backbone.text_layers:
         texts = backbone.embed(text_ids)[text_index].to(backbone.dtype)
         x = torch.cat([texts, x], 1)
-        return backbone.model(inputs_embeds=x, position_ids=positions, use_cache=False, **given)
-    given |= {
+        # The padding of a text moves behind the tokens: a mask hides it from attention, but not
+        # from a convolution, a recurrence or a sliding window.
+        order = (~mask).long().argsort(dim=1, stable=True)
+        x = x.take_along_dim(order[..., None], 1)
+        mask = mask.take_along_dim(order, 1)
+        places = text_mask.sum(1)[text_index, None] + slots
+        out = backbone.model(
+            inputs_embeds=x,
+            attention_mask=mask.long(),
+            position_ids=mask.long().cumsum(1) - 1,
+            use_cache=False,
+            **options,
+        )
+        return out, places
+    positions = mask.long().cumsum(1) - 1
+    given: Json = options | {
+        "attention_mask": mask.long(),
         "position_ids": positions[:, text_ids.shape[1] :],
         "past_key_values": _cache(backbone, text_ids, text_mask, text_index),
         "use_cache": True,
@@ -77,7 +100,7 @@ def _read(
     with only_blocks(backbone.core, upper), warnings.catch_warnings():
         # of `past_key_values`, a name that all supported versions have
         warnings.simplefilter("ignore", FutureWarning)
-        return backbone.model(inputs_embeds=x, **given)
+        return backbone.model(inputs_embeds=x, **given), slots.expand(tokens.shape[:2])
 
 
 def _cache(
@@ -91,6 +114,34 @@ def _cache(
     for i, (k, v) in enumerate(zip(texts.keys, texts.values, strict=True)):
         past.update(k[text_index], v[text_index], i)
     return past
+
+
+@torch.no_grad()
+def check_causal(backbone: Backbone) -> None:
+    """Raise a ValueError if a hidden state of a backbone depends on later tokens.
+
+    It would then know the action that it predicts, and those after it, from the log.
+    """
+    if backbone.layout is not None:  # our forward masks later tokens
+        return
+    training = backbone.model.training
+    backbone.model.eval()
+    device = next(iter(backbone.core.parameters())).device
+    numbers = torch.linspace(-1, 1, 8 * backbone.width, device=device, dtype=backbone.dtype)
+    x = numbers.view(1, 8, -1).sin()
+    changed = x.clone()
+    changed[:, 4:].neg_()
+    none = torch.zeros(1, 0, dtype=torch.long, device=device)
+    texts = none, none.bool(), torch.zeros(1, dtype=torch.long, device=device)
+    one, other = (plain(backbone, tokens, *texts)[:, :4] for tokens in (x, changed))
+    backbone.model.train(training)
+    if (one - other).abs().max() > _tolerance(backbone, one):
+        wanted = "a language model whose tokens attend to earlier ones alone"
+        name = type(backbone.core).__name__
+        remedy = "such a model can read the texts: text_encoder=features text_encoder.folder=..."
+        raise ValueError(
+            f"backbone: expected {wanted}, got {name}, which reads later ones; {remedy}"
+        )
 
 
 @torch.no_grad()
@@ -120,8 +171,28 @@ def matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
 
 def _equal(backbone: Backbone, inputs: tuple[Tensor, ...], wanted: Tensor) -> bool:
     """Whether our forward computes these hidden states by the backbone's layout."""
-    tolerance = TOLERANCES.get(backbone.dtype, 5e-2) * wanted.abs().max().item()
     try:
-        return torch.allclose(backbone(*inputs), wanted, atol=tolerance, rtol=0)
+        return torch.allclose(backbone(*inputs), wanted, atol=_tolerance(backbone, wanted), rtol=0)
     except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
         return False
+
+
+def _tolerance(backbone: Backbone, hidden: Tensor) -> float:
+    """By how much hidden states may differ that are equal but for rounding."""
+    return TOLERANCES.get(backbone.dtype, 5e-2) * hidden.abs().max().item()
+
+
+def whole_model(source: str, **options: object) -> PreTrainedModel:
+    """The model of a folder or of the hub, see `AutoModel.from_pretrained`.
+
+    Raises:
+        OSError: its files lack weights, which transformers would draw at random.
+    """
+    from transformers import AutoModel
+
+    model: PreTrainedModel
+    model, loading = AutoModel.from_pretrained(source, output_loading_info=True, **options)
+    lacking = loading["missing_keys"]
+    if lacking:
+        raise OSError(f"it lacks weights of {type(model).__name__}, such as {min(lacking)}")
+    return model

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.cut import blocks_of
 from decisionllm.backbones.parts import AdaptedLinear, Saved
+from decisionllm.checks import listed, unknown
 from decisionllm.randomness import seeded
 
 if TYPE_CHECKING:
@@ -35,11 +36,17 @@ def add_adapters(
         targets: names of the adapted maps, separated by commas, or `all-linear`.
         seed: of A; B begins as zeros.
         first: the first block that is adapted, counted from 0.
+
+    Raises:
+        ValueError: the model has no map of such a name.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    names: str | list[str] = targets if targets == "all-linear" else targets.split(",")
+    names: str | list[str] = targets
+    if targets != "all-linear":
+        names = listed(targets)
+        _check_names(names, blocks_of(model)[first:] if first else model)
     if first:
         names = names_from(model, names, first)
     # GPT-2 keeps its weights transposed
@@ -55,6 +62,21 @@ def add_adapters(
         # peft uses a name that transformers deprecates
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(model, config)
+
+
+def _check_names(names: list[str], adapted: nn.Module) -> None:
+    """Raise a ValueError unless each name is that of a module in here, or the end of its path."""
+    from transformers.pytorch_utils import Conv1D
+
+    paths = []
+    maps = set()
+    for path, module in adapted.named_modules():
+        paths.append(f".{path}")
+        if isinstance(module, nn.Linear | Conv1D):
+            maps.add(path.rpartition(".")[2])
+    for name in names or [""]:
+        if not name or not any(path.endswith(f".{name}") for path in paths):
+            raise ValueError(f"backbone.lora_targets: {unknown('module', name, sorted(maps))}")
 
 
 def names_from(model: PreTrainedModel, names: str | list[str], first: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from decisionllm.backbones.cut import TRAINED_CUT
 from decisionllm.backbones.forward import Backbone
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def save_merged(backbone: Backbone, folder: Path) -> float:
         backbone.model.float()
     wanted = _hidden(backbone.model)
     core = backbone.model.merge_and_unload() if backbone.tune == "lora" else backbone.core
+    setattr(core.config, TRAINED_CUT, backbone.text_layers)
     core.save_pretrained(folder)
     backbone.tokenizer.save_pretrained(folder)
     found = _hidden(_read_alone(folder))

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.kept import KeptFeatures, TokenIds
-from decisionllm.files import cache_dir
+from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
+from decisionllm.backbones.library import check_causal
 from decisionllm.registry import Node, build, register
 from decisionllm.tokenizers.text import padded
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
-    """Give a backbone the text encoder of a run, a config node."""
+    """Give a backbone the text encoder of a run, a config node.
+
+    Raises:
+        ValueError: the backbone reads later tokens, or is cut and has an encoder.
+    """
+    # Here and not where it is loaded, since a text encoder may be bidirectional.
+    check_causal(backbone)
     if encoder["_target_"] == "none":
         return
     if backbone.text_layers:
@@ -63,8 +70,10 @@ class FrozenFeatures(nn.Module):
         layer: int = 12,
     ) -> None:
         super().__init__()
+        read = partial(smollm2, seed, weights=weights, tune="frozen")
         if folder or hub_id:
-            encoder = pretrained(
+            read = partial(
+                pretrained,
                 seed,
                 folder=folder,
                 hub_id=hub_id,
@@ -72,8 +81,10 @@ class FrozenFeatures(nn.Module):
                 dtype="bfloat16",
                 tune="frozen",
             )
-        else:
-            encoder = smollm2(seed, weights=weights, tune="frozen")
+        encoder = read()  # whose upper blocks are left out
+        # transformers norms what comes out of the last block, which may not be the model's last one
+        if layer >= encoder.config.num_hidden_layers:
+            encoder = read(text_layers=0, layers=0)
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
             wanted = f"0 .. {layers}, the layers of this encoder"
@@ -84,7 +95,7 @@ class FrozenFeatures(nn.Module):
         self.size = encoder.width
         named = f"{fingerprint(encoder)}/{layer}"
         self.digest = hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
-        place = cache_dir() / "text-features" / self.digest
+        place = folder_of(self.digest, encoder.config)
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean = nn.Buffer(torch.zeros(self.size))
         self.scale = nn.Buffer(torch.ones(self.size))

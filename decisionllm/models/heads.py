@@ -153,7 +153,8 @@ class BinsHead(nn.Module):
         action_masks: Tensor | None = None,
         entities: Tensor | None = None,
     ) -> Bins:
-        return Bins(self.out(hidden).unflatten(-1, self.shape))
+        logits = self.out(hidden).float()  # a CPU's autocast would leave the loss in bfloat16
+        return Bins(logits.unflatten(-1, self.shape))
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class Discrete:
     @classmethod
     def masked(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
         """Of the allowed actions: logits (B, T, C), masks (B, T, C) bool or None."""
+        logits = logits.float()  # a CPU's autocast would leave the loss in bfloat16
         if action_masks is not None:
             logits = logits.masked_fill(~action_masks, float("-inf"))
         return cls(logits.log_softmax(-1))

@@ -7,12 +7,14 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones import library
 from decisionllm.backbones.build import fingerprint, pretrained
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import _Packed, linear
+from decisionllm.backbones.readers import attach
 from decisionllm.policy import loading
 from decisionllm.registry import build
 from decisionllm.schema import Spec
@@ -39,6 +41,8 @@ FAMILIES = {
     "StableLm": {},
     "OPT": {"word_embed_proj_dim": 32, "ffn_dim": 48},
     "Gemma3Text": {"head_dim": 8},
+    # a convolution, then attention
+    "Lfm2": {"full_attn_idxs": [1], "block_ff_dim": 48, "initializer_range": 0.3},
 }
 UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "GPT2"}
 both = pytest.mark.parametrize("backbone", BACKBONES)
@@ -57,7 +61,9 @@ def write(folder, family="Qwen2", dtype=torch.float32, **more):
     """
     import transformers
 
-    sizes = (FAMILIES[family] if family == "GPT2" else SIZES | FAMILIES[family]) | more
+    sizes = FAMILIES.get(family, {}) | more
+    if family != "GPT2":
+        sizes = SIZES | sizes
     torch.manual_seed(7)
     config = getattr(transformers, f"{family}Config")(vocab_size=len(own_tokenizer()), **sizes)
     transformers.AutoModel.from_config(config).to(dtype).save_pretrained(folder)
@@ -160,6 +166,30 @@ def test_appended_tokens_give_the_same_as_one_forward(backbone):
             model.append(pieces, cache, later),
             torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]),
         )
+
+
+@both
+def test_appended_tokens_beyond_the_positions_are_refused(backbone):
+    """Texts of at most six tokens, three tokens, and one more."""
+    model = small_backbone(backbone)
+    model.positions = 9
+    tokens, *texts = inputs(model.width, n=4)
+    with torch.inference_mode():
+        cache = model.read_text(*texts[:2]).with_room(texts[2], 4)
+        filled = torch.zeros(4, dtype=torch.long)
+        model.append(tokens[:, :3], cache, filled)
+        with pytest.raises(ValueError, match=r"at most 9 tokens, .*, got 9 \+ 1; take a shorter"):
+            model.append(tokens[:, 3:], cache, filled + 3)
+
+
+def test_a_sliding_window_bounds_what_our_forward_reads(tmp_path):
+    folder = write(tmp_path, "Mistral", sliding_window=12)
+    model = pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
+    within = inputs(model.width, (6, 3, 1), n=6)
+    with torch.no_grad():
+        close(model(*within), library.plain(model, *within))
+    with pytest.raises(ValueError, match=r"at most 12 tokens, .* sliding window .*, got 6 \+ 7"):
+        model(*inputs(model.width, (6, 3, 1), n=7))
 
 
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
@@ -329,14 +359,22 @@ def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
     check(model.double().float(), False)
 
 
-def test_only_the_named_maps_are_adapted():
-    model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets="q_proj,v_proj"), 0)
+@pytest.mark.parametrize("targets", ["q_proj,v_proj", "q_proj, v_proj"])
+def test_only_the_named_maps_are_adapted(targets):
+    model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets=targets), 0)
     adapted = {
         name.split(".lora_")[0].rsplit(".", 1)[1]
         for name, _ in model.named_parameters()
         if "lora_" in name
     }
     assert adapted == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("cut", [WHOLE, {}], ids=["whole", "cut"])
+def test_a_name_of_no_map_is_refused(cut, tmp_path):
+    message = "backbone.lora_targets: no module 'v_prj'; did you mean v_proj\\?"
+    with pytest.raises(ValueError, match=message):
+        pretrained(0, folder=str(write(tmp_path)), lora_targets="q_proj, v_prj", **cut)
 
 
 def test_the_fingerprint_is_of_what_is_frozen():
@@ -365,6 +403,15 @@ def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
         close(model(tokens, ids, mask, index), every)
         close(bare(tokens[[2]], ids[[1], :3], mask[[1], :3], index[:1]), every[[2]])
     assert model.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("Bert", {}), ("Gemma3Text", {"use_bidirectional_attention": True})]
+)
+def test_a_backbone_that_reads_later_tokens_is_refused(family, options, tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path, family, **options)), tune="frozen")
+    with pytest.raises(ValueError, match=f"expected a language model .*, got {family}.*text_enco"):
+        attach(model, {"_target_": "none"}, 0)
 
 
 def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):
@@ -476,6 +523,36 @@ def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
         pretrained(0, folder=str(tmp_path / "a"))
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("T5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}),
+        (
+            "Gemma3",
+            {
+                "text_config": SIZES | {"head_dim": 8, "vocab_size": len(own_tokenizer())},
+                "vision_config": SIZES | {"image_size": 28, "patch_size": 14},
+                "mm_tokens_per_image": 4,
+            },
+        ),
+    ],
+)
+def test_a_model_of_more_than_text_is_refused(family, options, tmp_path):
+    folder = str(write(tmp_path, family, **options))
+    with pytest.raises(ValueError, match=f"expected a decoder of text alone, .* got {family}Model"):
+        pretrained(0, folder=folder)
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path):
+    """transformers would draw them at random, without the seed of the run."""
+    file = write(tmp_path) / "model.safetensors"
+    kept = {name: x for name, x in load_file(file).items() if "layers.1" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    message = r"could not be loaded \(is the folder complete\?\): it lacks weights of Qwen2Model"
+    with pytest.raises(OSError, match=message):
+        pretrained(0, folder=str(tmp_path))
+
+
 def test_an_incomplete_folder_says_so(tmp_path):
     (write(tmp_path) / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"could not be loaded \(is the folder complete\?\)"):
@@ -524,11 +601,13 @@ def test_the_librarys_blocks_are_computed_again_too(tmp_path):
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
-    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16", **WHOLE).train()
+# In Qwen3 autocast gives bfloat16 queries and keys to norms of float32 weights.
+@pytest.mark.parametrize(("family", "dtype"), [("Qwen2", "bfloat16"), ("Qwen3", "float32")])
+def test_adapters_of_frozen_weights_are_float32(family, dtype, tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path, family)), dtype=dtype, **WHOLE).train()
     kinds = {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name}
     adapters = [weight for name, weight in model.named_parameters() if "lora_" in name]
-    assert kinds == {torch.bfloat16} and all(
+    assert kinds == {getattr(torch, dtype)} and all(
         w.dtype == torch.float32 and w.requires_grad for w in adapters
     )
     with torch.autocast("cpu", torch.bfloat16):
@@ -536,3 +615,17 @@ def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
     assert all(w.grad.dtype == torch.float32 for w in adapters) and any(
         w.grad.any() for w in adapters
     )
+
+
+def test_float16_is_refused_within_the_autocast_of_a_cpu(tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path)), dtype="float16", tune="frozen", **WHOLE)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match="backbone.dtype: expected float32 or bfloat16.* float16;"),
+    ):
+        model(*inputs(model.width))
+
+
+def test_a_model_that_is_trained_whole_is_float32(tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16", tune="full")
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}

@@ -13,7 +13,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from decisionllm.backbones import library
 from decisionllm.backbones.build import fingerprint, pretrained, qwen2
-from decisionllm.backbones.cut import cut_at, only_blocks
+from decisionllm.backbones.cut import TRAINED_CUT, cut_at, only_blocks
 from decisionllm.backbones.readers import attach
 from decisionllm.policy import loading
 from tests.backbones.test_backbones import write
@@ -112,6 +112,17 @@ def test_other_weights_or_another_cut_read_texts_anew(folder):
     assert len(digests) == 4
 
 
+def test_another_config_of_the_same_weights_reads_texts_anew(folder):
+    first = cut(folder)
+    rows, _ = first.encode(TEXTS)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    second = cut(folder)
+    other, _ = second.encode(TEXTS)
+    assert not torch.allclose(second.embed(other), first.embed(rows))
+    assert fingerprint(second) == fingerprint(first), "that of runs of an earlier version"
+
+
 def test_only_the_upper_blocks_have_adapters(folder):
     backbone = cut(folder)
     trained = {
@@ -170,6 +181,15 @@ def test_gradients_are_those_of_the_library(folder):
 )
 def test_the_defaults_are_two_and_three_fifths(given, tune, cut_into):
     assert cut_at(core_of(30), *given, tune=tune, supported=True) == cut_into
+
+
+@pytest.mark.parametrize(
+    "given, cut_into", [((-1, -1), (12, 18)), ((0, -1), (0, 18)), ((-1, 15), (12, 15))]
+)
+def test_a_model_that_a_run_trained_is_cut_as_it_was(given, cut_into):
+    core = core_of(18)
+    setattr(core.config, TRAINED_CUT, 12)
+    assert cut_at(core, *given, tune="lora", supported=True) == cut_into
 
 
 def core_of(blocks):

@@ -26,6 +26,17 @@ def test_rows_stand_for_features_and_a_text_is_read_once(tmp_path):
     assert seen == [(5, 6), (7,), (8, 9, 10)]
 
 
+def test_a_file_that_is_not_whole_is_read_again(tmp_path):
+    seen = []
+    ids, mask = padded([(5, 6)])
+    reader(tmp_path / "f", seen).rows(ids, mask)
+    (file,) = (tmp_path / "f").iterdir()
+    file.write_bytes(file.read_bytes()[:-4])
+    features = reader(tmp_path / "f", seen)
+    assert torch.equal(features[features.rows(ids, mask)][..., 0].long(), ids)
+    assert seen == [(5, 6), (5, 6)]
+
+
 def test_too_many_texts_are_no_longer_written_but_read(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "MOST_FILES", 2)
     seen, texts = [], [(1, 2), (3,), (4,)]

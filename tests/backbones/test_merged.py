@@ -34,7 +34,7 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     if source == "gguf":
         test_gguf.write(folder)
     elif source in ("folder", "bfloat16"):
-        write(folder, "Llama")
+        write(folder, "Llama", num_hidden_layers=5)
     words = {
         "random": (*NANO, "backbone.tune=lora"),
         "dt": (*DT, "backbone.tune=lora"),
@@ -62,6 +62,7 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
             ).abs().max()
     # a backbone of further runs
     again = pretrained(0, folder=str(run / "transformers"), tune="frozen")
+    assert (again.text_layers, again.depth) == (backbone.text_layers, backbone.depth)
     near(hidden(again.model), hidden(found))
 
 

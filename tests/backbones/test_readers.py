@@ -8,7 +8,6 @@ import torch
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import FrozenFeatures
-from decisionllm.files import cache_dir
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from decisionllm.schema import History, Spec
@@ -23,7 +22,7 @@ TEXTS = ["Walk to row 2.", "Stay.", ""]
 
 @pytest.fixture
 def folder(tmp_path):
-    return write(tmp_path / "encoder")
+    return write(tmp_path / "encoder", num_hidden_layers=5)
 
 
 def reader(folder, **options):
@@ -37,15 +36,17 @@ def rows_of(features, texts=TEXTS):
     return backbone.encode(texts)
 
 
-def test_every_token_of_a_text_has_its_features(folder, tmp_path):
+# of five blocks, three are built for the first two layers
+@pytest.mark.parametrize("layer", [1, 3, 4])
+def test_every_token_of_a_text_has_its_features(layer, folder, tmp_path):
     from transformers import AutoModel
 
-    features = reader(folder)
+    features = reader(folder, layer=layer)
     rows, mask = rows_of(features)
     ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
     wanted = AutoModel.from_pretrained(folder)(
         torch.tensor([ids]), output_hidden_states=True
-    ).hidden_states[1][0]
+    ).hidden_states[layer][0]
     assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
     near(features.kept.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
     assert not rows[~mask].any() and not features.kept.table[0].any(), (
@@ -56,7 +57,7 @@ def test_every_token_of_a_text_has_its_features(folder, tmp_path):
 def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
     first, second = reader(folder), reader(folder)
     rows, mask = rows_of(first)
-    kept = sorted((cache_dir() / "text-features" / first.digest).glob("*.safetensors"))
+    kept = sorted(first.kept.folder.glob("*.safetensors"))
     assert len(kept) == 2, "one file for each text that is not empty"
     for features in (first, second):
         features.encoder[0].model = None  # it can't read again
@@ -83,6 +84,12 @@ def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
     near(units.std(0), np.ones(32), 1e-4)
 
 
+def test_an_encoder_may_be_bidirectional(tmp_path):
+    features = reader(write(tmp_path, "Bert"))
+    rows, mask = rows_of(features)
+    assert features(rows).shape == (*mask.shape, 32)
+
+
 def test_units_that_are_fitted_stay(folder):
     features = reader(folder)
     rows, mask = rows_of(features)
@@ -96,9 +103,9 @@ def test_units_that_are_fitted_stay(folder):
 
 def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(
-        ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"
+        ValueError, match=r"text_encoder.layer: expected 0 .. 5, the layers of this encoder, got 6"
     ):
-        reader(folder, layer=3)
+        reader(folder, layer=6)
 
 
 def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
@@ -113,13 +120,13 @@ def test_a_text_longer_than_the_positions_is_refused():
     backbone.positions = 8
     with pytest.raises(
         ValueError,
-        match="text: expected fewer than 8 tokens, the positions of this backbone, got 9",
+        match="text: expected fewer than 8 tokens, the positions or the sliding window .*, got 9",
     ):
         backbone.encode(["one two three four five six seven eight"])
     ids, mask = backbone.encode(["one two"])
     with pytest.raises(
         ValueError,
-        match=f"at most 8 tokens, the positions of this backbone, got {ids.shape[1]} \\+ 7;",
+        match=f"at most 8 tokens, the positions or the sliding window .*, got {ids.shape[1]} \\+ 7;",
     ):
         backbone(torch.zeros(1, 7, backbone.width), ids, mask, torch.zeros(1, dtype=torch.long))
 

@@ -58,6 +58,17 @@ def test_the_gaussian_is_squared_error_up_to_constants():
     torch.testing.assert_close(halves, -(actions - mean).square().sum(-1))
 
 
+@pytest.mark.parametrize("name", ["bins", "discrete", "pointer"])
+def test_the_loss_of_a_category_is_float32_within_autocast(name):
+    """A CPU's autocast computes log-softmax in the type of the logits."""
+    head = made(name, {})
+    entities = torch.randn(1, 2, 2, head.key.in_features) if name == "pointer" else None
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head(torch.randn(1, 2, 8), None, entities)
+        log_prob = found.log_prob(torch.zeros(1, 2, spec_of(name).action_dim))
+    assert log_prob.dtype == torch.float32
+
+
 def test_the_gaussian_is_a_density_in_nats():
     one = Gaussian(torch.tensor([[[0.2, -0.4]]]), 0.5)
     normal = torch.distributions.Normal(one.mean, 0.5)
