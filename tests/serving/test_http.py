@@ -521,6 +521,29 @@ def test_a_damaged_row_is_degraded_and_the_rest_is_served(tmp_path):
         assert client.get("/readyz").status_code == 200
 
 
+DAMAGES = {
+    "id": "id = CAST(CAST(id AS BLOB) || x'ff' AS TEXT)",
+    "horizon": "facts = replace(facts, '\"horizon\": 12', '\"horizon\": 22')",
+}
+
+
+@pytest.mark.parametrize("column", DAMAGES)
+@pytest.mark.parametrize("model", ["m1", "m2"])
+def test_a_server_starts_with_a_damaged_campaign(tmp_path, column, model):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        good, bad = begun(client), begun(client)
+    with contextlib.closing(sqlite3.connect(tmp_path / "j")) as file, file:
+        changed = file.execute(f"UPDATE campaigns SET {DAMAGES[column]} WHERE id = ?", (bad,))
+        assert changed.rowcount == 1
+    info = MODEL_INFO | {"model": model}
+    journal = Journal(tmp_path / "j")
+    with serving(create_app(policy_of(), info, SPEC, journal, move_campaigns=True)) as client:
+        ready = client.get("/readyz").json()
+        assert ready["status"] == "degraded" and ready["damaged"].startswith(f"campaign {bad}")
+        assert client.post(f"/v1/campaigns/{good}/tick", json=drawn(0, 0)).status_code == 200
+        assert [c["id"] for c in client.get("/v1/campaigns").json()["campaigns"]] == [good]
+
+
 def test_a_journal_that_is_gone_is_not_ready_and_answers_nothing(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         id = begun(client)

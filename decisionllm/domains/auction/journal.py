@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -76,7 +76,6 @@ LAST = (
 )
 LAST_TICK = "campaign, step, request, answer, at, tick_sum"
 NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
-HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
 logger = logging.getLogger(__name__)
 Row = tuple[Json, Json | None]  # a campaign, and the answer to its last tick
 
@@ -231,11 +230,7 @@ class Journal:
 
         It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
-        found = []
-        for row in self._list(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
-            with suppress(DamagedRowError):
-                found.append(self._campaign_of(row))
-        return found
+        return list(self._sound("ORDER BY number"))
 
     def campaign(self, id: str) -> Json | None:
         """The campaign with this id. Raises DamagedRowError."""
@@ -331,15 +326,20 @@ class Journal:
         return int(count)
 
     def open_models(self) -> list[tuple[str | None, int, int]]:
-        """(model, number of its campaigns that have not ended, steps of the longest) of each."""
-        longest = f"COALESCE(MAX({HORIZON}), 0)"
-        query = f"SELECT model, COUNT(*), {longest} FROM campaigns WHERE ended IS NULL"
-        return self._list(f"{query} GROUP BY model")
+        """(model, number of its campaigns that have not ended, steps of the longest) of each.
+        Damaged campaigns, which no model answers, are left out.
+        """
+        horizons: dict[str | None, list[int]] = defaultdict(list)
+        for campaign in self._sound("WHERE ended IS NULL"):
+            horizons[campaign["model"]].append(campaign["horizon"])
+        return [(model, len(found), max(found)) for model, found in horizons.items()]
 
     def open_ids(self, count: int, model: str) -> list[str]:
-        """Ids of a model's campaigns that have not ended, the newest first, at most so many."""
-        which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
-        return [id for (id,) in self._list(f"SELECT id FROM campaigns WHERE {which}", model, count)]
+        """Ids of a model's campaigns that have not ended, the newest first, at most so many.
+        Damaged campaigns are left out.
+        """
+        which = "WHERE ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
+        return [campaign["id"] for campaign in self._sound(which, model, count)]
 
     def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[Json]:
         """The ticks of a campaign from this one on, in their order: index, request and answer.
@@ -390,6 +390,15 @@ class Journal:
             with suppress(DamagedRowError):
                 found.append(self._with_last(row))
         return found
+
+    def _sound(self, which: str, *values: object) -> Iterator[Json]:
+        """Campaigns, one after the other, without those whose row is damaged."""
+        for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns {which}", *values):
+            try:
+                campaign = self._campaign_of(row)
+            except DamagedRowError:
+                continue
+            yield campaign
 
     def _with_last(self, row: Columns) -> Row:
         """CAMPAIGN and LAST_TICK of a row."""
@@ -477,10 +486,10 @@ class Journal:
             with found.damage():
                 self._tick_of(row)
 
-    def _each(self, query: str) -> Iterator[Columns]:
+    def _each(self, query: str, *values: object) -> Iterator[Columns]:
         """The rows of a query, one after the other: all of them may not fit into memory."""
         with self._listing:
-            yield from self._lister.execute(query)
+            yield from self._lister.execute(query, values)
 
     def prune(self, before: float) -> int:
         """Remove campaigns that have ended and whose last tick is older, with their ticks and their
@@ -610,10 +619,8 @@ def _keep_log(file: sqlite3.Connection) -> None:
 
 
 def checksum(*values: str | float | None) -> int:
-    """The checksum of the values of a row that never change. Bytes that are no text count as they
-    are.
-    """
-    return zlib.crc32(repr(values).encode(errors="surrogateescape"))
+    """The checksum of the values of a row that never change."""
+    return zlib.crc32(repr(values).encode())
 
 
 def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
@@ -644,8 +651,9 @@ def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
         check_same_thread=False,
         uri=path.startswith("file:"),
     )
-    # a damaged byte is found by the checksum of its row
-    connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+    # A damaged byte is found by the checksum of its row. Until then it must neither stop the read
+    # of other rows nor be a character that no log, answer or query can hold.
+    connection.text_factory = lambda text: text.decode(errors="backslashreplace")
     return connection
 
 
