@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -443,12 +443,12 @@ class Journal:
 
     def verify(self) -> None:
         """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
-        found = self._list("PRAGMA quick_check(1)")
-        if found != [("ok",)]:
-            raise sqlite3.DatabaseError(found[0][0])
+        with self._listing:
+            _check_pages(self._lister)
 
     def check_rows(self) -> RowCheck:
-        """Compare every row with its checksum, and look for ticks that are missing.
+        """Compare every row with its checksum, and look for rows that are missing: ticks between
+        others, campaigns that have ticks, and open campaigns, which are counted.
 
         Raises:
             sqlite3.DatabaseError: the file itself is damaged.
@@ -462,6 +462,10 @@ class Journal:
             f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
         ):
             found.faults.append(f"campaign {id}, which has ticks, is missing")
+        still_open = "SELECT COUNT(*) FROM campaigns WHERE ended IS NULL"
+        ((counted, there),) = self._list(f"SELECT (SELECT open FROM counts), ({still_open})")
+        if counted != there:
+            found.faults.append(f"{counted} open campaigns were counted, {there} are there")
         return found
 
     def _check_campaigns(self, found: RowCheck) -> None:
@@ -500,6 +504,9 @@ class Journal:
 
         Returns:
             The number of campaigns that were removed.
+
+        Raises:
+            ValueError: a file beside the journal cannot be written; its campaigns stay.
         """
         last = "SELECT at FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1"
         old = f"ended IS NOT NULL AND MAX(opened, COALESCE(({last}), 0)) < ?"
@@ -507,11 +514,12 @@ class Journal:
         while found := self._list(
             f"SELECT id FROM campaigns WHERE {old} LIMIT {PRUNED_AT_ONCE}", before
         ):
+            # The journal comes last: what fails before is found again by the next call.
+            for name, tables in BESIDE.items():
+                _delete_beside(self.beside(name), tables, found)
             with self._locked(WAIT) as writer, transaction(writer):
                 writer.executemany("DELETE FROM ticks WHERE campaign = ?", found)
                 writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
-            for name, tables in BESIDE.items():
-                _delete_beside(self.beside(name), tables, found)
             count += len(found)
         return count
 
@@ -559,6 +567,13 @@ class Journal:
             self._lister.close()
         with self._writing:
             self._writer.close()
+
+
+def usable(path: str | Path) -> AbstractContextManager[None]:
+    """Raise a ValueError that says what to do for an error of SQLite in the block."""
+    remedy = "if it is damaged, put a backup in its place by `decisionllm journal restore`"
+    what = f"journal: {path} cannot be read or written"
+    return explained(what, sqlite3.Error, remedy=remedy)
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -680,15 +695,28 @@ def _delete_beside(path: str, tables: Sequence[str], ids: Sequence[tuple[str]]) 
     """Delete the rows of campaigns in a file beside a journal, if there is one."""
     if not Path(path).is_file():
         return
-    with closing(_connect(path)) as file, transaction(file):
+    with (
+        explained(f"{path} cannot be written", sqlite3.Error, remedy="if it is damaged, remove it"),
+        closing(_connect(path)) as file,
+        transaction(file),
+    ):
         for table in tables:
             file.executemany(f"DELETE FROM {table} WHERE campaign = ?", ids)
 
 
 def _copy(source: sqlite3.Connection, to: Path) -> None:
+    """Copy a database. Raises sqlite3.DatabaseError if it is damaged."""
     with closing(sqlite3.connect(to)) as copy:
         source.backup(copy)
         copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
+        _check_pages(copy)
+
+
+def _check_pages(file: sqlite3.Connection) -> None:
+    """Read a whole database. Raises sqlite3.DatabaseError if it is damaged."""
+    ((found,),) = file.execute("PRAGMA quick_check(1)")
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
 
 
 def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:
