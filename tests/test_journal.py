@@ -227,7 +227,7 @@ def test_a_journal_with_a_damaged_row_is_backed_up_and_restored_with_a_warning(t
         ["backup", "to={0}/copy"],
         ["data", "dataset=journal", "dataset.path={0}/j"],
     ],
-    ids=lambda words: words[1],
+    ids=["verify", "report", "prune", "backup", "data"],
 )
 def test_a_command_says_what_to_do_with_a_damaged_file(tmp_path, words, capsys):
     written(tmp_path / "j", ticks=200).close()

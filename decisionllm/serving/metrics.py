@@ -150,9 +150,9 @@ class Metrics(Collector):
         models = self.service.models
         in_memory = sum(len(each.campaigns) for each in models.managers)
         yield gauge("campaigns_in_memory", "Campaigns in memory.", in_memory)
-        caches = [each.cache for each in models.managers if each.cache is not None]
+        caches = models.caches
         if caches:
-            events: Totals[str] = Totals()
+            events = Totals(models.cache_counts)  # a count never falls
             for kept in caches:
                 events.update(kept.counts)
             found = "Prefix-cache hits, misses and evictions."
