@@ -99,6 +99,8 @@ def create_app(
         openapi_url=None,  # see `add_document`
         docs_url=None,
         redoc_url=None,
+        # such a redirect would name the host and the scheme that any client or proxy states
+        redirect_slashes=False,
         description=(
             "A trained policy for bidders: campaigns with a journal, and stateless actions "
             "at /v1/act."
