@@ -78,8 +78,9 @@ def serve(config: Json) -> None:
         listener = listen(host, config["port"])
     port = listener.getsockname()[1]
     by = f" by {config['replicas']} replicas" if several else ""
+    shown = f"[{host}]" if ":" in host else host  # an IPv6 address in a URL
     print(
-        f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}",
+        f"serving {config['run']} on http://{shown}:{port}{by}, journal {journal_path(config)}",
         flush=True,
     )
     if app is None:
