@@ -97,7 +97,7 @@ def same_answers(run):
     policy = loading.load(run)
     manager = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
     began = time.monotonic()
-    os.environ["DECISIONLLM_TOKEN"] = "secret"
+    os.environ["DECISIONLLM_TOKEN"] = "the secret of this benchmark"
     with tempfile.TemporaryDirectory() as folder:
         server = load.Server(run, folder, "", [f"port={load.free_port()}", "replicas=2"])
         try:
@@ -118,7 +118,7 @@ def same_answers(run):
 
 def play(client, manager):
     refused = client.get("/v1/campaigns").status_code
-    client.headers["authorization"] = "Bearer secret"
+    client.headers["authorization"] = "Bearer the secret of this benchmark"
     opening = {"budget": 900.0, "target_cpa": 60.0, "horizon": TICKS}
     ids = [
         client.post("/v1/campaigns", json=opening).raise_for_status().json()["id"]

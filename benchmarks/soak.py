@@ -44,7 +44,7 @@ from decisionllm.runs import directory
 from tests.serving.in_process import CampaignManager
 
 CLIENTS = 4
-TOKEN = "of the soak"
+TOKEN = "the token of the soak"
 HEADERS = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
 SWITCH_EVERY = 10.0  # seconds between two changes of the model
 PIPELINED = 4000  # requests in one write

@@ -2,35 +2,40 @@
 way back.
 """
 
+import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from decisionllm.domains.auction.journal import COPIED, Journal
+from decisionllm.domains.auction.journal import COPIED, Journal, RowCheck, usable
 from decisionllm.files import explained
 from decisionllm.registry import Node
-from decisionllm.serving.reservations import rewind
+from decisionllm.serving.reservations import open_file, rewind
 
 # what a backup copies beside the journal, see `journal.COPIED`
 CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
 REPLACED = "replaced"  # suffix of what a restore puts aside
+SHOWN = 5  # most faults that are logged
+logger = logging.getLogger(__name__)
 
 
 def backup(config: Node) -> None:
     """Copy a journal (see configs/backup.yaml)."""
-    with closing(Journal(config["journal"], read_only=True)) as journal:
-        journal.backup(config["to"])
-    with closing(Journal(config["to"], read_only=True)) as copy:
-        copy.verify()
-        count = len(copy.campaigns())
-        copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
+    with usable(config["journal"]):
+        with closing(Journal(config["journal"], read_only=True)) as journal:
+            journal.backup(config["to"])
+        with closing(Journal(config["to"], read_only=True)) as copy:
+            found = copy.check_rows()
+            copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
     beside = "".join(f", and {CONTENT[name]}" for name in copied)
-    print(f"{config['to']}: {count:,} campaigns of {config['journal']}{beside}")
+    print(f"{config['to']}: {found.campaigns:,} campaigns of {config['journal']}{beside}")
+    warn_of_faults(config["to"], found)
 
 
 def restore(journal: str | Path, copy: str | Path) -> list[Path]:
-    """Put a copy that `backup` made in the place of a journal, which is kept beside it.
+    """Put a copy that `backup` made in the place of a journal, which is kept beside it. Damaged
+    rows of the copy are logged; a server leaves them out.
 
     Args:
         journal: file of campaigns and ticks; no server may run with it.
@@ -40,18 +45,20 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
         The files that were put aside.
 
     Raises:
-        ValueError: the copy is damaged or there is no room for it, the journal is in use, or one
-            was put aside before. The journal is as it was.
+        ValueError: the file of the copy is damaged or there is no room for it, the journal is in
+            use, one was put aside before, or the file of its bids is damaged. The journal is as it
+            was.
     """
     journal = Path(journal)
     with closing(Journal(copy, read_only=True)) as source:
         with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
-            faults = source.check_rows().faults
-        if faults:
-            raise ValueError(f"from: {copy} is damaged: {'; '.join(faults[:5])}")
+            warn_of_faults(copy, source.check_rows())
         # what is refused is refused before a long copy is made
         check_unused(journal)
         paths_aside(journal)
+        bids = Path(f"{journal}.bids")
+        if bids.is_file():
+            open_file(bids).close()
         journal.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".restored-", dir=journal.parent) as folder:
             failed = f"from: {copy} could not be copied to {journal.parent}"
@@ -65,8 +72,15 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
                 old.rename(new)
             for file in Path(folder).iterdir():
                 file.rename(journal.with_name(file.name))
-        rewind(f"{journal}.bids", lambda id: source.steps(id) - 1)
+        rewind(bids, lambda id: source.steps(id) - 1)
     return [new for _, new in aside]
+
+
+def warn_of_faults(path: str | Path, found: RowCheck) -> None:
+    """Log damaged and missing rows of a copy."""
+    if found.faults:
+        shown = "; ".join(found.faults[:SHOWN])
+        logger.warning("%s has %d faults, as its journal had: %s", path, len(found.faults), shown)
 
 
 def check_unused(journal: str | Path) -> None:

@@ -4,10 +4,11 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 from decisionllm.backup import restore
 from decisionllm.checks import one_of
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal, usable
 from decisionllm.schema import Json
 
 SHOWN = 20  # most faults that are printed
@@ -21,7 +22,8 @@ def journal(config: Json) -> None:
         ValueError: it is no journal, or damaged, or an option cannot be.
     """
     one_of("journal", config["action"], ACTIONS)
-    ACTIONS[config["action"]](config)
+    with usable(config["journal"]):
+        ACTIONS[config["action"]](config)
 
 
 def report(config: Json) -> None:
@@ -35,7 +37,7 @@ def report(config: Json) -> None:
 
 
 def verify(config: Json) -> None:
-    """Compare every row with its checksum."""
+    """Compare every row with its checksum, and look for rows that are missing."""
     with closing(Journal(config["journal"], read_only=True)) as file:
         found = file.check_rows()
     known = f"{found.campaigns:,} campaigns, {found.ticks:,} ticks"
@@ -50,6 +52,8 @@ def prune(config: Json) -> None:
     """Remove campaigns that ended long ago."""
     if config["days"] <= 0:
         raise ValueError(f"days: expected a number above 0, got {config['days']}")
+    if not Path(config["journal"]).is_file():  # a server would make a new journal there
+        raise ValueError(f"journal: expected a journal of a server, got {config['journal']}")
     with closing(Journal(config["journal"])) as file:
         count = file.prune(time.time() - config["days"] * DAY)
     print(

@@ -1,6 +1,7 @@
 """`decisionllm serve`: a trained run behind HTTP, with a journal of requests and answers."""
 
 import json
+import math
 import os
 import re
 import socket
@@ -52,6 +53,7 @@ POSITIVE = (
     "horizon",
     "pacing",
 )
+NOT_NEGATIVE = ("cache_mb", "snapshot_s", "batch_wait_ms")
 
 
 def serve(config: Json) -> None:
@@ -76,8 +78,9 @@ def serve(config: Json) -> None:
         listener = listen(host, config["port"])
     port = listener.getsockname()[1]
     by = f" by {config['replicas']} replicas" if several else ""
+    shown = f"[{host}]" if ":" in host else host  # an IPv6 address in a URL
     print(
-        f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}",
+        f"serving {config['run']} on http://{shown}:{port}{by}, journal {journal_path(config)}",
         flush=True,
     )
     if app is None:
@@ -93,6 +96,7 @@ def check(config: Json) -> None:
     """Raise a ValueError for an option that cannot be."""
     check_reach(config)
     check_needs(config)
+    check_exchange(config)
     check_numbers(config)
     for run in (config["run"], config["shadow"]):
         if run and "policy" in directory.read(run)[0]:
@@ -100,14 +104,28 @@ def check(config: Json) -> None:
 
 
 def check_reach(config: Json) -> None:
-    """Raise a ValueError if others can reach the server and need no token."""
+    """Raise a ValueError if others can reach the server and need no token, or a short one."""
     from decisionllm.serving.middleware import loopback
+    from decisionllm.serving.tokens import SHORTEST
 
     host = config["host"]
-    has_token = os.environ.get("DECISIONLLM_TOKEN") or config["tokens"]
+    token = os.environ.get("DECISIONLLM_TOKEN", "")
+    if token and len(token.encode()) < SHORTEST:
+        raise ValueError(f"DECISIONLLM_TOKEN: expected at least {SHORTEST} bytes, got fewer")
+    has_token = token or config["tokens"]
     if not loopback(host) and not has_token:
         remedy = "set a token, DECISIONLLM_TOKEN, give a file, tokens=, or take host=127.0.0.1"
         raise ValueError(f"host={host}: others can reach it: {remedy}")
+
+
+def check_exchange(config: Json) -> None:
+    """Raise a ValueError for an option with which an exchange would have no bids or no notices."""
+    currency, notice_url = config["currency"], config["notice_url"]
+    if not re.fullmatch("[A-Z]{3}", str(currency)):
+        raise ValueError(f"currency: expected three capitals such as USD, got {currency!r}")
+    if notice_url is not None and not re.fullmatch(r"https?://[^\s?#]+", notice_url):
+        wanted = "http:// or https:// and a host without a query, such as https://bidder.example"
+        raise ValueError(f"notice_url: expected {wanted}, got {notice_url!r}")
 
 
 def check_needs(config: Json) -> None:
@@ -124,8 +142,11 @@ def check_numbers(config: Json) -> None:
     if not 0 <= config["log_sample"] <= 1:
         raise ValueError(f"log_sample: expected a share from 0 to 1, got {config['log_sample']}")
     for name in POSITIVE:
-        if config[name] is not None and config[name] <= 0:
+        if config[name] is not None and not 0 < config[name] < math.inf:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
+    for name in NOT_NEGATIVE:
+        if config[name] is not None and not 0 <= config[name] < math.inf:
+            raise ValueError(f"{name}: expected a number from 0, got {config[name]}")
     if not 0 <= config["port"] <= 65535:
         raise ValueError(f"port: expected 0 .. 65535, got {config['port']}")
     count = config["replicas"]

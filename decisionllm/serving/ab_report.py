@@ -5,6 +5,7 @@ more than models do: each is compared with what campaigns of the same settings a
 model answered them.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ class Difference:
     """Score of one model over that of another in campaigns of the same settings, less 1.
 
     Attributes:
-        interval: 95 % bootstrap interval.
+        interval: 95 % bootstrap interval; infinite where a sample of the baseline has no score.
         p: share of random assignments of the campaigns to the two models with a larger difference.
     """
 
@@ -81,7 +82,9 @@ class Report:
     damaged: int
 
     def as_dict(self) -> Json:
-        known = asdict(self)
+        """The report in values of JSON, which has no infinity: None in place of it."""
+        text = json.dumps(asdict(self))
+        known: Json = json.loads(text, parse_constant=lambda name: None)
         for each, row in zip(self.differences, known["differences"], strict=True):
             row["more_than_noise"] = each.more_than_noise
         return known
@@ -95,10 +98,13 @@ def report(journal: Journal) -> Report:
         by_model[outcome.model].append(outcome)
     names = sorted(by_model, key=lambda name: (-len(by_model[name]), name))
     enough = [name for name in names if len(by_model[name]) >= FEWEST]
-    differences = [
-        difference(by_model[name], by_model[enough[0]], np.random.default_rng(0))
-        for name in enough[1:]
-    ]
+    differences = []
+    # nothing is a share of a score of 0
+    if enough and any(outcome.score for outcome in by_model[enough[0]]):
+        differences = [
+            difference(by_model[name], by_model[enough[0]], np.random.default_rng(0))
+            for name in enough[1:]
+        ]
     return Report([achieved(by_model[name]) for name in names], differences, **left_out)
 
 
@@ -113,13 +119,14 @@ def read(journal: Journal) -> tuple[list[Outcome], dict[str, int]]:
         try:
             answers = [tick["answer"] for tick in journal.ticks(campaign["id"])]
         except DamagedRowError:
-            left_out["damaged"] += 1
             continue
         models = {answer.get("model") for answer in answers}
         if len(models) > 1:
             left_out["moved"] += 1
         elif answers:
             found.append(outcome_of(campaign, answers[-1]))
+    # each row that was found to be damaged above is the first one of its campaign
+    left_out["damaged"] = len(journal.damaged)
     return found, left_out
 
 
@@ -205,12 +212,14 @@ def difference(
     scores = column(both, "score")
     expected, shrunk = expectation(both)
     totals = scores[:n].sum(), scores[n:].sum(), expected[:n].sum(), expected[n:].sum()
-    effect = float(relative(*totals))
-    chance = by_chance(scores, expected, n, rng, resamples)
-    as_large = np.abs(np.log1p(chance)) >= abs(np.log1p(effect)) - 1e-12
     # a score is nearer to the mean of its kind, which it is a part of, than to a new campaign's
     spread = expected + (scores - expected) * shrunk
-    low, high = np.quantile(resampled(spread, expected, n, rng, resamples), [0.025, 0.975])
+    # where one of the two groups has no score, the difference or its logarithm is infinite
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        effect = float(relative(*totals))
+        chance = by_chance(scores, expected, n, rng, resamples)
+        as_large = np.abs(np.log1p(chance)) >= abs(np.log1p(effect)) - 1e-12
+        low, high = np.quantile(resampled(spread, expected, n, rng, resamples), [0.025, 0.975])
     return Difference(
         model=treated[0].model,
         baseline=baseline[0].model,
@@ -305,7 +314,10 @@ def text(found: Report) -> str:
     )
     lines = [header, *map(line_of_model, found.models), *map(in_words, found.differences)]
     if len(found.models) > len(found.differences) + 1:
-        lines.append(f"a model with fewer than {FEWEST} ended campaigns is not compared")
+        lines.append(
+            f"a model with fewer than {FEWEST} ended campaigns is not compared, and none is"
+            " compared with a model without a score"
+        )
     lines.append(
         f"left out: {found.open} open campaigns, {found.moved} of several models,"
         f" {found.damaged} damaged"

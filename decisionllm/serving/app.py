@@ -71,13 +71,13 @@ def create_app(
     Raises:
         ValueError: the journal has open campaigns that this model may not or cannot answer.
     """
+    name = model_info["model"]
     manager = None
     if observation is not None:
-        manager = CampaignManager(
-            policy, observation, journal, name=model_info["model"], **campaigns or {}
-        )
-    models = Models(Model(model_info["model"], "", policy, manager, model_info))
+        manager = CampaignManager(policy, observation, journal, name=name, **campaigns or {})
+    models = Models(Model(name, "", policy, manager, model_info))
     bidding = None
+    begin = None
     if manager is not None:
         bidding = Bidding.begin(
             models,
@@ -86,28 +86,14 @@ def create_app(
             log=limits.get("log", "none"),
             snapshot_s=snapshot_s,
         )
-        limits["begin"] = bidding.begin_campaign
-    service = Service(models, on_batch=lambda n: metrics.batches.observe(n), **limits)
-    metrics = Metrics(service, replica)
+        begin = bidding.begin_campaign
+    metrics = Metrics(replica)
+    service = Service(models, on_batch=metrics.batches.observe, begin=begin, **limits)
+    metrics.attach(service)
     if access is None:
         access = TokenAccess(token) if token else LocalAccess()
     parts: list[Part] = [access]
-    app = FastAPI(
-        title="decisionllm",
-        version=__version__,
-        lifespan=lifespan(service, parts),
-        openapi_url=None,  # see `add_document`
-        docs_url=None,
-        redoc_url=None,
-        description=(
-            "A trained policy for bidders: campaigns with a journal, and stateless actions "
-            "at /v1/act."
-        ),
-        responses=errors(403, 421, 429, usual=()),
-    )
-    app.state.service, app.state.ready = service, False
-    handle_errors(app)
-    add_document(app)
+    app = app_without_routes(service, parts)
     routes: list[Routes] = [(policy_routes(app, service, metrics), None)]
     if bidding is not None:
         more_routes, more_parts = bidding.serve(app, service, metrics.registry, exchange or {})
@@ -121,6 +107,30 @@ def create_app(
         on_response=metrics.on_response,
         model=lambda: models.current.name,
     )
+    return app
+
+
+def app_without_routes(service: Service, parts: Sequence[Part]) -> FastAPI:
+    """An app that runs a service and its parts, see `lifespan`, and answers errors in one form."""
+    app = FastAPI(
+        title="decisionllm",
+        version=__version__,
+        lifespan=lifespan(service, parts),
+        openapi_url=None,  # see `add_document`
+        docs_url=None,
+        redoc_url=None,
+        # such a redirect would name the host and the scheme that any client or proxy states
+        redirect_slashes=False,
+        description=(
+            "A trained policy for bidders: campaigns with a journal, and stateless actions "
+            "at /v1/act."
+        ),
+        responses=errors(403, 421, 429, usual=()),
+    )
+    app.state.service = service
+    app.state.ready = False
+    handle_errors(app)
+    add_document(app)
     return app
 
 

@@ -98,7 +98,7 @@ class Bidding:
         desk = exchange.open_exchange(journal, registry, **options)
         service.reservations = desk.open_bids
         routes: list[Routes] = [
-            (campaign_routes.campaign_routes(service), None),
+            (campaign_routes.CampaignRoutes(service).router(), None),
             (exchange.router(desk), errors(404)),
         ]
         parts: list[Part] = [desk]

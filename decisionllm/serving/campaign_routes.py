@@ -40,31 +40,57 @@ Before = Annotated[
 ]
 
 
-def campaign_routes(service: Service) -> APIRouter:
-    routes = APIRouter(tags=["campaigns"])
-    journal = service.journal
-    # The journal reads one list at a time. Others wait here: in threads, which are few, they would
-    # delay all that needs one.
-    one_list = asyncio.Semaphore(1)
+class CampaignRoutes:
+    """The routes of the campaigns of a service."""
 
-    @routes.post(
-        "/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409)
-    )
-    async def open_campaign(request: schemas.CampaignSettings) -> Response:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        # The journal reads one list at a time. Others wait here: in threads, which are few, they
+        # would delay all that needs one.
+        self.one_list = asyncio.Semaphore(1)
+
+    def router(self) -> APIRouter:
+        routes = APIRouter(tags=["campaigns"])
+        whole: Json = {
+            "response_model": schemas.CampaignWithTicks,
+            "response_model_exclude_unset": True,
+        }
+        routes.post(
+            "/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409)
+        )(self.open_campaign)
+        routes.get(
+            "/v1/campaigns",
+            response_model=schemas.Campaigns,
+            responses=errors(401, 422, 503, usual=()),
+        )(self.campaigns)
+        routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)(self.campaign)
+        routes.delete("/v1/campaigns/{id}", responses=errors(404), **whole)(self.close)
+        routes.post(
+            "/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409)
+        )(self.tick)
+        routes.post(
+            "/v1/ticks",
+            response_model=dict[str, schemas.TickAnswer | schemas.Error],
+            responses=errors(),
+        )(self.ticks)
+        routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))(
+            self.bid
+        )
+        return routes
+
+    async def open_campaign(self, request: schemas.CampaignSettings) -> Response:
         """Open a campaign, or find the one that was opened with this key."""
-        known = await service.open(request.model_dump(exclude={"key"}), request.key)
-        row = await asyncio.to_thread(journal.last, known["id"])
+        known = await self.service.open(request.model_dump(exclude={"key"}), request.key)
+        row = await asyncio.to_thread(self.service.journal.last, known["id"])
         opened = schemas.Campaign(**with_status(*row or (known, None)))
         return json_text(opened.model_dump_json(), 201)
 
-    @routes.get(
-        "/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=())
-    )
-    async def campaigns(search: Search = "", before: Before = None) -> Json:
+    async def campaigns(self, search: Search = "", before: Before = None) -> Json:
         """The campaigns opened last, newest first."""
+        journal = self.service.journal
         try:
             async with asyncio.timeout(LIST_WAIT):
-                await one_list.acquire()
+                await self.one_list.acquire()
         except TimeoutError:
             raise RequestError(503, "queue", "other lists are being read; try again") from None
         try:
@@ -72,64 +98,51 @@ def campaign_routes(service: Service) -> APIRouter:
                 journal.latest, LISTED, search=search, before=before
             )
         finally:
-            one_list.release()
+            self.one_list.release()
         still_open = await asyncio.to_thread(journal.still_open)
         listed = [with_status(*row) for row in rows]
         return {"campaigns": listed, "more": older is not None, "older": older, "open": still_open}
 
-    whole: Json = {
-        "response_model": schemas.CampaignWithTicks,
-        "response_model_exclude_unset": True,
-    }
-
-    @routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)
-    async def campaign(id: str) -> Json:
+    async def campaign(self, id: str) -> Json:
         """A campaign and its ticks."""
-        return await asyncio.to_thread(with_ticks, service, id)
+        return await asyncio.to_thread(with_ticks, self.service, id)
 
-    @routes.delete("/v1/campaigns/{id}", responses=errors(404), **whole)
-    async def close(id: str) -> Json:
+    async def close(self, id: str) -> Json:
         """End a campaign. It stays in the journal."""
-        await service.close(id)
-        return await asyncio.to_thread(with_ticks, service, id)
+        await self.service.close(id)
+        return await asyncio.to_thread(with_ticks, self.service, id)
 
-    @routes.post(
-        "/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409)
-    )
-    async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
+    async def tick(
+        self, id: str, request: schemas.Tick, x_deadline_ms: Deadline = None
+    ) -> Response:
         """What to bid in a step. A repeated request has the same answer, byte for byte."""
-        return json_text(await service.tick(id, request.model_dump(), service.due(x_deadline_ms)))
+        due = self.service.due(x_deadline_ms)
+        return json_text(await self.service.tick(id, request.model_dump(), due))
 
-    @routes.post(
-        "/v1/ticks",
-        response_model=dict[str, schemas.TickAnswer | schemas.Error],
-        responses=errors(),
-    )
     async def ticks(
-        request: schemas.Ticks, http: Request, x_deadline_ms: Deadline = None
+        self, request: schemas.Ticks, http: Request, x_deadline_ms: Deadline = None
     ) -> Response:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
         http.state.caller.bucket.charge(len(request.ticks) - 1)
-        due = service.due(x_deadline_ms)
-        ticked = [tick_or_error(service, id, tick, due) for id, tick in request.ticks.items()]
+        due = self.service.due(x_deadline_ms)
+        ticked = [tick_or_error(self.service, id, tick, due) for id, tick in request.ticks.items()]
         answers = await asyncio.gather(*ticked)
         # the answers are JSON already
         pairs = zip(request.ticks, answers, strict=True)
         fields = [f"{json.dumps(id)}: {answer}" for id, answer in pairs]
         return json_text("{" + ", ".join(fields) + "}")
 
-    @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
-    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
+    async def bid(
+        self, request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None
+    ) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
-        due = service.due(x_deadline_ms)
+        due = self.service.due(x_deadline_ms)
         tick = await asyncio.to_thread(parse_bidding, vars(request))
-        answer = json.loads(await service.tick(request.campaign, tick, due))
+        answer = json.loads(await self.service.tick(request.campaign, tick, due))
         values = np.asarray(request.pValues, np.float64)
         bids = np.minimum(values * answer["multiplier"], answer["max_bid"])
         text = await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()}))
         return json_text(text)
-
-    return routes
 
 
 def with_ticks(service: Service, id: str) -> Json:

@@ -370,7 +370,9 @@ class CampaignManager:
             begin: a campaign of the journal -> the state from which its replay goes on, or None.
         """
         for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
-            with suppress(journals.DamagedRowError):  # the journal logged it; the others are served
+            # The journal logged the damage; the others are served. An id that is not found was
+            # pruned meanwhile, or the index is damaged.
+            with suppress(journals.DamagedRowError, RequestError):
                 campaign = None
                 known = self.journal.campaign(id)
                 if begin is not None and known is not None:

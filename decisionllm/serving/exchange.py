@@ -136,13 +136,16 @@ class Exchange:
         # before the work: under load the first requests are in time, not all are late
         if is_late(request, arrived):
             return None, "deadline"
+        unshaded: list[float] = []
         try:
-            response, reason = self._decided(request)
+            response, reason = self._decided(request, unshaded)
             # what the answer costs is in the file before it is sent
             await self.open_bids.written()
             if response is not None and is_late(request, arrived):  # the lock was waited for
                 await self._withdraw(response)
                 return None, "deadline"
+            if response is not None and unshaded and not request.test:
+                self._count_first_prices(request, unshaded, response["seatbid"][0]["bid"])
             return response, reason
         except ReservationsBusyError:
             return None, "busy"
@@ -161,8 +164,15 @@ class Exchange:
             self.open_bids.settle(bid["id"], 0.0)
         await self.open_bids.written()
 
-    def _decided(self, request: BidRequest) -> tuple[Json | None, str | None]:
-        """The answer, whose cost is reserved; or None and the reason for no bid."""
+    def _decided(
+        self, request: BidRequest, unshaded: list[float]
+    ) -> tuple[Json | None, str | None]:
+        """The answer, whose cost is reserved; or None and the reason for no bid.
+
+        Args:
+            request: of the exchange.
+            unshaded: gets what first-price bids were before they were lowered, currency.
+        """
         id = request.ext.campaign
         found = self.journal.last(id)
         if found is None:
@@ -176,7 +186,6 @@ class Exchange:
         step, left = last["index"], last["remaining"]
         committed = self.open_bids.committed(id, step, bids=len(request.imp))
         state = known | last | {"remaining": left - committed}
-        unshaded: list[float] = []
         response, reason = respond(
             request,
             state,
@@ -192,8 +201,6 @@ class Exchange:
             return None, "budget"
         for each, reserved in zip(bids, ids, strict=True):
             each["id"] = reserved
-        if unshaded:
-            self._count_first_prices(request, unshaded, bids)
         return response, None
 
     def _count_first_prices(

@@ -43,9 +43,10 @@ class Metrics(Collector):
         replica: number of this process among several; None: it is the only one.
     """
 
-    def __init__(self, service: Service, replica: int | None = None) -> None:
+    service: Service  # see `attach`
+
+    def __init__(self, replica: int | None = None) -> None:
         self.replica = replica
-        self.service = service
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "decisionllm_requests",
@@ -70,6 +71,10 @@ class Metrics(Collector):
             registry=self.registry,
             buckets=sizes,
         )
+
+    def attach(self, service: Service) -> None:
+        """Report what a service counts from now on. The service itself needs `batches` before."""
+        self.service = service
         self.registry.register(self)
         if service.shadow is not None:
             service.shadow.on_difference = Histogram(
@@ -150,9 +155,9 @@ class Metrics(Collector):
         models = self.service.models
         in_memory = sum(len(each.campaigns) for each in models.managers)
         yield gauge("campaigns_in_memory", "Campaigns in memory.", in_memory)
-        caches = [each.cache for each in models.managers if each.cache is not None]
+        caches = models.caches
         if caches:
-            events: Totals[str] = Totals()
+            events = Totals(models.cache_counts)  # a count never falls
             for kept in caches:
                 events.update(kept.counts)
             found = "Prefix-cache hits, misses and evictions."

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sqlite3
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import APIRouter, Response
 
+from decisionllm.files import explained
 from decisionllm.serving import schemas
 from decisionllm.serving.answers import errors, json_text
 from decisionllm.serving.campaigns import RequestError
@@ -131,7 +133,10 @@ class ModelChanges:
         def take(content: bytes) -> None:
             chosen = parse(content)
             loaded = self._load(chosen)
-            loop.call_soon_threadsafe(self._adopt, loaded, chosen)
+            adopted = asyncio.run_coroutine_threadsafe(self._adopt(loaded, chosen), loop)
+            with explained("models: the journal cannot be read", sqlite3.Error):
+                if not adopted.result():
+                    watched.seen = None  # the next look takes it again
 
         watched = WatchedFile(self.folder.kept, take, optional=True)
         async with watched.run():
@@ -148,13 +153,18 @@ class ModelChanges:
             models.append(model)
         return models
 
-    def _adopt(self, loaded: list[Model], chosen: Chosen) -> None:
-        if self.lock.locked():  # this replica makes the change, or a newer one
-            return
-        for model in loaded:
-            self.models.add(model)
-        if all(name in self.models.loaded for name in chosen.choice):
-            self.models.choose(chosen.choice, chosen.before)
+    async def _adopt(self, loaded: list[Model], chosen: Chosen) -> bool:
+        """Follow a choice. False: this replica makes a change, which may fail and leave it to be
+        followed, or may be this one.
+        """
+        if self.lock.locked():
+            return False
+        async with self.lock:
+            for model in loaded:
+                self.models.add(model)
+            if all(name in self.models.loaded for name in chosen.choice):
+                await self.service.change(chosen.choice, chosen.before, move=False)
+        return True
 
 
 def router(changes: ModelChanges) -> APIRouter:

@@ -7,6 +7,7 @@ own over the shared journal.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +20,7 @@ from decisionllm.domains.auction.journal import DamagedRowError, moved_campaign
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json
 from decisionllm.serving.campaigns import CampaignManager, Write
-from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
+from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decide
 
 logger = logging.getLogger("decisionllm.serving")
 CHECKED = 16  # campaigns whose last tick a new model decides before it takes over
@@ -64,6 +65,7 @@ class Models:
         loaded: by name; never empty.
         choice: which models open new campaigns.
         before: the choice before the last change; None: there is none to go back to.
+        cache_counts: of the prefix caches of models that were unloaded.
         is_coming: whether a model that is not loaded will be, since another replica serves it.
     """
 
@@ -72,6 +74,7 @@ class Models:
         self.loaded = {first.name: first}
         self.choice: Choice = {first.name: 1.0}
         self.before: Choice | None = None
+        self.cache_counts: Counter[str] = Counter()
 
     @property
     def current(self) -> Model:
@@ -103,7 +106,13 @@ class Models:
         kept = {*self.choice, *(self.before or {}), *needed}
         for name in self.loaded.keys() - kept:
             logger.warning("model %s has no campaign left and is unloaded", name)
-            del self.loaded[name]
+            manager = self.loaded.pop(name).manager
+            if manager is not None and manager.cache is not None:
+                self.cache_counts += manager.cache.counts
+
+    @property
+    def caches(self) -> list[Cache]:
+        return [manager.cache for manager in self.managers if manager.cache is not None]
 
     # -- campaigns --
 

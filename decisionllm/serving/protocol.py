@@ -29,6 +29,7 @@ except ImportError:  # Windows has no limit on descriptors to raise
     resource = None  # type: ignore[assignment]
 
 MAX_CONNECTIONS = 4096
+NO_UPGRADE = "expected HTTP/1.1 without Upgrade; in Java: HttpClient.Builder.version(HTTP_1_1)"
 JOINED = 65_536  # most bytes that wait for the end of a turn of the event loop
 TICKS_PER_SECOND = 10  # uvicorn calls `Server.on_tick` so often
 
@@ -56,6 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
         now = self.loop.time()
         self.overhead = 0
         self.in_head = False
+        self.refusal = ""  # why a request is refused that the parser could read
         self.requests = 0
         self.active = now  # the last time that a request was complete
         self.expecting: float | None = now  # time since which a request is awaited; None: none is
@@ -134,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.cycle.keep_alive = False
         else:
-            super().send_400_response(msg)
+            super().send_400_response(self.refusal or msg)
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self.max_waiting:
@@ -150,6 +152,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.in_head = False
+        # httptools skips the body of such a request: it would be read as the next request
+        if self.parser.should_upgrade():
+            self.refusal = NO_UPGRADE
+            raise ValueError(NO_UPGRADE)  # reported to `send_400_response` by the parser
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

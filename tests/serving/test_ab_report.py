@@ -99,14 +99,33 @@ def test_campaigns_of_two_models_open_and_damaged_ones_are_left_out(tmp_path):
             journal.write([ticked(id, step, "{}", json.dumps(answer | {"model": model}), "a")])
         if id != "open":
             journal.write([ended(id, "over")])
+    journal.write([opened("worse", None, known, "a"), ended("worse", "over")])
     journal._writer.execute("UPDATE ticks SET answer = answer || ' ' WHERE campaign = 'bad'")
+    journal._writer.execute("UPDATE campaigns SET facts = facts || ' ' WHERE id = 'worse'")
     found = report(journal)
-    assert (found.open, found.moved, found.damaged) == (1, 1, 1)
+    assert (found.open, found.moved, found.damaged) == (1, 1, 2)
     (row,) = found.models
     # by hand: 4 conversions for 50 at 12.5 each, of which 10 was wanted: 4 x (10 / 12.5)^2
     assert (row.campaigns, row.conversions, row.cpa) == (1, 4.0, 12.5)
     assert row.score == pytest.approx(2.56) and row.score_interval == (row.score, row.score)
     assert found.differences == [] and json.dumps(found.as_dict())
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.0, 2.0), (2.0, 0.0)])
+def test_a_model_without_a_conversion_is_reported_and_no_baseline(tmp_path, first, second):
+    journal = Journal(tmp_path / "j")
+    known = dict.fromkeys(SETTINGS) | {"budget": 100.0, "target_cpa": 10.0, "category": 0}
+    known["horizon"] = 1
+    for i in range(20):
+        model, conversions = (("a@1", first), ("b@1", second))[i % 2]
+        answer = {"index": 0, "spend": 50.0, "conversions": conversions, "model": model}
+        tick = ticked(f"{i}", 0, "{}", json.dumps(answer), model)
+        journal.write([opened(f"{i}", None, known, model), tick, ended(f"{i}", "over")])
+    found = report(journal)
+    known = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert {row["model"]: row["cpa"] for row in known["models"]}["ab"[first > 0] + "@1"] is None
+    assert [row["score"] for row in known["differences"]] == [-1.0] * (first > 0)
+    assert "inf" in text(found)
 
 
 def test_cost_per_conversion_counts_all_campaigns_together():

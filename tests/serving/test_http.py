@@ -521,6 +521,34 @@ def test_a_damaged_row_is_degraded_and_the_rest_is_served(tmp_path):
         assert client.get("/readyz").status_code == 200
 
 
+def test_a_path_with_a_slash_too_many_is_no_redirect(client):
+    answer = client.get("/v1/campaigns/", headers={"x-forwarded-proto": "https"})
+    assert answer.status_code == 404 and "location" not in answer.headers
+
+
+DAMAGES = {
+    "id": "id = CAST(CAST(id AS BLOB) || x'ff' AS TEXT)",
+    "horizon": "facts = replace(facts, '\"horizon\": 12', '\"horizon\": 22')",
+}
+
+
+@pytest.mark.parametrize("column", DAMAGES)
+@pytest.mark.parametrize("model", ["m1", "m2"])
+def test_a_server_starts_with_a_damaged_campaign(tmp_path, column, model):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        good, bad = begun(client), begun(client)
+    with contextlib.closing(sqlite3.connect(tmp_path / "j")) as file, file:
+        changed = file.execute(f"UPDATE campaigns SET {DAMAGES[column]} WHERE id = ?", (bad,))
+        assert changed.rowcount == 1
+    info = MODEL_INFO | {"model": model}
+    journal = Journal(tmp_path / "j")
+    with serving(create_app(policy_of(), info, SPEC, journal, move_campaigns=True)) as client:
+        ready = client.get("/readyz").json()
+        assert ready["status"] == "degraded" and ready["damaged"].startswith(f"campaign {bad}")
+        assert client.post(f"/v1/campaigns/{good}/tick", json=drawn(0, 0)).status_code == 200
+        assert [c["id"] for c in client.get("/v1/campaigns").json()["campaigns"]] == [good]
+
+
 def test_a_journal_that_is_gone_is_not_ready_and_answers_nothing(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         id = begun(client)
@@ -1529,6 +1557,13 @@ def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monke
     assert "others can reach it: set a token, DECISIONLLM_TOKEN" in refused("host=0.0.0.0")
     assert "expected a run directory" in refused(f"run={tmp_path}/none")
     assert "max_batch_size: expected a number above 0, got 0" in refused("max_batch_size=0")
+    assert "pacing: expected a number above 0, got nan" in refused("pacing=nan")
+    assert "cache_mb: expected a number from 0, got -1" in refused("cache_mb=-1")
+    assert "currency: expected three capitals such as USD, got 'usd'" in refused("currency=usd")
+    assert "notice_url: expected http:// or https:// and" in refused("notice_url=bidder.example")
+    monkeypatch.setenv("DECISIONLLM_TOKEN", "short")
+    assert "DECISIONLLM_TOKEN: expected at least 16 bytes" in refused()
+    monkeypatch.delenv("DECISIONLLM_TOKEN")
     assert "journal: expected a file to write" in refused(f"journal={tmp_path}")
     in_memory = refused(f"journal='file:{tmp_path}/x?mode=memory'")
     assert "journal: expected the path of a file, got the URI file:" in in_memory

@@ -21,6 +21,7 @@ from decisionllm.serve import loaded, serve
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaigns import CampaignManager, new_id
 from decisionllm.serving.model_folder import ModelFolder, parse_shares
+from decisionllm.serving.model_routes import ModelChanges
 from decisionllm.serving.models import Model, assigned, with_share
 from decisionllm.tokenizers.text import own_tokenizer
 from tests.conftest import PATIENCE
@@ -293,6 +294,66 @@ def test_replicas_follow_a_change(server, monkeypatch):
         while first.get("/v1/model").json()["model"] != "a@1":
             pass
         assert ticked(first, id, 0, 4)["model"] == "a@1"
+
+
+def test_a_replica_that_follows_unloads_models_and_keeps_the_counts_of_their_caches(
+    server, monkeypatch
+):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 0.02)
+
+    def loaded(client):
+        return {row["model"] for row in client.get("/v1/models").json()["models"]}
+
+    with serving(server.app()) as first, serving(server.app()) as second:
+        id = begun(second)
+        for t in range(3):
+            ticked(second, id, 0, t)
+        second.delete(f"/v1/campaigns/{id}").raise_for_status()
+        for run in ("b", "c"):
+            taken(first, run)
+            while second.get("/v1/model").json()["model"] != f"{run}@1":
+                pass
+        assert loaded(first) == {"b@1", "c@1"}
+        while loaded(second) != {"b@1", "c@1"}:
+            pass
+        assert 'decisionllm_cache_total{event="hits"} 2.0' in second.get("/metrics").text
+
+
+def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.serving.watched_file.SETTLED", 0.0)
+    began, looked = threading.Event(), threading.Event()
+    made, load = server.model, ModelChanges._load
+
+    def slow(path, journal):
+        if path.name == "c":
+            began.set()
+            assert looked.wait(PATIENCE)
+            raise ValueError("no run")
+        return made(path, journal)
+
+    def noted(self, chosen):
+        if chosen.choice == {"a@1": 1.0}:
+            looked.set()
+        return load(self, chosen)
+
+    with serving(server.app()) as first, serving(server.app()) as second:
+        taken(first, "b")
+        while second.get("/v1/model").json()["model"] != "b@1":
+            pass
+        monkeypatch.setattr(server, "model", slow)
+        answers = []
+        change = threading.Thread(
+            target=lambda: answers.append(second.post("/v1/models", json={"run": "c"}))
+        )
+        change.start()
+        assert began.wait(PATIENCE)
+        monkeypatch.setattr(ModelChanges, "_load", noted)
+        first.post("/v1/models/rollback", json={}).raise_for_status()
+        change.join()
+        assert answers[0].status_code == 422
+        while second.get("/v1/model").json()["model"] != "a@1":
+            pass
 
 
 def test_a_replica_without_the_new_model_asks_to_try_again(server, monkeypatch):

@@ -350,10 +350,11 @@ def test_an_answer_that_is_late_once_it_is_written_frees_its_price(monkeypatch):
     journal = Journal()
     tick = {"index": 0, "multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0}
     journal.write([opened("c1", None, {"target_cpa": 40.0}), ticked("c1", 0, "{}", dumps(tick))])
-    desk = open_exchange(journal, CollectorRegistry())
+    registry = CollectorRegistry()
+    desk = open_exchange(journal, registry, shading=True)
 
     async def play(late):
-        bid = asyncio.create_task(desk.bid(request(tmax=100), arrived=0.0))
+        bid = asyncio.create_task(desk.bid(request(tmax=100, at=1), arrived=0.0))
         # after the bid is decided, before it is written
         asyncio.get_running_loop().call_soon(now.__setitem__, 0, late)
         return await bid
@@ -361,7 +362,10 @@ def test_an_answer_that_is_late_once_it_is_written_frees_its_price(monkeypatch):
     for late, sent in ((0.08, True), (0.11, False)):
         now[0] = 0.0
         assert (asyncio.run(play(late)) is not None) == sent
-        assert desk.open_bids.count() == 1 and desk.open_bids.committed("c1", 0) == 1.0
+        assert desk.open_bids.count() == 1 and desk.open_bids.committed("c1", 0) == 0.8
+    for kind in ("sent", "unshaded"):
+        name = "decisionllm_openrtb_first_price_total"
+        assert registry.get_sample_value(name, {"kind": kind}) == 0.8, "40 x 0.02, sent once"
 
 
 @pytest.mark.parametrize(

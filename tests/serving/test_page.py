@@ -10,6 +10,7 @@ import pytest
 
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.schema import Spec
+from decisionllm.serving.access import TokenAccess
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaign_routes import LISTED
 from decisionllm.serving.shadow import Shadow
@@ -67,7 +68,7 @@ def page(chromium):
     noise = [
         entry
         for entry in chromium.get_log("browser")
-        if not {"401", "404"} & {*entry["message"].split()}
+        if not {"401", "403", "404", "429"} & {*entry["message"].split()}
     ]
     chromium.close()
     chromium.switch_to.window(before)
@@ -475,6 +476,23 @@ def test_the_page_prompts_for_a_token_and_keeps_it(made, page):
             0,
             "",
         ]
+
+
+def test_the_page_says_why_the_server_refuses_it(made, page, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    bidder, reader = "b" * 16, "r" * 16
+    (tmp_path / "tokens").write_text(
+        f'[bidder]\ntoken = "{bidder}"\nrights = ["bid"]\n'
+        f'[reader]\ntoken = "{reader}"\nrights = ["read"]\nrate = 0.001\nburst = 1'
+    )
+    with serving(app(made, access=TokenAccess(None, tmp_path / "tokens"))) as client:
+        page.open(str(client.base_url))
+        page.until("#status", "A token is needed")
+        page.press(bidder, Keys.ENTER)
+        page.until("#status", "The token lacks the right to read")
+        page("#token").send_keys(reader, Keys.ENTER)
+        page.until("#status", "The server answered 429; retrying")
 
 
 def test_a_stopped_server_is_reported(made, page):

@@ -208,6 +208,19 @@ def test_a_trailer_is_no_header():
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("offered", [b"h2c", b"websocket"])
+def test_the_body_of_a_request_that_offers_an_upgrade_is_no_request(app, offered):
+    body = HEAD + b"\r\n"
+    head = POST.replace(b": 100\r\n", b": %d\r\nconnection: upgrade\r\n" % len(body))
+    with serving(app) as client, connected(client) as connection:
+        connection.sendall(head[:-2] + b"upgrade: %s\r\n\r\n" % offered)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(body)
+        _, answer = until_closed(connection)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"content-length") == 1
+        assert b"expected HTTP/1.1 without Upgrade" in answer
+
+
 def test_a_body_that_is_cut_off_is_not_run():
     body = b'{"budget": 2900.0, "target_cpa": 100.0, "category": 0, "key": "cut-off"}'
     with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:

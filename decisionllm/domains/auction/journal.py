@@ -12,9 +12,9 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,6 @@ LAST = (
 )
 LAST_TICK = "campaign, step, request, answer, at, tick_sum"
 NAME = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.name') END"
-HORIZON = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
 logger = logging.getLogger(__name__)
 Row = tuple[Json, Json | None]  # a campaign, and the answer to its last tick
 
@@ -231,11 +230,7 @@ class Journal:
 
         It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
-        found = []
-        for row in self._list(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
-            with suppress(DamagedRowError):
-                found.append(self._campaign_of(row))
-        return found
+        return list(self._sound("ORDER BY number"))
 
     def campaign(self, id: str) -> Json | None:
         """The campaign with this id. Raises DamagedRowError."""
@@ -331,15 +326,20 @@ class Journal:
         return int(count)
 
     def open_models(self) -> list[tuple[str | None, int, int]]:
-        """(model, number of its campaigns that have not ended, steps of the longest) of each."""
-        longest = f"COALESCE(MAX({HORIZON}), 0)"
-        query = f"SELECT model, COUNT(*), {longest} FROM campaigns WHERE ended IS NULL"
-        return self._list(f"{query} GROUP BY model")
+        """(model, number of its campaigns that have not ended, steps of the longest) of each.
+        Damaged campaigns, which no model answers, are left out.
+        """
+        horizons: dict[str | None, list[int]] = defaultdict(list)
+        for campaign in self._sound("WHERE ended IS NULL"):
+            horizons[campaign["model"]].append(campaign["horizon"])
+        return [(model, len(found), max(found)) for model, found in horizons.items()]
 
     def open_ids(self, count: int, model: str) -> list[str]:
-        """Ids of a model's campaigns that have not ended, the newest first, at most so many."""
-        which = "ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
-        return [id for (id,) in self._list(f"SELECT id FROM campaigns WHERE {which}", model, count)]
+        """Ids of a model's campaigns that have not ended, the newest first, at most so many.
+        Damaged campaigns are left out.
+        """
+        which = "WHERE ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
+        return [campaign["id"] for campaign in self._sound(which, model, count)]
 
     def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[Json]:
         """The ticks of a campaign from this one on, in their order: index, request and answer.
@@ -391,6 +391,15 @@ class Journal:
                 found.append(self._with_last(row))
         return found
 
+    def _sound(self, which: str, *values: object) -> Iterator[Json]:
+        """Campaigns, one after the other, without those whose row is damaged."""
+        for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns {which}", *values):
+            try:
+                campaign = self._campaign_of(row)
+            except DamagedRowError:
+                continue
+            yield campaign
+
     def _with_last(self, row: Columns) -> Row:
         """CAMPAIGN and LAST_TICK of a row."""
         campaign = self._campaign_of(row[:7])
@@ -434,12 +443,12 @@ class Journal:
 
     def verify(self) -> None:
         """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
-        found = self._list("PRAGMA quick_check(1)")
-        if found != [("ok",)]:
-            raise sqlite3.DatabaseError(found[0][0])
+        with self._listing:
+            _check_pages(self._lister)
 
     def check_rows(self) -> RowCheck:
-        """Compare every row with its checksum, and look for ticks that are missing.
+        """Compare every row with its checksum, and look for rows that are missing: ticks between
+        others, campaigns that have ticks, and open campaigns, which are counted.
 
         Raises:
             sqlite3.DatabaseError: the file itself is damaged.
@@ -453,6 +462,10 @@ class Journal:
             f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
         ):
             found.faults.append(f"campaign {id}, which has ticks, is missing")
+        still_open = "SELECT COUNT(*) FROM campaigns WHERE ended IS NULL"
+        ((counted, there),) = self._list(f"SELECT (SELECT open FROM counts), ({still_open})")
+        if counted != there:
+            found.faults.append(f"{counted} open campaigns were counted, {there} are there")
         return found
 
     def _check_campaigns(self, found: RowCheck) -> None:
@@ -477,10 +490,10 @@ class Journal:
             with found.damage():
                 self._tick_of(row)
 
-    def _each(self, query: str) -> Iterator[Columns]:
+    def _each(self, query: str, *values: object) -> Iterator[Columns]:
         """The rows of a query, one after the other: all of them may not fit into memory."""
         with self._listing:
-            yield from self._lister.execute(query)
+            yield from self._lister.execute(query, values)
 
     def prune(self, before: float) -> int:
         """Remove campaigns that have ended and whose last tick is older, with their ticks and their
@@ -491,6 +504,9 @@ class Journal:
 
         Returns:
             The number of campaigns that were removed.
+
+        Raises:
+            ValueError: a file beside the journal cannot be written; its campaigns stay.
         """
         last = "SELECT at FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1"
         old = f"ended IS NOT NULL AND MAX(opened, COALESCE(({last}), 0)) < ?"
@@ -498,11 +514,12 @@ class Journal:
         while found := self._list(
             f"SELECT id FROM campaigns WHERE {old} LIMIT {PRUNED_AT_ONCE}", before
         ):
+            # The journal comes last: what fails before is found again by the next call.
+            for name, tables in BESIDE.items():
+                _delete_beside(self.beside(name), tables, found)
             with self._locked(WAIT) as writer, transaction(writer):
                 writer.executemany("DELETE FROM ticks WHERE campaign = ?", found)
                 writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
-            for name, tables in BESIDE.items():
-                _delete_beside(self.beside(name), tables, found)
             count += len(found)
         return count
 
@@ -550,6 +567,13 @@ class Journal:
             self._lister.close()
         with self._writing:
             self._writer.close()
+
+
+def usable(path: str | Path) -> AbstractContextManager[None]:
+    """Raise a ValueError that says what to do for an error of SQLite in the block."""
+    remedy = "if it is damaged, put a backup in its place by `decisionllm journal restore`"
+    what = f"journal: {path} cannot be read or written"
+    return explained(what, sqlite3.Error, remedy=remedy)
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -610,10 +634,8 @@ def _keep_log(file: sqlite3.Connection) -> None:
 
 
 def checksum(*values: str | float | None) -> int:
-    """The checksum of the values of a row that never change. Bytes that are no text count as they
-    are.
-    """
-    return zlib.crc32(repr(values).encode(errors="surrogateescape"))
+    """The checksum of the values of a row that never change."""
+    return zlib.crc32(repr(values).encode())
 
 
 def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
@@ -644,8 +666,9 @@ def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
         check_same_thread=False,
         uri=path.startswith("file:"),
     )
-    # a damaged byte is found by the checksum of its row
-    connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+    # A damaged byte is found by the checksum of its row. Until then it must neither stop the read
+    # of other rows nor be a character that no log, answer or query can hold.
+    connection.text_factory = lambda text: text.decode(errors="backslashreplace")
     return connection
 
 
@@ -672,15 +695,28 @@ def _delete_beside(path: str, tables: Sequence[str], ids: Sequence[tuple[str]]) 
     """Delete the rows of campaigns in a file beside a journal, if there is one."""
     if not Path(path).is_file():
         return
-    with closing(_connect(path)) as file, transaction(file):
+    with (
+        explained(f"{path} cannot be written", sqlite3.Error, remedy="if it is damaged, remove it"),
+        closing(_connect(path)) as file,
+        transaction(file),
+    ):
         for table in tables:
             file.executemany(f"DELETE FROM {table} WHERE campaign = ?", ids)
 
 
 def _copy(source: sqlite3.Connection, to: Path) -> None:
+    """Copy a database. Raises sqlite3.DatabaseError if it is damaged."""
     with closing(sqlite3.connect(to)) as copy:
         source.backup(copy)
         copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
+        _check_pages(copy)
+
+
+def _check_pages(file: sqlite3.Connection) -> None:
+    """Read a whole database. Raises sqlite3.DatabaseError if it is damaged."""
+    ((found,),) = file.execute("PRAGMA quick_check(1)")
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
 
 
 def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:

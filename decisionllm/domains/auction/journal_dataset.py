@@ -13,7 +13,7 @@ from decisionllm.checks import one_of
 from decisionllm.datasets.store import DatasetReader
 from decisionllm.domains.auction.campaign_history import Campaign
 from decisionllm.domains.auction.dataset import campaigns_source
-from decisionllm.domains.auction.journal import DamagedRowError, Journal
+from decisionllm.domains.auction.journal import DamagedRowError, Journal, usable
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -59,6 +59,8 @@ def load(
     episodes = []
     campaigns = []
     journal = Journal(file, read_only=True)
+    with usable(file):
+        journal.verify()
     served = journal.campaigns()
     for number, campaign in enumerate(served):
         try:

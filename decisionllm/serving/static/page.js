@@ -20,14 +20,16 @@ function byTrouble(campaigns) {
   return [...campaigns].sort((a, b) => rank(a) - rank(b));
 }
 
-class Unauthorised extends Error {}
+class Unauthorised extends Error {} // another token may help
+class Refused extends Error {}
 
 async function get(path) {
   const token = sessionStorage.getItem("token");
   const answer = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
-  if (answer.status === 401) throw new Unauthorised();
+  if (answer.status === 401) throw new Unauthorised(token ? "The token is wrong" : "A token is needed");
+  if (answer.status === 403) throw new Unauthorised("The token lacks the right to read");
   if (answer.status === 404) return null;
-  if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+  if (!answer.ok) throw new Refused(`The server answered ${answer.status}; retrying`);
   return answer.json();
 }
 
@@ -232,9 +234,9 @@ async function update() {
       const first = at("key").hidden;
       at("key").hidden = false;
       if (first) at("token").focus();
-      status(sessionStorage.getItem("token") ? "The token is wrong" : "A token is needed", true);
+      status(trouble.message, true);
     } else {
-      status("No answer from the server; retrying", true);
+      status(trouble instanceof Refused ? trouble.message : "No answer from the server; retrying", true);
     }
   }
   if (!document.hidden) due = setTimeout(update, EVERY);

@@ -122,7 +122,8 @@ def test_a_damaged_row_is_named_and_left_out(tmp_path, change, caplog):
     assert journal.tick("c", 2) == ('{"x": 9}', answer) and len(journal.ticks("d")) == 3
     named = {"campaign a", "tick 2 of campaign b", "tick 1 of campaign c"}
     assert journal.damaged == named and len(caplog.records) == 3, "each is logged once"
-    assert journal.open_models() == [("", 4, 2)]
+    assert journal.open_models() == [("", 3, 2)]
+    assert journal.open_ids(9, "") == ["d", "c", "b"]
 
 
 def test_a_journal_that_was_removed_or_replaced_takes_no_write(tmp_path):
