@@ -219,7 +219,9 @@ def test_what_leaves_nothing_to_train_on_is_named(horizon, part, message, tmp_pa
     log = make_store(tmp_path / "log", [episode([1.0, 2.0]), episode([1.0, 2.0], group=1)])
     left = np.arange(0)
     if part:
-        log = replace(log, info={"parts": {"a": {}, "b": {}}}, part=np.array([0, 1]))
+        log = replace(
+            log, info={"parts": {"a": {"dataset": {}}, "b": {"dataset": {}}}}, part=np.array([0, 1])
+        )
         left = np.array([0])
     given = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
     with pytest.raises(ValueError, match=re.escape(message)):
