@@ -338,7 +338,7 @@ WRONG = {
     "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
     "study.exclude=[{quality:[0.0,0.5]}]": "study.exclude: it leaves no run of the grid",
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
-    "study.budget.steps=1.5": "study.budget.steps: rule=steps needs it, expected a whole number",
+    "study.budget.steps=1.5": "study.budget.steps: expected a whole number",
     "study.budget.rule=compute study.budget.flops=-1e9": "study.budget.flops: rule=compute needs it",
     "study.lr.values=[]": "study.lr.values: expected a list of rates above 0",
     "study.lr.values=[-1e-3]": "study.lr.values: expected a list of rates above 0, got [-0.001]",
