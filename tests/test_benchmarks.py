@@ -18,6 +18,7 @@ import benchmarks
 from benchmarks import measure
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
+from decisionllm.domains.auction import simulation
 from decisionllm.models.team_world import own_first
 from decisionllm.scaling import law
 from tests.conftest import NANO, command, episode
@@ -169,6 +170,14 @@ def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
         row["ours"]["losses"] < 1e-4 and row["direct"]["losses"] < 1e-2 and row["ours"]["N"] < 0.05
     )
     assert row["parabola"]["least"] < 1e-3
+
+
+@pytest.fixture(autouse=True)
+def no_days_of_a_small_market():
+    """Days that were played in a market of another size are not kept for the tests after."""
+    yield
+    simulation.found_day.cache_clear()
+    simulation.priced.cache_clear()
 
 
 def trained_on_small_days(tmp_path, monkeypatch, *words):
