@@ -370,15 +370,7 @@ def check_shapes(
             is a group, a broken link or an empty dataset of HDF5.
     """
     for key, column in columns.items():
-        if isinstance(column, h5py.Group):
-            parts = ", ".join(column)
-            remedy = "np.hstack makes one of its parts"
-            raise ValueError(
-                f"{path}: expected {key} as one array, got a group of {parts}; {remedy}"
-            )
-        if column is None or column.shape is None:
-            got = "a broken link or an empty dataset"
-            raise ValueError(f"{path}: expected {key} as an array, got {got}; write its rows there")
+        check_is_array(path, key, column)
     sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
     if len(set(sizes.values())) > 1 or not sizes["rewards"]:
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
@@ -389,6 +381,17 @@ def check_shapes(
             wanted = f"{key} of {widths[key] or 'some'} columns"
             raise ValueError(f"{path}: expected {wanted}, got shape {x.shape}, {x.dtype}")
     return int(sizes["rewards"])
+
+
+def check_is_array(path: Path, key: str, column: object) -> None:
+    """Raise a ValueError for a key of an HDF5 file that holds no array."""
+    if isinstance(column, h5py.Group):
+        parts = ", ".join(column)
+        remedy = "np.hstack makes one of its parts"
+        raise ValueError(f"{path}: expected {key} as one array, got a group of {parts}; {remedy}")
+    if getattr(column, "shape", None) is None:
+        got = "a broken link or an empty dataset"
+        raise ValueError(f"{path}: expected {key} as an array, got {got}; write its rows there")
 
 
 def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:

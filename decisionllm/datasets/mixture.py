@@ -253,23 +253,27 @@ def labelled(parts: Parts) -> list[tuple[str, Given]]:
     if not parts or not isinstance(parts, list | tuple | dict):
         wanted = "names of datasets, such as [maze2d-umaze,maze2d-medium]"
         raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")
-    given = parts.values() if isinstance(parts, dict) else parts
-    for part in given:
+    named = list(parts.items()) if isinstance(parts, dict) else named_by_dataset(parts)
+    for _, part in named:
         if not isinstance(part, str | dict):
             wanted = "each part as a name or as {dataset: name, ...}"
             raise ValueError(f"dataset.parts: expected {wanted}, got {part!r}")
-    if isinstance(parts, dict):
-        named = list(parts.items())
-    else:
-        named = []
-        for part in parts:
-            label = part if isinstance(part, str) else part.get("dataset")
-            named.append((label, part))
     labels = [label for label, _ in named]
     usable = all(isinstance(label, str) and "." not in label for label in labels)
     if not usable or len(set(labels)) < len(labels):
         wanted = "a label of its own for each, without a dot, as {label: {dataset: name}}"
         raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")
+    return named
+
+
+def named_by_dataset(parts: Sequence[Given]) -> list[tuple[Any, Given]]:
+    """(name of its dataset, part) of each part of a list, as a user wrote it: unchecked, and with
+    None where a dict has no `dataset`.
+    """
+    named = []
+    for part in parts:
+        label = part.get("dataset") if isinstance(part, dict) else part
+        named.append((label, part))
     return named
 
 

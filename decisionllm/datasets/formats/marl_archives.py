@@ -203,27 +203,13 @@ def check_written(
 def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worlds]:
     """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on, in worlds of `cut` steps."""
     what = f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
-
     agents = range(len(list(folder.glob("obs_*.npy"))))
-    files: dict[str, list[np.ndarray]] = {"obs": [], "acs": [], "rews": []}
-    sizes: dict[str, int] = {}  # steps of each array
+    files: dict[str, list[np.ndarray]] = {"obs": [], "acs": [], "rews": []}  # an array an agent
     with explained(what, OSError, ValueError, EOFError):
         for name, arrays in files.items():
-            for i in agents:
-                array = np.load(folder / f"{name}_{i}.npy", mmap_mode="r")
-                arrays.append(array)
-                sizes[f"{name}_{i}"] = len(array)
-    steps = sizes["obs_0"]
+            arrays += [np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents]
+    steps = equal_length(folder, files, cut)
     n = steps - steps % cut
-    if not n or len(set(sizes.values())) > 1:
-        got = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        wanted = f"as many steps in each array and at least {cut}"
-        raise ValueError(f"{folder}: expected {wanted}, got {got}")
-    for i, array in enumerate(files["rews"]):
-        if array.ndim != 1:
-            wanted = "one number for each step"
-            got = f"the shape {array.shape}"
-            raise ValueError(f"{folder}, rews_{i}: expected {wanted}, got {got}")
     if steps > n:
         repairs["steps cut at the end"] = steps - n
     numbers = sum(array[0].size for array in files["obs"])  # in one step
@@ -242,6 +228,29 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
             rewards=rewards,
             terminals=np.zeros(rewards.shape, bool),
         )
+
+
+def equal_length(folder: Path, files: dict[str, list[np.ndarray]], cut: int) -> int:
+    """The steps of each array of OMAR.
+
+    Raises:
+        ValueError: they differ or are fewer than `cut`, or a step has several rewards.
+    """
+    sizes = {}
+    for name, arrays in files.items():
+        for i, array in enumerate(arrays):
+            sizes[f"{name}_{i}"] = len(array)
+    steps = sizes["obs_0"]
+    if steps < cut or len(set(sizes.values())) > 1:
+        got = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        wanted = f"as many steps in each array and at least {cut}"
+        raise ValueError(f"{folder}: expected {wanted}, got {got}")
+    for i, array in enumerate(files["rews"]):
+        if array.ndim != 1:
+            wanted = "one number for each step"
+            got = f"the shape {array.shape}"
+            raise ValueError(f"{folder}, rews_{i}: expected {wanted}, got {got}")
+    return steps
 
 
 def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
