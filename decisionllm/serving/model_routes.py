@@ -53,6 +53,7 @@ class ModelChanges:
         self.models = service.models
         self.folder = folder
         self.lock = asyncio.Lock()
+        self.changing = False  # this replica makes a change of its own
         self.models.is_coming = folder.knows
 
     async def take_over(self, run: str, share: float, *, move: bool) -> schemas.ServedModels:
@@ -79,10 +80,14 @@ class ModelChanges:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        if self.lock.locked():
+        if self.changing:
             raise RequestError(409, "models", "another change is being made")
-        async with self.lock:
-            yield
+        self.changing = True
+        try:
+            async with self.lock:  # waits while this replica follows the change of another
+                yield
+        finally:
+            self.changing = False
 
     def _checked(self, run: str) -> tuple[Model, int]:
         """A run of the folder as a model, and the number of ticks that it was checked on."""
@@ -157,7 +162,7 @@ class ModelChanges:
         """Follow a choice. False: this replica makes a change, which may fail and leave it to be
         followed, or may be this one.
         """
-        if self.lock.locked():
+        if self.changing:
             return False
         async with self.lock:
             for model in loaded:

@@ -158,7 +158,9 @@ def test_an_error_of_the_batcher_itself_is_the_answer_and_it_goes_on(caplog):
         assert run.cancelled()
 
     asyncio.run(main())
-    assert len(caplog.records) == 2 and all(record.exc_info for record in caplog.records)
+    # a server of an earlier test may still write the end of its log
+    ours = [record for record in caplog.records if record.name == "decisionllm.serving"]
+    assert len(ours) == 2 and all(record.exc_info for record in ours)
 
 
 def test_a_batcher_serves_one_event_loop_after_another():
