@@ -60,6 +60,7 @@ FAULTS = {
         "tick 1 of campaign b is damaged"
     ),
     "UPDATE campaigns SET facts = '{}' WHERE id = 'c'": "campaign c is damaged",
+    "UPDATE campaigns SET model = 'b@1' WHERE id = 'b'": "campaign b is damaged",
     "DELETE FROM ticks WHERE campaign = 'b' AND step < 2": "ticks 0 to 1 of campaign b are missing",
     "DELETE FROM ticks WHERE campaign = 'c' AND step = 1": "ticks 1 to 1 of campaign c are missing",
     "DELETE FROM campaigns WHERE id = 'a'": "campaign a, which has ticks, is missing",

@@ -2,6 +2,7 @@
 once; guard rails hold.
 """
 
+import itertools
 import json
 import sqlite3
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from decisionllm.domains.auction.campaign import Campaigns
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.domains.auction.env import Auction
-from decisionllm.domains.auction.journal import APPLICATION, VERSION_1, Journal, opened, ticked
+from decisionllm.domains.auction.journal import APPLICATION, VERSIONS, Journal, opened, ticked
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import History, Spec
 from decisionllm.serving.campaigns import RequestError, guard_multiplier, linear_pacing
@@ -293,22 +294,37 @@ def test_a_horizon_below_an_open_campaign_is_refused(tmp_path):
     lower.check_open()
 
 
-def test_a_journal_of_version_1_is_brought_up_to_date(tmp_path):
+@pytest.mark.parametrize("version", range(1, len(VERSIONS)))
+def test_a_journal_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     with sqlite3.connect(tmp_path / "j") as old:
-        for statement in VERSION_1:
+        for statement in itertools.chain(*VERSIONS[:version]):
             old.execute(statement)
         old.execute(f"PRAGMA application_id={APPLICATION}")
-        old.execute("PRAGMA user_version=1")
+        old.execute(f"PRAGMA user_version={version}")
         values = "a", 1.0, json.dumps(dict.fromkeys(SETTINGS) | settings(0))
         old.execute("INSERT INTO campaigns (id, opened, facts) VALUES (?, ?, ?)", values)
+        if version > 1:
+            old.execute("UPDATE campaigns SET model = 'm1'")
     old.close()
-    with pytest.raises(ValueError, match="got version 1, which a server that starts with it"):
+    expected = f"got version {version}, which a server that starts with it"
+    with pytest.raises(ValueError, match=expected):
         Journal(tmp_path / "j", read_only=True)
     manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"), name="m1")
     manager.check_open()
     (wanted,) = play(CampaignManager(manager.policy, SPEC), steps=2)
     assert [manager.tick("a", **drawn(0, t))["multiplier"] for t in range(2)] == wanted.tolist()
     assert Journal(tmp_path / "j", read_only=True).campaign("a")["model"] == "m1"
+
+
+def test_a_journal_of_a_later_version_is_refused_and_stays(tmp_path):
+    Journal(tmp_path / "j").close()
+    with sqlite3.connect(tmp_path / "j") as later:
+        later.execute("PRAGMA user_version=99")
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=f"expected one of version {len(VERSIONS)}, got version 99:"
+        ):
+            Journal(tmp_path / "j")
 
 
 def test_repeated_ticks_count_once_and_wrong_ones_are_refused():
@@ -681,9 +697,9 @@ def test_another_file_is_not_taken_for_a_journal(tmp_path):
         other.execute("CREATE TABLE cats (name)")
     other.close()
     with pytest.raises(
-        ValueError, match="journal: expected one of version 2, got another database"
+        ValueError, match="journal: expected one of version 3, got another database"
     ):
         Journal(tmp_path / "other")
     Journal(tmp_path / "old")._writer.execute("PRAGMA user_version=0")
-    with pytest.raises(ValueError, match="journal: expected one of version 2, got version 0"):
+    with pytest.raises(ValueError, match="journal: expected one of version 3, got version 0"):
         Journal(tmp_path / "old")

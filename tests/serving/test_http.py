@@ -531,6 +531,7 @@ def test_a_path_with_a_slash_too_many_is_no_redirect(client):
 DAMAGES = {
     "id": "id = CAST(CAST(id AS BLOB) || x'ff' AS TEXT)",
     "horizon": "facts = replace(facts, '\"horizon\": 12', '\"horizon\": 22')",
+    "model": "model = 'm3'",
 }
 
 

@@ -25,7 +25,6 @@ from decisionllm.schema import Json
 Columns = tuple[Any, ...]  # a row as SQLite reads it
 Entry = tuple[str, tuple[object, ...]]  # an SQL statement and its values
 
-VERSION = 2  # version of the tables
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
 VERSION_1 = (
     # facts: the settings in JSON
@@ -34,7 +33,6 @@ VERSION_1 = (
     "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL,"
     " request TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
-# What version 2 adds; a file of version 1 gets it when a server opens it.
 VERSION_2 = (
     # model: that answers the campaign; NULL: version 1 did not know it
     "ALTER TABLE campaigns ADD COLUMN model TEXT",
@@ -53,6 +51,13 @@ VERSION_2 = (
     " BEGIN UPDATE counts SET open = open - 1; END",
     "CREATE INDEX open_campaigns ON campaigns (number) WHERE ended IS NULL",
 )
+VERSION_3 = (
+    # model_sum: the checksum of the model, which changes; NULL: nothing wrote it since version 2
+    "ALTER TABLE campaigns ADD COLUMN model_sum INTEGER",
+)
+# What each version of the tables adds; an older file gets the rest when a server opens it.
+VERSIONS = (VERSION_1, VERSION_2, VERSION_3)
+VERSION = len(VERSIONS)
 WAIT = 10.0  # most seconds for a lock that another process holds
 READ_WAIT = 0.25  # seconds: a read waits for no write in WAL mode, so that the event loop may read
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
@@ -67,7 +72,8 @@ BESIDE = {
     "shading": ("counts",),
 }
 COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
-CAMPAIGN = "id, key, opened, facts, sum, ended, model"
+CAMPAIGN = "id, key, opened, facts, sum, ended, model, model_sum"
+CAMPAIGN_WIDTH = len(CAMPAIGN.split(", "))
 TICK = "campaign, step, request, answer, at, sum"
 # the last tick of each campaign beside it
 LAST = (
@@ -148,7 +154,7 @@ class Journal:
             got = "another database"
             if application == APPLICATION:
                 got = f"version {version}"
-            if (application, version) == (APPLICATION, 1):
+            if application == APPLICATION and 0 < version < VERSION:
                 got += ", which a server that starts with it brings up to date"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
@@ -168,10 +174,12 @@ class Journal:
         # If two processes start together, one of them makes the tables.
         with transaction(self._writer):
             empty = not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone()
-            statements = VERSION_1 if empty else ()
-            if empty or self._format() == (APPLICATION, 1):
-                for statement in (*statements, *VERSION_2):
-                    self._writer.execute(statement)
+            application, version = self._format()
+            older = application == APPLICATION and 0 < version < VERSION
+            if empty or older:
+                for statements in VERSIONS[version if older else 0 :]:
+                    for statement in statements:
+                        self._writer.execute(statement)
                 self._writer.execute(f"PRAGMA application_id={APPLICATION}")
                 self._writer.execute(f"PRAGMA user_version={VERSION}")
 
@@ -402,16 +410,19 @@ class Journal:
 
     def _with_last(self, row: Columns) -> Row:
         """CAMPAIGN and LAST_TICK of a row."""
-        campaign = self._campaign_of(row[:7])
-        if row[7] is None:
+        campaign = self._campaign_of(row[:CAMPAIGN_WIDTH])
+        last_tick = row[CAMPAIGN_WIDTH:]
+        if last_tick[0] is None:
             return campaign, None
-        _, answer = self._tick_of(row[7:])
+        _, answer = self._tick_of(last_tick)
         return campaign, json.loads(answer)
 
     def _campaign_of(self, row: Columns) -> Json:
         """A row of CAMPAIGN, checked."""
-        id, key, opened, settings, sum, ended, model = row
+        id, key, opened, settings, sum, ended, model, model_sum = row
         if sum not in (None, checksum(id, key, opened, settings)):
+            raise self._damage(f"campaign {id}")
+        if model_sum not in (None, checksum(model)):
             raise self._damage(f"campaign {id}")
         campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
         campaign |= json.loads(settings)
@@ -722,10 +733,10 @@ def _check_pages(file: sqlite3.Connection) -> None:
 def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:
     """The entry of a new campaign. Of several with the same key only the first is written."""
     values = id, key, time.time(), json.dumps(settings)
-    columns = "id, key, opened, facts, model, sum"
+    columns = "id, key, opened, facts, sum, model, model_sum"
     return (
-        f"INSERT OR IGNORE INTO campaigns ({columns}) VALUES (?, ?, ?, ?, ?, ?)",
-        (*values, model, checksum(*values)),
+        f"INSERT OR IGNORE INTO campaigns ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*values, checksum(*values), model, checksum(model)),
     )
 
 
@@ -753,10 +764,17 @@ def moved(model: str, of: str | None) -> Entry:
     Args:
         of: the other model; None: of campaigns of version 1, which did not know it.
     """
-    return "UPDATE campaigns SET model = ? WHERE ended IS NULL AND model IS ?", (model, of)
+    which = "ended IS NULL AND model IS ?"
+    return (
+        f"UPDATE campaigns SET model = ?, model_sum = ? WHERE {which}",
+        (model, checksum(model), of),
+    )
 
 
 def moved_campaign(id: str, model: str, of: str) -> Entry:
     """The entry after which a model answers a campaign of another one, if it has not ended."""
     which = "id = ? AND ended IS NULL AND model = ?"
-    return f"UPDATE campaigns SET model = ? WHERE {which}", (model, id, of)
+    return (
+        f"UPDATE campaigns SET model = ?, model_sum = ? WHERE {which}",
+        (model, checksum(model), id, of),
+    )
