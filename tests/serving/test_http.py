@@ -45,6 +45,7 @@ from decisionllm.serving import replicas, schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import RequestError
+from decisionllm.serving.direct import MOST_QUOTES
 from decisionllm.serving.middleware import loopback
 from decisionllm.serving.models import Model, Models
 from decisionllm.serving.openrtb import BidRequest
@@ -987,6 +988,10 @@ def test_very_many_faults_are_counted_and_not_named(client):
     assert [fault["loc"][-1] for fault in named] == ["budget", "target_cpa", *few]
     (counted,) = client.post("/v1/campaigns", json=many).json()["detail"]
     assert "got 202 unknown or wrong ones" in counted["msg"] and counted["loc"] == ["body"]
+    keys = '"' * (MOST_QUOTES + 1)
+    json_type = {"content-type": "application/json"}
+    (refused,) = client.post("/v1/act", content=keys, headers=json_type).json()["detail"]
+    assert refused["msg"] == "expected at most 100,000 quotation marks, got 100,001"
 
 
 LIMITS = {"/v1/campaigns": 65_536, "/v1/ticks": 2_000_000, "/openrtb/2.6/bid": 262_144}
