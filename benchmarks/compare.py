@@ -1,7 +1,8 @@
 """Whether `decisionllm compare` ranks policies as the world does: bidders of different skill, or
 policies of a maze, judged from a log alone and by the world that made the log.
 
-`python -m benchmarks.compare auction --runs runs/compare` (or `umaze`) trains the runs that are missing, makes a
+`python -m benchmarks.compare auction --runs runs/compare` (or `umaze`, or `samples`, where the log is
+what a policy drew, with propensities) trains the runs that are missing, makes a
 log of other days, estimates each policy from it, plays each in the market, appends a row for each
 policy and one with the rank correlations to compare.jsonl, and prints the table. It takes ten
 minutes of a core.
@@ -10,7 +11,7 @@ minutes of a core.
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from benchmarks.played import append
 from decisionllm.__main__ import run as run_command
 from decisionllm.compare import Judged, build_estimators, judge
 from decisionllm.datasets import sampling
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.store import prepare
 from decisionllm.estimates.acting import policy_actions
 from decisionllm.estimates.log import logged
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.policy import loading
+from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Candidate, Env, Logged
 from decisionllm.registry import build, choice
 from decisionllm.runs import directory
@@ -49,12 +51,15 @@ class World:
         runs: {name: further words}.
         targets: {name: (run, target return)}, policies of a run with another target.
         rules: {name: numbers of an action}, policies that always take it.
-        log: name and options of the dataset that policies are judged from.
+        log: name and options of the dataset that policies are judged from, or, if the log is drawn
+            by a policy, of the environment where it is.
         envs: {protocol: name and options of an environment}, where they are played; a policy's
             scores are the truth that estimates are compared with.
         episodes: at least so many are played.
         discount: of the estimates.
         estimators: {name: options}.
+        drawn_by: the run whose draws are the log; empty: the log is a dataset.
+        decode: how policies choose an action, see `act.decode`.
     """
 
     recipe: Sequence[str]
@@ -66,6 +71,8 @@ class World:
     discount: float
     targets: dict[str, tuple[str, float]] = field(default_factory=dict)
     estimators: dict[str, dict[str, Any]] = field(default_factory=lambda: {"fqe": {}, "model": {}})
+    drawn_by: str = ""
+    decode: str | None = None
 
 
 OBSERVED = {"observation": "minimal", "context_features": "progress", "reward": "score"}
@@ -172,7 +179,16 @@ UMAZE = World(
     episodes=100,
     discount=0.99,
 )
-WORLDS = {"auction": AUCTION, "umaze": UMAZE}
+# The rules are left out, since what is certain has no density.
+SAMPLES = replace(
+    AUCTION,
+    rules={},
+    log=("auction", {"periods": "50-69", "draws": "expected", **OBSERVED}),
+    estimators={"importance": {}, "fqe": {}},
+    drawn_by="clone of all",
+    decode="sample",
+)
+WORLDS = {"auction": AUCTION, "umaze": UMAZE, "samples": SAMPLES}
 
 
 def train(world: World, folder: Path) -> None:
@@ -196,9 +212,13 @@ def policies(world: World, folder: Path, log: Logged) -> list[Candidate]:
     found = []
     options = {name: (name, None) for name in world.runs} | world.targets
     for name, (run, target) in options.items():
-        policy = loading.load(run_path(folder, run), target_return=target)
+        policy = loading.load_policy(
+            run_path(folder, run), target_return=target, decode=world.decode
+        )
         acted = policy_actions(policy, log)
-        found.append(Candidate(name, acted.actions, partial(policy.begin, horizon=horizon)))
+        log_prob = acted.log_prob if world.decode == "sample" else None
+        begin = partial(policy.begin, horizon=horizon)
+        found.append(Candidate(name, acted.actions, begin, log_prob))
     for name, action in world.rules.items():
         actions = repeated(action, len(log.rewards))
         found.append(Candidate(name, actions, always(action)))
@@ -219,12 +239,38 @@ def always(action: Sequence[float]) -> Begin:
     return begin
 
 
-def open_log(world: World) -> tuple[Store, Logged]:
-    """The log that policies are judged from, half of whose groups are held out."""
+def open_log(world: World, folder: Path) -> tuple[str, Logged]:
+    """The name of the log that policies are judged from, and the log; half of its groups are held
+    out.
+    """
     name, options = world.log
+    if world.drawn_by:
+        policy = loading.load_policy(run_path(folder, world.drawn_by), decode=world.decode)
+        log = drawn_log(policy, build(choice("env", name, **options), world.episodes))
+        return f"{name}, drawn by {world.drawn_by}", log
     store = prepare(choice("dataset", name, **options), CACHE)
     fitting, held_out = sampling.select(store, held_out=0.5)
-    return store, logged(store, fitting, held_out)
+    return store.info["name"], logged(store, fitting, held_out)
+
+
+def drawn_log(policy: Policy, env: Env) -> Logged:
+    """Episodes of a policy that draws its actions, with propensities; every second campaign is held
+    out.
+    """
+    episodes = rollout(partial(policy.begin, horizon=env.horizon), env, seed=0)
+    lengths = [len(episode.rewards) for episode in episodes]
+    log = Logged(
+        spec=policy.spec,
+        observations=np.concatenate([episode.observations for episode in episodes]),
+        actions=np.concatenate([episode.actions for episode in episodes]),
+        rewards=np.concatenate([episode.rewards for episode in episodes]).astype(np.float64),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        terminated=np.array([episode.terminated for episode in episodes]),
+        held_out=np.array([episode.group % 2 == 1 for episode in episodes]),
+        tasks=[episode.task for episode in episodes],
+        recorded=np.ones(sum(lengths), bool),
+    )
+    return replace(log, action_log_prob=policy_actions(policy, log).log_prob)
 
 
 def correlation(judged: Sequence[Judged], scores: Scores, name: str) -> float:
@@ -276,7 +322,7 @@ def main() -> None:
     folder = given.runs / given.world
     console = Console(width=120)
     train(world, folder)
-    store, log = open_log(world)
+    log_name, log = open_log(world, folder)
     candidates = policies(world, folder, log)
     judged = {}
     for seed in given.seeds:
@@ -298,7 +344,7 @@ def main() -> None:
             for protocol, scores in played.items():
                 ranks[f"{name}, {protocol}"] = correlation(found, scores, name)
                 ranks[f"{name}, {protocol}, near the log"] = correlation(near, scores, name)
-        append(given.out, about | {"log": store.info["name"], "spearman": ranks})
+        append(given.out, about | {"log": log_name, "spearman": ranks})
         console.print(table(found, played))
         console.print(f"seed {seed}: Spearman's correlation: {ranks}")
 
