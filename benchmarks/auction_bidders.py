@@ -3,9 +3,9 @@ campaign by campaign.
 
 `python -m benchmarks.auction_bidders runs/auction/nano-* --replay data/logged:7-8
 data/later:200-203 --market 9` replays the days of each folder with five budgets, seats each run at
-all 48 positions of the answering market, appends the rows to auction.jsonl and prints one line a
-row: the mean over the runs, and by how much it exceeds the pooled OnlineLP, with the 95 % interval
-over campaigns. It takes minutes for each run and set.
+all 48 positions of the answering market, and appends a row for each of them to auction.jsonl. It
+prints the mean over the runs, and by how much it exceeds the pooled OnlineLP, with the 95 %
+interval over campaigns, and appends that too. It takes minutes for each run and set.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
 
     Returns:
         For each condition the runs' mean score, and its mean difference to POOLED with the 95 %
-        interval over campaigns.
+        interval over campaigns. These are rows, too.
     """
     loaded = [(run, loading.load(run)) for run in runs]
     config, info = loaded[0][1].config, loaded[0][1].info
@@ -92,11 +92,21 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
     for protocol, members in env.conditions("per_agent", False).items():
         apart = (mean - pooled)[members]
         score = float(mean[members].mean())
-        compared[protocol] = (
-            score,
-            float(apart.mean()),
-            *over_episodes(apart, env.clusters[members]),
-        )
+        low, high = over_episodes(apart, env.clusters[members])
+        compared[protocol] = score, float(apart.mean()), low, high
+        difference = {
+            "dataset": info["dataset"]["name"],
+            "policy": config["name"],
+            "protocol": f"{protocol}, above {POOLED}",
+            "runs": [str(run) for run in runs],
+            "n": len(members),
+            "campaigns": len(np.unique(env.clusters[members])),
+            "apart": float(apart.mean()),
+            "low": low,
+            "high": high,
+            "versions": versions,
+        }
+        append(out, difference)
     return compared
 
 

@@ -226,13 +226,16 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     monkeypatch.setattr("sys.argv", ["auction_bidders", *words])
     auction_bidders.main()
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == 5 * 12 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
+    assert len(rows) == 5 * 13 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
     half = {
         row["policy"]: row["score"]
         for row in rows
         if row["protocol"].endswith("50 %") and "150" not in row["protocol"]
     }
     difference = half["nano"] - half["OnlineLP, pooled"]
+    (kept,) = [row for row in rows if ", 50 %, above OnlineLP, pooled" in row["protocol"]]
+    assert kept["apart"] == pytest.approx(difference)
+    assert kept["low"] <= kept["apart"] <= kept["high"] and kept["campaigns"] == 48
     assert (
         f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} ["
         in capsys.readouterr().out

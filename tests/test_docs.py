@@ -35,6 +35,7 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
+LAUNCHED = re.compile(r"accelerate launch .* -m (?=decisionllm )")
 SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
 FEW = {
     r"(?<![.\w])steps=\d+": "steps=2",
@@ -89,10 +90,11 @@ def commands(page):
     """Every `decisionllm COMMAND ...` of a page as words -> whether a block runs it."""
     found = {}
     for composed, kind, _, text in blocks(page):
-        for line in lines(text) if kind == "sh" else ():
+        for launched in lines(text) if kind == "sh" else ():
+            line = LAUNCHED.sub("", launched)
             if line.startswith("decisionllm "):
                 words = line.removeprefix("decisionllm ")
-                found[words] = found.get(words, False) or not composed and runs(line)
+                found[words] = found.get(words, False) or not composed and runs(launched)
     found = dict.fromkeys(INLINE.findall(page.read_text()), False) | found
     return {tuple(shlex.split(words)): run for words, run in found.items()}
 
