@@ -6,18 +6,44 @@ The file lies beside the journal. A restart reads it, and so do other replicas o
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from decisionllm.domains.auction.journal import Journal
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 from decisionllm.serving.models import Choice, Model, Models, described
 
+try:
+    import fcntl
+except ImportError:  # Windows has no replicas
+    fcntl = None  # type: ignore[assignment]
+
 logger = logging.getLogger("decisionllm.serving")
 FORMAT = 1
 UNNAMED = "expected the name of a run in the folder of models"
+SHORT_TURN = 0.0005  # seconds
+loading = threading.Lock()
+
+
+@contextmanager
+def beside_ticks() -> Iterator[None]:
+    """Load one model at a time, and take the interpreter from the loading thread after SHORT_TURN.
+
+    A tick changes threads several times. Each time it waits for the interpreter until the loading
+    thread has had its turn, which is 5 ms by default.
+    """
+    with loading:
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(SHORT_TURN)
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(usual)
 
 
 @dataclass(frozen=True)
@@ -28,12 +54,14 @@ class Chosen:
         command: model and shares that the command line gave: with others it counts instead.
         runs: run of each model of the choices; a name in the folder, or an absolute path.
         choice, before: see `Models`.
+        move: open campaigns of models that are not chosen go on with those that are.
     """
 
     command: Json
     runs: dict[str, str]
     choice: Choice
     before: Choice | None
+    move: bool = False  # as in files of before
 
 
 class ModelFolder:
@@ -103,32 +131,56 @@ class ModelFolder:
             logger.warning(
                 "the command line changed: %s no longer counts", described(chosen.choice)
             )
-            self._load_open(models, chosen)
+            loaded = dict(models.loaded)
+            self.load_open(loaded, chosen, models.current.campaigns.journal)
+            models.add_new(loaded)
         if self.shares:
             models.choose(self._load_shares(models), None)
         if chosen is not None or self.shares:
             self.keep(models, models.choice, models.before)
 
     def _restore(self, models: Models, chosen: Chosen) -> None:
+        loaded = dict(models.loaded)
         remedy = f"put the run back, or delete {self.kept} to begin with run="
         with explained("models: the last choice cannot be served", ValueError, remedy=remedy):
-            for name in chosen.choice:
-                self.add(models, name, chosen.runs[name])
+            before = self.load_chosen(loaded, chosen, models.current.campaigns.journal)
+        models.add_new(loaded)
+        models.choose(chosen.choice, before)
+
+    def load_chosen(
+        self, loaded: dict[str, Model], chosen: Chosen, journal: Journal
+    ) -> Choice | None:
+        """Add what the file names and is not loaded: the models of the choice, of open campaigns
+        and of the choice before.
+
+        Args:
+            loaded: models by name.
+            chosen: content of the file.
+            journal: of the campaigns.
+
+        Returns:
+            What a rollback goes back to; None: there is nothing, or it cannot be loaded.
+
+        Raises:
+            ValueError: a model that is chosen or has open campaigns is not in its run any more.
+        """
+        for name in chosen.choice:
+            self._add(loaded, name, chosen.runs[name])
+        self.load_open(loaded, chosen, journal)
         before = chosen.before
         try:
             for name in before or {}:
-                self.add(models, name, chosen.runs[name])
+                self._add(loaded, name, chosen.runs[name])
         except ValueError as error:
             logger.warning("there is no choice to go back to: %s", error)
-            before = None
-        self._load_open(models, chosen)
-        models.choose(chosen.choice, before)
+            return None
+        return before
 
-    def _load_open(self, models: Models, chosen: Chosen) -> None:
-        """Load the models of open campaigns."""
-        for name, _, _ in models.current.campaigns.journal.open_models():
+    def load_open(self, loaded: dict[str, Model], chosen: Chosen, journal: Journal) -> None:
+        """Add the models of open campaigns that the file names. See `load_chosen`."""
+        for name, _, _ in journal.open_models():
             if name in chosen.runs:
-                self.add(models, name, chosen.runs[name])
+                self._add(loaded, name, chosen.runs[name])
 
     def _load_shares(self, models: Models) -> Choice:
         choice: Choice = {}
@@ -140,21 +192,19 @@ class ModelFolder:
             choice[model.name] = share
         return choice
 
-    def add(self, models: Models, name: str, run: str) -> None:
+    def _add(self, loaded: dict[str, Model], name: str, run: str) -> None:
         """Load a model that the file names, unless it is loaded.
 
         Raises:
             ValueError: there is no run, or another one in its place.
         """
-        if name not in models.loaded:
-            models.add(self.known(name, run))
-
-    def known(self, name: str, run: str) -> Model:
-        """The model of a run that the file names. Raises a ValueError, see `add`."""
-        model = self.read_run(Path(run)) if Path(run).is_absolute() else self.load(run)
+        if name in loaded:
+            return
+        with beside_ticks():
+            model = self.read_run(Path(run)) if Path(run).is_absolute() else self.load(run)
         if model.name != name:
             raise ValueError(f"expected {name} in run {run}, got {model.name}")
-        return model
+        loaded[name] = model
 
     def read(self) -> Chosen | None:
         """The content of the file; None without one. Raises a ValueError if it is damaged."""
@@ -169,12 +219,36 @@ class ModelFolder:
             return chosen is not None and name in chosen.runs
         return False
 
-    def keep(self, models: Models, choice: Choice, before: Choice | None) -> None:
-        """Write a choice among loaded models, so that a restart has it. Raises OSError."""
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the lock of the file of the choice, which one process has at a time.
+
+        Yields:
+            False: another one has it. It is free again once that process ends, however it does.
+        """
+        if self.kept is None or fcntl is None:
+            yield True
+            return
+        with open(f"{self.kept}.lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def keep(
+        self, models: Models, choice: Choice, before: Choice | None, *, move: bool = False
+    ) -> None:
+        """Write a choice among loaded models, so that a restart has it. Raises OSError.
+
+        Args:
+            move: see `Chosen`.
+        """
         if self.kept is None:
             return
         runs = {name: model.run or self.run for name, model in models.loaded.items()}
-        chosen = Chosen(self.command, runs, choice, before)
+        chosen = Chosen(self.command, runs, choice, before, move)
         with atomic(self.kept) as partial, partial.open("w") as file:
             json.dump({"format": FORMAT} | asdict(chosen), file, indent=1)
             file.flush()

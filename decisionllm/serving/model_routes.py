@@ -3,41 +3,21 @@
 import asyncio
 import logging
 import sqlite3
-import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import APIRouter, Response
 
-from decisionllm.files import explained
 from decisionllm.serving import schemas
 from decisionllm.serving.answers import errors, json_text
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.model_folder import Chosen, ModelFolder, parse
+from decisionllm.serving.model_folder import Chosen, ModelFolder, beside_ticks, parse
 from decisionllm.serving.models import Choice, Model, check_new, with_share
 from decisionllm.serving.service import Service
 from decisionllm.serving.watched_file import WatchedFile
 
 logger = logging.getLogger("decisionllm.serving")
-loading = threading.Lock()
-SHORT_TURN = 0.0005  # seconds
-
-
-@contextmanager
-def beside_ticks() -> Iterator[None]:
-    """Load one model at a time, and take the interpreter from the loading thread after SHORT_TURN.
-
-    A tick changes threads several times. Each time it waits for the interpreter until the loading
-    thread has had its turn, which is 5 ms by default.
-    """
-    with loading:
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(SHORT_TURN)
-        try:
-            yield
-        finally:
-            sys.setswitchinterval(usual)
+ANOTHER = "another change is being made"
 
 
 class ModelChanges:
@@ -52,42 +32,67 @@ class ModelChanges:
         self.service = service
         self.models = service.models
         self.folder = folder
-        self.lock = asyncio.Lock()
+        self.lock = asyncio.Lock()  # of what this replica serves
         self.changing = False  # this replica makes a change of its own
         self.models.is_coming = folder.knows
 
     async def take_over(self, run: str, share: float, *, move: bool) -> schemas.ServedModels:
         """Load a run, check it on the journal, and let it open a share of the new campaigns."""
-        async with self._alone():
+        with self._alone():
             model, checked = await asyncio.to_thread(self._checked, run)
-            if model.name not in self.models.loaded:
-                self.models.add(model)
-            choice = with_share(self.models.choice, model.name, share)
-            before: Choice | None = self.models.choice
-            if choice == before:  # a request sent again does not lose the way back
-                before = self.models.before
-            moved = await self._change(choice, before, move=move)
+            async with self._behind_the_last():
+                if model.name not in self.models.loaded:
+                    self.models.add(model)
+                choice = with_share(self.models.choice, model.name, share)
+                before: Choice | None = self.models.choice
+                if choice == before:  # a request sent again does not lose the way back
+                    before = self.models.before
+                moved = await self._change(choice, before, move=move)
         return await self.served(checked=checked, moved=moved)
 
     async def roll_back(self, *, move: bool) -> schemas.ServedModels:
         """Go back to the choice before the last change; twice is refused, not undone."""
-        async with self._alone():
-            before = self.models.before
-            if before is None:
-                raise RequestError(409, "models", "there is no earlier choice to go back to")
-            moved = await self._change(before, None, move=move)
+        with self._alone():
+            async with self._behind_the_last():
+                before = self.models.before
+                if before is None:
+                    raise RequestError(409, "models", "there is no earlier choice to go back to")
+                moved = await self._change(before, None, move=move)
         return await self.served(moved=moved)
 
-    @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """This replica makes no other change in the block."""
         if self.changing:
-            raise RequestError(409, "models", "another change is being made")
+            raise RequestError(409, "models", ANOTHER)
         self.changing = True
         try:
-            async with self.lock:  # waits while this replica follows the change of another
-                yield
+            yield
         finally:
             self.changing = False
+
+    @asynccontextmanager
+    async def _behind_the_last(self) -> AsyncIterator[None]:
+        """No replica makes a change in the block, which begins with the last choice of all."""
+        async with self.lock:
+            with self._locked() as free:
+                if not free:
+                    raise RequestError(409, "models", ANOTHER)
+                try:
+                    await self._follow()
+                except ValueError as error:
+                    message = f"the last choice cannot be followed: {error}"
+                    raise RequestError(503, "models", message) from error
+                yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """See `ModelFolder.locked`."""
+        try:
+            with self.folder.locked() as free:
+                yield free
+        except OSError as error:
+            raise RequestError(503, "models", f"the choice could not be saved: {error}") from error
 
     def _checked(self, run: str) -> tuple[Model, int]:
         """A run of the folder as a model, and the number of ticks that it was checked on."""
@@ -103,10 +108,7 @@ class ModelChanges:
 
     async def _change(self, choice: Choice, before: Choice | None, *, move: bool) -> int:
         # kept before it is served: a restart never goes back behind what a client has seen
-        try:
-            await asyncio.to_thread(self.folder.keep, self.models, choice, before)
-        except OSError as error:
-            raise RequestError(503, "models", f"the choice could not be saved: {error}") from error
+        await asyncio.to_thread(self.folder.keep, self.models, choice, before, move=move)
         return await self.service.change(choice, before, move=move)
 
     async def served(self, **more: int | None) -> schemas.ServedModels:
@@ -136,40 +138,62 @@ class ModelChanges:
         loop = asyncio.get_running_loop()
 
         def take(content: bytes) -> None:
-            chosen = parse(content)
-            loaded = self._load(chosen)
-            adopted = asyncio.run_coroutine_threadsafe(self._adopt(loaded, chosen), loop)
-            with explained("models: the journal cannot be read", sqlite3.Error):
-                if not adopted.result():
-                    watched.seen = None  # the next look takes it again
+            parse(content)
+            followed = asyncio.run_coroutine_threadsafe(self._followed(), loop)
+            if not followed.result():
+                watched.seen = None  # the next look takes it again
 
         watched = WatchedFile(self.folder.kept, take, optional=True)
         async with watched.run():
             yield
 
-    def _load(self, chosen: Chosen) -> list[Model]:
-        """The models of a choice that are not loaded yet, in a thread."""
-        wanted = {*chosen.choice, *(chosen.before or {})} - {*self.models.loaded}
-        models = []
-        for name in wanted:
-            with beside_ticks():
-                model = self.folder.known(name, chosen.runs[name])
-                check_new(model, self.models.current)
-            models.append(model)
-        return models
+    async def _followed(self) -> bool:
+        """Follow the last choice, and move campaigns that this or another replica has opened with
+        an old model since it was made.
 
-    async def _adopt(self, loaded: list[Model], chosen: Chosen) -> bool:
-        """Follow a choice. False: this replica makes a change, which may fail and leave it to be
-        followed, or may be this one.
+        Returns:
+            Whether that is done; otherwise it is to be tried again.
+
+        Raises:
+            ValueError: the models of the choice cannot be loaded.
         """
-        if self.changing:
-            return False
         async with self.lock:
-            for model in loaded:
-                self.models.add(model)
-            if all(name in self.models.loaded for name in chosen.choice):
-                await self.service.change(chosen.choice, chosen.before, move=False)
+            try:
+                chosen = await self._follow()
+                if chosen is None or not chosen.move:
+                    return True
+                with self._locked() as free:
+                    if not free or chosen != await asyncio.to_thread(self.folder.read):
+                        return False
+                    await self.service.change(self.models.choice, self.models.before, move=True)
+            except sqlite3.Error as error:
+                self.service.failed(error)
+                return False
+            except RequestError:  # the journal takes no write
+                return False
         return True
+
+    async def _follow(self) -> Chosen | None:
+        """Serve the last choice, in whatever replica it was made. Returns it; None: there is none.
+
+        The file is read here, within the lock: what was read before may be older than a change of
+        this replica.
+        """
+        chosen = await asyncio.to_thread(self.folder.read)
+        if chosen is not None:
+            loaded, before = await asyncio.to_thread(self._load, chosen)
+            self.models.add_new(loaded)
+            await self.service.change(chosen.choice, before, move=False)
+        return chosen
+
+    def _load(self, chosen: Chosen) -> tuple[dict[str, Model], Choice | None]:
+        """The loaded models with those of a choice, and what a rollback goes back to."""
+        loaded = dict(self.models.loaded)
+        before = self.folder.load_chosen(loaded, chosen, self.service.journal)
+        for name in loaded.keys() - self.models.loaded.keys():
+            with beside_ticks():
+                check_new(loaded[name], self.models.current)
+        return loaded, before
 
 
 def router(changes: ModelChanges) -> APIRouter:

@@ -8,7 +8,7 @@ own over the shared journal.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -93,6 +93,12 @@ class Models:
             model.manager.counts = known.counts
             model.manager.spend = known.spend
         self.loaded[model.name] = model
+
+    def add_new(self, models: Mapping[str, Model]) -> None:
+        """Load those of the models that are not loaded."""
+        for name, model in models.items():
+            if name not in self.loaded:
+                self.add(model)
 
     def choose(self, choice: Choice, before: Choice | None) -> None:
         """Let these models open campaigns from now on."""

@@ -44,8 +44,9 @@ SPENT = "CASE WHEN step < :step THEN 0 ELSE spent END"
 RESERVE = f"""
 INSERT INTO totals VALUES (:campaign, :total, 0, :step)
 ON CONFLICT (campaign) DO UPDATE
-SET open = open + :total, spent = {SPENT}, step = MAX(step, :step)
-WHERE open + {SPENT} + :total <= :most
+SET open = open + :total, spent = {SPENT}, step = :step
+-- what was spent before a later tick is no longer here: the budget of an earlier one is not known
+WHERE step <= :step AND open + {SPENT} + :total <= :most
 """
 CLOSE = f"""
 UPDATE totals
@@ -215,7 +216,7 @@ class Reservations:
 
         Returns:
             Ids of the bids, which cannot be guessed; None: another process reserved the budget
-            since `committed`.
+            since `committed`, or knows of a later tick.
         """
         now = time.time()
         rows = [(new_id(now), campaign, nano(price), now + self.expiry) for price in prices]
@@ -289,9 +290,6 @@ class Reservations:
         spent = min(nano(paid), price)
         closed = {"campaign": campaign, "price": price, "spent": spent, "step": step}
         self.file.execute(CLOSE, closed)
-        self.file.execute(
-            "DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,)
-        )
         return True
 
     @contextmanager

@@ -47,7 +47,7 @@ class WatchedFile:
         with self.path.open("rb") as file:
             found = os.fstat(file.fileno())
             content = file.read()
-        settled = time.time() - found.st_mtime > SETTLED
+        settled = abs(time.time() - found.st_mtime) > SETTLED  # the clock may have gone back
         self.seen = _identity(found) if settled else None
         self.take(content)
 

@@ -5,6 +5,7 @@ once; guard rails hold.
 import itertools
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,12 +16,19 @@ import torch
 from decisionllm.domains.auction.campaign import Campaigns
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.domains.auction.env import Auction
-from decisionllm.domains.auction.journal import APPLICATION, VERSIONS, Journal, opened, ticked
+from decisionllm.domains.auction.journal import (
+    APPLICATION,
+    VERSIONS,
+    Journal,
+    RowCheck,
+    opened,
+    ticked,
+)
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import History, Spec
 from decisionllm.serving.campaigns import RequestError, guard_multiplier, linear_pacing
 from decisionllm.serving.kv_cache import Cache
-from tests.conftest import MAX_RETURN, make_policy, near
+from tests.conftest import MAX_RETURN, command, make_policy, near
 from tests.serving.in_process import CampaignManager
 
 pytestmark = pytest.mark.numeric
@@ -306,9 +314,13 @@ def test_a_journal_of_an_older_version_is_brought_up_to_date(tmp_path, version):
         if version > 1:
             old.execute("UPDATE campaigns SET model = 'm1'")
     old.close()
-    expected = f"got version {version}, which a server that starts with it"
-    with pytest.raises(ValueError, match=expected):
-        Journal(tmp_path / "j", read_only=True)
+    # a backup is made, and put back, before a server starts with it
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
+    assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
+    with closing(Journal(tmp_path / "j", read_only=True)) as unchanged:
+        assert unchanged.check_rows() == RowCheck(campaigns=1, unchecked=1)
+        assert unchanged.campaign("a")["model"] == (None if version == 1 else "m1")
+        assert unchanged.still_open() == 1 and unchanged.last("a")[1] is None
     manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"), name="m1")
     manager.check_open()
     (wanted,) = play(CampaignManager(manager.policy, SPEC), steps=2)

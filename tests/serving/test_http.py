@@ -45,7 +45,7 @@ from decisionllm.serving import replicas, schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.direct import MOST_QUOTES
+from decisionllm.serving.direct import MOST_MARKS
 from decisionllm.serving.middleware import loopback
 from decisionllm.serving.models import Model, Models
 from decisionllm.serving.openrtb import BidRequest
@@ -988,10 +988,15 @@ def test_very_many_faults_are_counted_and_not_named(client):
     assert [fault["loc"][-1] for fault in named] == ["budget", "target_cpa", *few]
     (counted,) = client.post("/v1/campaigns", json=many).json()["detail"]
     assert "got 202 unknown or wrong ones" in counted["msg"] and counted["loc"] == ["body"]
-    keys = '"' * (MOST_QUOTES + 1)
+
+
+def test_a_body_that_takes_long_to_parse_is_refused_before():
     json_type = {"content-type": "application/json"}
-    (refused,) = client.post("/v1/act", content=keys, headers=json_type).json()["detail"]
-    assert refused["msg"] == "expected at most 100,000 quotation marks, got 100,001"
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:
+        for mark, (most, name) in MOST_MARKS.items():
+            marks = mark * (most + 1)
+            (refused,) = client.post("/v1/act", content=marks, headers=json_type).json()["detail"]
+            assert refused["msg"] == f"expected at most {most:,} {name}, got {most + 1:,}"
 
 
 LIMITS = {"/v1/campaigns": 65_536, "/v1/ticks": 2_000_000, "/openrtb/2.6/bid": 262_144}

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from decisionllm.command_line import with_defaults
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.campaign_history import SETTINGS
+from decisionllm.domains.auction.journal import Journal, opened
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.serve import loaded, serve
 from decisionllm.serving.app import create_app
@@ -294,6 +295,48 @@ def test_replicas_follow_a_change(server, monkeypatch):
         while first.get("/v1/model").json()["model"] != "a@1":
             pass
         assert ticked(first, id, 0, 4)["model"] == "a@1"
+
+
+def test_a_change_begins_with_the_last_one_of_all_replicas(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 3600)
+    with serving(server.app()) as first, serving(server.app()) as second:
+        taken(first, "b")
+        of_b = begun(first)
+        assert taken(second, "c", share=0.5)["before"] == {"b@1": 1.0}
+        told = first.post("/v1/models/rollback", json={}).json()
+        assert {row["model"]: row["share"] for row in told["models"]} == {"b@1": 1.0}
+        taken(second, "a", share=0.25)
+    with serving(server.app()) as restarted:
+        told = restarted.get("/v1/models").json()
+        assert {row["model"]: row["share"] for row in told["models"]} == {"b@1": 0.75, "a@1": 0.25}
+        assert told["before"] == {"b@1": 1.0}
+        assert ticked(restarted, of_b, 0, 0)["model"] == "b@1"
+
+
+def test_replicas_make_one_change_at_a_time(server):
+    with serving(server.app()) as client:
+        folder = ModelFolder(
+            server.runs, print, run=server.runs / "a", kept=f"{server.path}/j.models"
+        )
+        with folder.locked():
+            for path, body in (("", {"run": "b"}), ("/rollback", {})):
+                answer = client.post(f"/v1/models{path}", json=body)
+                assert answer.status_code == 409 and "another change" in answer.text
+        assert taken(client, "b")["before"] == {"a@1": 1.0}
+
+
+def test_a_campaign_that_a_replica_opens_before_it_follows_is_moved(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.watched_file.EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.serving.watched_file.SETTLED", 3600)
+    journal = Journal(server.path / "j")
+    complete = dict.fromkeys(SETTINGS) | settings_of(0) | {"text": ""}
+    with serving(server.app()) as client:
+        taken(client, "b")
+        client.post("/v1/models/rollback", json={}).raise_for_status()
+        journal.write([opened("late", None, complete, "b@1")])
+        while journal.campaign("late")["model"] != "a@1":
+            pass
+        assert ticked(client, "late", 0, 0)["model"] == "a@1"
 
 
 def test_a_replica_that_follows_unloads_models_and_keeps_the_counts_of_their_caches(

@@ -106,6 +106,17 @@ def test_no_two_bids_take_the_same_money(bids):
     assert bids.reserve("c", 0, 10, [4.0])
 
 
+@pytest.mark.parametrize("paid", [9.0, 0.0], ids=["a win", "a loss"])
+def test_a_bid_on_the_tick_before_takes_no_money_that_its_result_has_spent(bids, steps, paid):
+    won, noticed_late = bids.reserve("c", 0, 100, [90.0, 9.0])
+    bids.settle(won, 90.0)
+    # another replica answers the tick with this win in its result, and 10 are left
+    steps["c"] = 1
+    bids.settle(noticed_late, paid)
+    assert bids.reserve("c", 0, 100, [80.0]) is None
+    assert bids.committed("c", 1) == paid
+
+
 def test_a_budget_above_the_largest_integer_is_bid_for(bids):
     assert bids.reserve("c", 0, 1e300, [6.0]) and bids.committed("c", 0) == 6
     assert bids.reserve("c", 0, 1e300, [1e299]) is None

@@ -58,6 +58,17 @@ VERSION_3 = (
 # What each version of the tables adds; an older file gets the rest when a server opens it.
 VERSIONS = (VERSION_1, VERSION_2, VERSION_3)
 VERSION = len(VERSIONS)
+# Where nothing may be written, views of an older file have the columns that it lacks.
+AS_NEWEST = {
+    1: (
+        "CREATE TEMP VIEW campaigns AS SELECT *, NULL AS model, NULL AS sum, NULL AS model_sum"
+        " FROM main.campaigns",
+        "CREATE TEMP VIEW ticks AS SELECT *, 0.0 AS at, NULL AS sum FROM main.ticks",
+        "CREATE TEMP VIEW counts AS SELECT COUNT(*) AS open FROM main.campaigns"
+        " WHERE ended IS NULL",
+    ),
+    2: ("CREATE TEMP VIEW campaigns AS SELECT *, NULL AS model_sum FROM main.campaigns",),
+}
 WAIT = 10.0  # most seconds for a lock that another process holds
 READ_WAIT = 0.25  # seconds: a read waits for no write in WAL mode, so that the event loop may read
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
@@ -150,12 +161,10 @@ class Journal:
             application, version = self._format()
             self._open_to_read(shared=read_only or self.path == ":memory:")
         self._file = identity(self.path)
-        if (application, version) != (APPLICATION, VERSION):
-            got = "another database"
-            if application == APPLICATION:
-                got = f"version {version}"
-            if application == APPLICATION and 0 < version < VERSION:
-                got += ", which a server that starts with it brings up to date"
+        if application == APPLICATION and version in AS_NEWEST:  # read only: others are changed
+            _show_as_newest(self._writer, version)
+        elif (application, version) != (APPLICATION, VERSION):
+            got = f"version {version}" if application == APPLICATION else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
     def beside(self, name: str) -> str:
@@ -700,6 +709,14 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
             raise
         connection = _connect(f"{file.as_uri()}?immutable=1")
     return connection
+
+
+def _show_as_newest(file: sqlite3.Connection, version: int) -> None:
+    """Let a connection that changes no row read an older version like the newest."""
+    file.execute("PRAGMA query_only=0")  # which forbids views of the connection's own, too
+    for view in AS_NEWEST[version]:
+        file.execute(view)
+    file.execute("PRAGMA query_only=1")
 
 
 def _delete_beside(path: str, tables: Sequence[str], ids: Sequence[tuple[str]]) -> None:

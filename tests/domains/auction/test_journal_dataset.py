@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decisionllm.domains.auction.env import Auction
-from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal import VERSION, Journal
 from decisionllm.domains.auction.journal_dataset import load
 from decisionllm.domains.auction.observation import ObservationSpec
 from tests.conftest import LOOP, NANO, command, near
@@ -188,7 +188,7 @@ def test_another_file_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "other.sqlite") as file:
         file.execute("CREATE TABLE notes (text)")
     with pytest.raises(
-        ValueError, match="journal: expected one of version 2, got another database"
+        ValueError, match=f"journal: expected one of version {VERSION}, got another database"
     ):
         load(path=str(tmp_path / "other.sqlite"))
     with pytest.raises(
