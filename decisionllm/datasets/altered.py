@@ -25,7 +25,6 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.tokenizers.entities import entity_columns
 
-VERSION = 4  # raise it when a transform writes something else
 # The draw of labelled episodes has its own random numbers: not those of held-out groups, nor those
 # of one episode.
 LABELS = 1 << 40
@@ -199,4 +198,4 @@ class Corruption:
         return new
 
 
-READER = DatasetReader(version=VERSION)
+READER = DatasetReader(version=4)

@@ -37,7 +37,6 @@ from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, choice, discover, register
 from decisionllm.schema import Episode, Json, Spec
 
-VERSION = 2  # raise it when `load` writes other info
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 # options that all parts of a mixture have in common, and why
 OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
@@ -495,4 +494,4 @@ def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -
     return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)

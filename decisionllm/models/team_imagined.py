@@ -18,8 +18,6 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
 
-VERSION = 1  # of how episodes are made
-
 
 @register("dataset", "team_imagined", text="${text}")
 def load(
@@ -117,4 +115,4 @@ def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed:
     return Log({"types": {"agent": {}}, "horizon": T}, clock, agents)
 
 
-READER = DatasetReader(version=VERSION, files=files)
+READER = DatasetReader(version=1, files=files)

@@ -37,7 +37,6 @@ from decisionllm.schema import Episode, Json, Spec
 TEACHERS = ("oracle", "teacher")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
 NUM_CAMPAIGNS = 4000  # of a teacher by default, which its name does not say
-VERSION = 1  # raised when `load` says other facts of its campaigns
 
 
 @register("dataset", "auction", text="${text}")
@@ -483,4 +482,4 @@ def save(path: str, store: Store) -> None:
     auctionnet.write(path, log)
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=1, files=files, data_options=data_options, worded=worded)

@@ -33,7 +33,6 @@ HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 PIECE = 1000
 CHAINS = 50  # most balls that a regenerated log is walked by
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
-VERSION = 2  # raised when `load` says other facts of a file or its tasks
 GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 VERTICAL = ("top", "middle", "bottom")
 HORIZONTAL = ("left", "centre", "right")
@@ -574,4 +573,4 @@ def file_names(maze: str, dense: bool) -> list[str]:
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
