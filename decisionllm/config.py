@@ -1,7 +1,7 @@
 """Options: the typed configuration of training, and the table of what cannot be."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ class TrainConfig:
     # steps of a trajectory -> tokens of the language model
     tokenizer: Node = field(default_factory=lambda: registry.choice("tokenizer", "trajectory"))
     # where `evaluate` rolls the run out
-    env: Node = field(default_factory=lambda: {"_target_": "none"})
+    env: Node = field(default_factory=registry.no_choice)
     name: str = "policy"  # of the policy, in results
     run: str = "runs/policy"  # the run directory
     # where data stores are kept
@@ -111,19 +111,19 @@ class TrainConfig:
     # space
     init_from: str = ""
     # change the log before it is read: unlabelled, corrupted
-    transform: Node = field(default_factory=lambda: {"_target_": "none"})
+    transform: Node = field(default_factory=registry.no_choice)
     # fill in the actions that the log lacks
-    fill_actions: Node = field(default_factory=lambda: {"_target_": "none"})
+    fill_actions: Node = field(default_factory=registry.no_choice)
     # vary the training windows as the world allows
-    augment: Node = field(default_factory=lambda: {"_target_": "none"})
+    augment: Node = field(default_factory=registry.no_choice)
     # what is minimised
     objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))
     # value: plan to a value learned in a learned model
-    planner: Node = field(default_factory=lambda: {"_target_": "none"})
+    planner: Node = field(default_factory=registry.no_choice)
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     # features: of a frozen language model
-    text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})
+    text_encoder: Node = field(default_factory=registry.no_choice)
     window: int = 20  # T, steps of history
     steps: int = 2000
     # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
@@ -137,6 +137,12 @@ class TrainConfig:
     optim: OptimOptions = field(default_factory=OptimOptions)
     log: LogOptions = field(default_factory=LogOptions)
     act: ActOptions = field(default_factory=ActOptions)
+
+
+CHOICES = [each for each in fields(TrainConfig) if each.type == Node]
+# the groups of choices, and those without a choice by default
+GROUPS = tuple(each.name for each in CHOICES)
+OPTIONAL = tuple(each.name for each in CHOICES if each.default_factory is registry.no_choice)
 
 
 def plain(config: "TrainConfig | DictConfig | Json") -> Node:

@@ -14,13 +14,12 @@ from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
 from decisionllm.datasets.team_card import coverage
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
-from decisionllm.registry import Node, function, function_names
+from decisionllm.registry import Node, function, function_names, no_choice
 from decisionllm.scaling.executors import of_files
 from decisionllm.schema import Json
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-NO_ENV = {"_target_": "none"}
 # keys of a store's info that are no options of its dataset
 NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults")
 
@@ -66,7 +65,7 @@ def data(config: Node) -> Store | None:
             raise ValueError(f"export={kind}: expected {wanted}, got {store.info['name']}")
         options: Node = {}
         if kind == "minari":
-            options, note = scored(config.get("env", NO_ENV), store)
+            options, note = scored(config.get("env", no_choice()), store)
             if note:
                 console.print(note)
         export(target, store, **options)

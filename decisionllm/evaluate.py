@@ -22,7 +22,7 @@ from decisionllm.files import append_line, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import Node, build, lacks_text
+from decisionllm.registry import Node, build, is_none, lacks_text
 from decisionllm.runs import directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
@@ -164,7 +164,7 @@ def chosen_environment(run: OpenedRun, config: Node) -> tuple[Node, str]:
     """
     own = run.config["env"]
     given = env_options_of(run.config, config["env"])
-    if own["_target_"] == "none" and not given:
+    if is_none(own) and not given:
         example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
         nothing = "env=none, there is no environment to roll out in"
         raise ValueError(f"{run.path}: {nothing}; give one, such as {example}")

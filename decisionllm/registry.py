@@ -174,6 +174,16 @@ def choice(group: str, name: str, /, **options: object) -> Node:
     return node | given
 
 
+def no_choice() -> Node:
+    """The config node of a group without a choice, such as env=none."""
+    return {"_target_": "none"}
+
+
+def is_none(node: Node) -> bool:
+    """Whether a group has no choice, as with env=none."""
+    return node.get("_target_") == "none"
+
+
 def build(node: Node, *supplied: object) -> Any:
     """Call what a config node names: `_target_` with the supplied positional arguments and the
     node's keys.

@@ -12,7 +12,7 @@ from decisionllm.datasets import sampling, team_windows, windows
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
-from decisionllm.registry import build
+from decisionllm.registry import build, is_none
 from decisionllm.schema import Batch, Json, Window
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def chosen_episodes(
 
 def fills_actions(config: TrainConfig) -> bool:
     """Whether the actions that a log lacks are filled in."""
-    return bool(config.fill_actions["_target_"] != "none")
+    return not is_none(config.fill_actions)
 
 
 def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
@@ -191,7 +191,7 @@ def check_targets(
 def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
     """The windows of a sampler, varied by `augment`, of the run or of a part."""
     chosen = by_part(store, "augment", config.augment)
-    distinct = {str(node): node for node in chosen.values() if node["_target_"] != "none"}
+    distinct = {str(node): node for node in chosen.values() if not is_none(node)}
     for node in distinct.values():
         among = np.zeros(len(store.lengths), bool)
         for label, part in store.parts.items():

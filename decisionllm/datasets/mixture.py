@@ -34,7 +34,7 @@ from decisionllm.datasets.store import (
 )
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, choice, discover, register
+from decisionllm.registry import Node, build, choice, discover, no_choice, register
 from decisionllm.schema import Episode, Json, Spec
 
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
@@ -310,7 +310,7 @@ def env_node(dataset: str, given: Node) -> Node:
     options = {key: value for key, value in given.items() if key != "env"}
     if "env" in given:
         return choice("env", given["env"]) | options
-    return discover()["env"].get(dataset, {"_target_": "none"}) | options
+    return discover()["env"].get(dataset, no_choice()) | options
 
 
 def chosen(group: str, given: str | Node) -> Node:
@@ -318,7 +318,7 @@ def chosen(group: str, given: str | Node) -> Node:
     if not isinstance(given, str):
         return given
     if given == "none":
-        return {"_target_": "none"}
+        return no_choice()
     return choice(group, given)
 
 

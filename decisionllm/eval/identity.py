@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from decisionllm.command_line import OPTIONAL, with_defaults
-from decisionllm.config import TrainConfig, flat, plain
+from decisionllm.command_line import with_defaults
+from decisionllm.config import GROUPS, TrainConfig, flat, plain
 from decisionllm.registry import Node, discover
 from decisionllm.runs.directory import MAY_DIFFER
 from decisionllm.schema import Json
@@ -20,10 +20,6 @@ from decisionllm.schema import Json
 Row = Json
 Options = Mapping[str, Any]
 
-GROUPS = ("dataset", "env", "backbone", "head", "tokenizer", "objective", *OPTIONAL)
-DEFAULT_CHOICES = {"tokenizer": "trajectory", "objective": "likelihood"} | dict.fromkeys(
-    OPTIONAL, "none"
-)
 # `decode` and `part` are columns of a row, `name` is the policy
 NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
@@ -53,7 +49,7 @@ def options_of(run_config: Json) -> Json:
             continue
         if key.endswith(".seed") or value != resolved(defaults.get(key), run_config):
             found[key] = value
-    for group, choice in {**DEFAULT_CHOICES, "env": found.get("dataset")}.items():
+    for group, choice in (default_choices() | {"env": found.get("dataset")}).items():
         if found.get(group) == choice:
             found.pop(group, None)
     return found
@@ -83,6 +79,13 @@ def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
     if name not in choices:
         name = min(choices, key=changes)
     return name, choices[name]
+
+
+@cache
+def default_choices() -> Json:
+    """The choices of `train` by default, {"tokenizer": "trajectory", ...}."""
+    defaults = asdict(TrainConfig({}, {}, {}))
+    return {group: nearest(group, defaults[group])[0] for group in GROUPS if defaults[group]}
 
 
 @cache

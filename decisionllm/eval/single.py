@@ -12,7 +12,7 @@ from decisionllm.datasets.store import Store, blocks
 from decisionllm.eval.gymnasium import GymnasiumEnv
 from decisionllm.eval.layout import check_env
 from decisionllm.protocols import Env
-from decisionllm.registry import Node, build
+from decisionllm.registry import Node, build, is_none
 from decisionllm.schema import Json, Spec
 
 BLOCK = 1 << 14  # rows that are compared at a time
@@ -72,7 +72,7 @@ def exported(node: Node, store: Store) -> tuple[Json, str]:
         world. And a line for the user, or "": why the dataset names no environment, or what the
         data do not say of its layout.
     """
-    if node["_target_"] == "none":
+    if is_none(node):
         return {}, ""
     env: Env = build(node, 1)
     if env.groups is not None:

@@ -10,7 +10,7 @@ from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective, Planner
-from decisionllm.registry import Node, build, choice
+from decisionllm.registry import Node, build, choice, is_none
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.team import TeamTokenizer
 from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer
@@ -74,7 +74,7 @@ class SequenceModel(nn.Module):
                 "protocols.Head"
             )
         self.planner: Planner | None = None
-        if planner and planner["_target_"] != "none":
+        if planner is not None and not is_none(planner):
             self.planner = build(planner, spec)
         self.objective = made
         self.team = self._team_tokenizer()
