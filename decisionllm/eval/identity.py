@@ -114,13 +114,16 @@ def effective(options: Options, key: str) -> Any:
     if key in options:
         return options[key]
     group, _, name = key.partition(".")
+    is_baseline = "algorithm" in options
+    if key == "env":
+        return options.get("dataset")
     if key in GROUPS:
-        return options.get("dataset") if key == "env" else "none"
+        return "none" if is_baseline else default_choices().get(key, "none")
     if group in GROUPS:
         choices = discover().get(group, {})
         usual = choices.get(effective(options, group), {}).get(name)
     else:
-        usual = base_defaults(baseline="algorithm" in options).get(key)
+        usual = base_defaults(baseline=is_baseline).get(key)
     if usual == "???":
         return None
     reference = re.fullmatch(r"\$\{([\w.]+)\}", str(usual))
