@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decisionllm.checks import one_of
+from decisionllm.checks import one_of, share
 from decisionllm.config import train_config
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
@@ -139,8 +139,7 @@ def check_needs(config: Json) -> None:
 def check_numbers(config: Json) -> None:
     """Raise a ValueError for a number or a word that cannot be."""
     one_of("log", config["log"], logs.KINDS)
-    if not 0 <= config["log_sample"] <= 1:
-        raise ValueError(f"log_sample: expected a share from 0 to 1, got {config['log_sample']}")
+    share("log_sample", config["log_sample"])
     for name in POSITIVE:
         if config[name] is not None and not 0 < config[name] < math.inf:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")

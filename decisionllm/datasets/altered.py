@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm import checks
 from decisionllm.datasets import moments
 from decisionllm.datasets.store import DatasetReader, Store
 from decisionllm.datasets.windows import BLOCK, of_store
@@ -44,10 +44,7 @@ def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Sou
         ValueError: a share that cannot be, or that keeps the actions of no episode.
     """
     E = len(clean.lengths)
-    if not 0 <= actions_kept <= 1:
-        raise ValueError(
-            f"transform.actions_kept: expected a share within 0 .. 1, got {actions_kept}"
-        )
+    checks.share("transform.actions_kept", actions_kept)
     count = round(actions_kept * E)
     if not count:
         given = f"transform.actions_kept={actions_kept} of {E} episodes"
@@ -90,8 +87,8 @@ def corrupted(
     Raises:
         ValueError: an option cannot be.
     """
-    one_of("transform.column", column, ("observations", "actions", "rewards"))
-    one_of("transform.kind", kind, ("random", "adversarial"))
+    checks.one_of("transform.column", column, ("observations", "actions", "rewards"))
+    checks.one_of("transform.kind", kind, ("random", "adversarial"))
     if not (0 <= share <= 1 and scale > 0):
         raise ValueError(
             f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} "

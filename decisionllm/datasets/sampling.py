@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm import checks
 from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
@@ -259,10 +260,9 @@ def select(
     Raises:
         ValueError: a share is not within 0 .. 1, `fraction` is 0, or no group is left to train on.
     """
-    given = {"fraction": fraction, "min_return_quantile": min_return_quantile, "held_out": held_out}
-    for name, value in given.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"data.{name}: expected a share within 0 .. 1, got {value}")
+    checks.share("data.fraction", fraction)
+    checks.share("data.min_return_quantile", min_return_quantile)
+    checks.share("data.held_out", held_out)
     if not fraction:
         raise ValueError(f"data.fraction: expected more than 0, got {fraction}")
     trained_on = []

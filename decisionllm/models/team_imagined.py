@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from decisionllm.checks import at_least
 from decisionllm.datasets import team
 from decisionllm.datasets.formats.team_log import Log, joined
 from decisionllm.datasets.joint_steps import JointSteps
@@ -54,8 +55,7 @@ def load(
     """
     counts = {"worlds": worlds, "updates": updates, "rounds": rounds}
     for name, given in counts.items():
-        if given < 1:
-            raise ValueError(f"dataset.{name}: expected 1 or more, got {given}")
+        at_least(f"dataset.{name}", given, 1)
     log = joined(list(team.logs_of(path, meta, cut)()))
     steps = JointSteps.of(log)
     world = TeamWorld(steps, seed=seed)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import at_least, one_of
 from decisionllm.datasets import arrays
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
 from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
@@ -97,8 +97,7 @@ def load(
     """
     of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, of_goals)
-    if steps < 0:
-        raise ValueError(f"dataset.steps: expected 0 or more, got {steps}")
+    at_least("dataset.steps", steps, 0)
     simulator = Maze.named(maze)
     left_out = simulator.cells(without_goals, "dataset.without_goals")
 
