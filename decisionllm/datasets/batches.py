@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decisionllm.config import TrainConfig, one_agent_reads
-from decisionllm.datasets import sampling, team_windows, windows
+from decisionllm.datasets import sampling, windows
+from decisionllm.datasets.sampling import Sampler, SamplerOptions, TextSampler
 from decisionllm.datasets.store import Store
+from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.registry import build, is_none
@@ -59,20 +60,23 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     # the loss on held-out windows is that of recorded actions alone
     measured = replace(steps, loss_mask=logged.loss_mask, action_weight=logged.action_weight)
     check_targets(config, store, steps, episodes)
-    make = sampler_maker(config, store)
-    sampler = make(
+    words = wordings(store, config.text_wordings)
+    sampler = make_sampler(
+        config,
+        store,
         steps,
-        episodes=episodes,
+        episodes,
         seed=config.seed,
         weights=sampling.part_weights(store, steps, episodes, shares),
         discount=step_discount(config, store),
     )
-    tasks, reword = texts_of(config, store, sampler)
+    varied = augmented(config, store, sampler)
     validators = {}
     for label, part in store.parts.items():
         own = np.intersect1d(part, held_out)
         if len(own):
-            validators[label] = reword(make(measured, episodes=own, seed=0), seed=0)
+            validator = make_sampler(config, store, measured, own, seed=0)
+            validators[label] = reworded(validator, store, words, texts=validator.texts, seed=0)
     if config.log.keep_best == "loss" and not validators:
         raise ValueError(
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
@@ -84,9 +88,9 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         steps=steps,
         episodes=episodes,
         held_out=held_out,
-        sampler=reword(augmented(config, store, sampler), seed=config.seed),
+        sampler=reworded(varied, store, words, texts=sampler.texts, seed=config.seed),
         validators=validators,
-        tasks=tasks,
+        tasks=texts_of(sampler, store, words),
         window=config.window,
     )
 
@@ -97,9 +101,10 @@ def read_windows(
     """Windows of these episodes, as a run with this config reads them but not varied, and the texts
     of their rows.
     """
-    sampler = sampler_maker(config, store)(steps, episodes=episodes, seed=config.seed)
-    tasks, reword = texts_of(config, store, sampler)
-    return reword(sampler, seed=config.seed), tasks
+    words = wordings(store, config.text_wordings)
+    sampler = make_sampler(config, store, steps, episodes, seed=config.seed)
+    drawn = reworded(sampler, store, words, texts=sampler.texts, seed=config.seed)
+    return drawn, texts_of(sampler, store, words)
 
 
 def chosen_episodes(
@@ -200,32 +205,58 @@ def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
     return sampler
 
 
-def texts_of(
-    config: TrainConfig, store: Store, sampler: sampling.Sampler
-) -> tuple[Sequence[str], Callable[..., Windows]]:
-    """The texts of windows by their number, and a function of windows and a seed that draws them in
-    many wordings, where the store has facts to make these of.
+def make_sampler(
+    config: TrainConfig,
+    store: Store,
+    steps: windows.Steps,
+    episodes: np.ndarray,
+    *,
+    seed: int,
+    weights: np.ndarray | None = None,
+    discount: float | np.ndarray = 1.0,
+) -> Sampler:
+    """The sampler of windows of these episodes, of single agents or of teams as a run reads them.
+
+    Arguments: see `Sampler`.
     """
-    words = wordings(store, config.text_wordings)
+    options: SamplerOptions = {
+        "T": config.window,
+        "batch_size": config.optim.batch_size,
+        "seed": seed,
+        "weights": weights,
+        "discount": discount,
+    }
+    if not one_agent_reads(config):
+        alone = 0.5 if config.team.execution == "both" else 0.0
+        return TeamSampler(steps, store, episodes, alone=alone, **options)
+    rows_per_text = config.data.rows_per_text
+    if rows_per_text == 1:
+        return Sampler(steps, episodes, **options)
+    return TextSampler(steps, episodes, task=store.task, rows_per_text=rows_per_text, **options)
+
+
+def reworded(
+    draw: Windows, store: Store, words: Wordings | None, *, texts: int, seed: int
+) -> Windows:
+    """The windows of a sampler, a text drawn for each row where tasks have many wordings.
+
+    Args:
+        draw: step -> its windows.
+        store: the log.
+        words: of its tasks; None: each has one text.
+        texts: distinct ones in a batch, at most.
+        seed: of the draws.
+    """
+    if words is None:
+        return draw
+    return words.sampler(draw, task=store.task, worded=worded(store), texts=texts, seed=seed)
+
+
+def texts_of(sampler: Sampler, store: Store, words: Wordings | None) -> Sequence[str]:
+    """The texts of the windows of a sampler, by their number. words: see `reworded`."""
     if words is not None:
-        draw = partial(words.sampler, task=store.task, worded=worded(store), texts=sampler.texts)
-        return words, draw
-
-    def unchanged(drawn: Windows, *, seed: int) -> Windows:
-        return drawn
-
-    if isinstance(sampler, team_windows.TeamSampler):
-        return sampler.tasks, unchanged
-    return store.tasks, unchanged
-
-
-def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., sampling.Sampler]:
-    """Return a function of steps, episodes, seed and weights that makes the samplers of a run."""
-    shape: Json = {"T": config.window, "batch_size": config.optim.batch_size}
-    if one_agent_reads(config):
-        return partial(sampling.sampler(config.data.rows_per_text, store.task), **shape)
-    alone = 0.5 if config.team.execution == "both" else 0.0
-    return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
+        return words
+    return sampler.tasks if isinstance(sampler, TeamSampler) else store.tasks
 
 
 def by_part(store: Store, option: str, value: object) -> Json:

@@ -1,8 +1,7 @@
 """The choice of episodes, and samplers of windows, which are pure functions of (seed, step)."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Required, TypedDict, Unpack
 
 import numpy as np
 
@@ -11,6 +10,16 @@ from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
 from decisionllm.schema import Window
+
+
+class SamplerOptions(TypedDict, total=False):
+    """The options that samplers of all kinds have, see `Sampler`."""
+
+    T: Required[int]
+    batch_size: Required[int]
+    seed: Required[int]
+    weights: np.ndarray | None
+    discount: float | np.ndarray
 
 
 class Sampler:
@@ -105,7 +114,7 @@ class TextSampler(Sampler):
         *,
         task: np.ndarray,
         rows_per_text: int,
-        **options: Any,
+        **options: Unpack[SamplerOptions],
     ) -> None:
         self.task = task
         super().__init__(steps, episodes, **options)
@@ -128,15 +137,6 @@ class TextSampler(Sampler):
         task = drawn_tasks[np.arange(self.batch_size) % self.texts]  # (B,)
         among = self.first[task], self.end[task]
         return draw(rng, self.batch_size, self.before, self.weights, self.discount, among)
-
-
-def sampler(rows_per_text: int, task: np.ndarray) -> Callable[..., Sampler]:
-    """The class of samplers in which so many rows share a text; `TextSampler` has its `task` and
-    `rows_per_text` already.
-    """
-    if rows_per_text == 1:
-        return Sampler
-    return partial(TextSampler, task=task, rows_per_text=rows_per_text)
 
 
 def draw(
