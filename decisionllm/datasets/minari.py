@@ -262,7 +262,6 @@ def fixed_reward(dataset: "MinariDataset") -> Callable[[np.ndarray], np.ndarray]
     return reward
 
 
-@register("export", "minari")
 def save(
     minari_id: str,
     store: Store,
