@@ -147,7 +147,7 @@ class Corruption:
         mean, covariance = moments.covariance(numbers())
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
         # a constant number has no slope
-        unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)
+        unit = np.where(moments.varies(mean, deviation), deviation, np.inf)
         correlation = covariance / np.outer(unit, unit)
         slope = np.linalg.lstsq(correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6)[0]
         return deviation[:-1], slope
