@@ -249,7 +249,7 @@ def reworded(
     """
     if words is None:
         return draw
-    return words.sampler(draw, task=store.task, worded=worded(store), texts=texts, seed=seed)
+    return words.sampler(draw, task=store.task, among=has_wordings(store), texts=texts, seed=seed)
 
 
 def texts_of(sampler: Sampler, store: Store, words: Wordings | None) -> Sequence[str]:
@@ -265,7 +265,7 @@ def by_part(store: Store, option: str, value: object) -> Json:
     return {label: known.get(label, {}).get(option, value) for label in store.parts}
 
 
-def worded(store: Store) -> np.ndarray:
+def has_wordings(store: Store) -> np.ndarray:
     """(E,) bool, whether the texts of an episode are drawn from many wordings: all, or those of the
     parts that have them.
     """
