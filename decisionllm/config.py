@@ -258,7 +258,7 @@ WORDS = {
     "log.keep_best": ("", "loss", "score"),
 }
 # What several options must be together. act.stride is held against the window of each embodiment,
-# see `mixture.of_embodiment`.
+# see `mixture.embodiment_config`.
 RULES = (
     Rule(
         ("log.keep_best", "log.rollout_every"),

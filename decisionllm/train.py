@@ -268,7 +268,7 @@ def open_windows(config: TrainConfig, stores: Mapping[str, Store]) -> dict[str, 
     """The samplers of windows of a run, by embodiment."""
     shares = mixture.part_shares(config.dataset, stores)
     return {
-        name: open_data(mixture.of_embodiment(config, name), store, shares[name])
+        name: open_data(mixture.embodiment_config(config, name), store, shares[name])
         for name, store in stores.items()
     }
 
@@ -338,7 +338,7 @@ def train_step(training: Training) -> None:
     # saved. torch takes 64 bits.
     torch.manual_seed(((config.seed * 1_000_003 + loop.step) * world + rank) % 2**63)
     shares = {name: data.shares for name, data in training.data.items()}
-    space = mixture.embodiment_of(shares, config.seed, loop.step)
+    space = mixture.drawn_embodiment(shares, config.seed, loop.step)
     window = training.data[space].sampler(loop.step)
     parts = world * config.optim.accumulate
     for part in range(rank, parts, world):

@@ -404,24 +404,24 @@ def stores(
     Returns:
         {embodiment: store}; {"": store} of a dataset of one space.
     """
-    parts = of_embodiments(dataset)
+    parts = embodiment_parts(dataset)
     return {name: prepare(part.dataset, cache_dir, transform) for name, part in parts.items()}
 
 
-def of_embodiments(dataset: Node) -> dict[str, Part]:
+def embodiment_parts(dataset: Node) -> dict[str, Part]:
     """The parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
     if dataset["_target_"] != f"{__name__}.embodiments":
         return {"": Part(dataset=dataset)}
     return described(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
-def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
+def embodiment_config(config: TrainConfig, name: str) -> TrainConfig:
     """The options of a run as those of one of its embodiments: with its own window and draws.
 
     Raises:
         ValueError: its window is below act.stride.
     """
-    own = of_embodiments(config.dataset)[name]
+    own = embodiment_parts(config.dataset)[name]
     window = own.window or config.window
     if window < config.act.stride:
         wanted = f"a window of act.stride={config.act.stride} steps or more"
@@ -431,7 +431,7 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     return replace(config, window=window, augment=own.augment or config.augment, data=data)
 
 
-def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
+def evaluation_parts(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
     """The datasets that a run can be evaluated on one by one.
 
     Args:
@@ -446,7 +446,7 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
         ValueError: two have one label.
     """
     made: dict[str, Json] = {}
-    for name, part in of_embodiments(dataset).items():
+    for name, part in embodiment_parts(dataset).items():
         info = opened[name].info
         alone = {}
         if name:
@@ -475,7 +475,7 @@ def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[fl
         ValueError: all weights are 0.
     """
     found = {}
-    for name, part in of_embodiments(dataset).items():
+    for name, part in embodiment_parts(dataset).items():
         own = 1.0 if part.weight is None else part.weight
         among = stores[name].info.get("parts", {"": {}})
         found[name] = [float(own * each.get("weight", 1.0)) for each in among.values()]
@@ -484,7 +484,7 @@ def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[fl
     return found
 
 
-def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
+def drawn_embodiment(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
     """The embodiment whose windows are trained on at this step, drawn by the shares of its
     parts."""
     if len(shares) == 1:

@@ -80,7 +80,7 @@ def one_copy(node: str) -> Env:
 
 def parts(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]:
     """The dataset of a run with its environment; of a mixture, each part with its own."""
-    found = mixture.evaluated(config.dataset, stores)
+    found = mixture.evaluation_parts(config.dataset, stores)
     for label, part in found.items():
         store = stores[part["embodiment"]]
         episodes = store.parts.get(label, np.arange(len(store.lengths)))

@@ -151,7 +151,7 @@ def targets(config: TrainConfig, data: Mapping[str, Data]) -> Json:
     if "" in data:
         found["targets"] = return_quantiles(config, data[""], "")
     stores = {name: each.store for name, each in data.items()}
-    parts = mixture.evaluated(config.dataset, stores)
+    parts = mixture.evaluation_parts(config.dataset, stores)
     for label, part in parts.items():
         part["targets"] = return_quantiles(config, data[part["embodiment"]], label)
     if parts:
