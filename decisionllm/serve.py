@@ -7,7 +7,7 @@ import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decisionllm.checks import one_of, share
 from decisionllm.config import train_config
@@ -300,9 +300,11 @@ def shadow_of(
     return made, about
 
 
-def loaded(config: Json, run: str | Path, **acting: Any) -> tuple[Policy, Json, Json]:
+def loaded(
+    config: Json, run: str | Path, *, part: str | None = None, **acting: object
+) -> tuple[Policy, Json, Json]:
     """A policy, its description, see `model_info`, and what is known of its dataset."""
-    policy = loading.load_policy(run, device=config["device"], **acting)
+    policy = loading.load_policy(run, part=part, device=config["device"], **acting)
     about = model_info(run, policy, policy.config, policy.info)
     return policy, about, policy.info["dataset"]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 
@@ -43,6 +43,15 @@ OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
 
 Given = str | Json  # a part as it is given: the name of a dataset, or its options
 Parts = Sequence[Given] | Mapping[str, Given]
+
+
+class MixtureOptions(TypedDict, total=False):
+    """The options of `mixture` and of `embodiments`."""
+
+    parts: Required[Parts]
+    options: Json | None
+    text: str
+    text_wordings: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +190,7 @@ def one_layout(infos: Mapping[str, Json]) -> Json:
     return layout
 
 
-def data_options(**options: Any) -> Node:
+def data_options(**options: Unpack[MixtureOptions]) -> Node:
     """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws
     and envs depend on."""
     kept: Node = {}
@@ -190,7 +199,7 @@ def data_options(**options: Any) -> Node:
     return {"parts": kept}
 
 
-def worded(store: Store, **options: Any) -> Store:
+def worded(store: Store, **options: Unpack[MixtureOptions]) -> Store:
     """See `datasets.store`: each part with its own texts."""
     texts = np.empty(len(store.lengths), object)
     infos: dict[str, Node] = {}
@@ -208,7 +217,7 @@ def worded(store: Store, **options: Any) -> Store:
     return replace(found, info=found.info | {"parts": infos})
 
 
-def mixed(**options: Any) -> dict[str, Part]:
+def mixed(**options: Unpack[MixtureOptions]) -> dict[str, Part]:
     """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has an
     option of its own that only an embodiment can have.
     """
@@ -225,7 +234,7 @@ def mixed(**options: Any) -> dict[str, Part]:
     return parts
 
 
-def files(**options: Any) -> list[Path]:
+def files(**options: Unpack[MixtureOptions]) -> list[Path]:
     """The files that the readers of the parts read."""
     found = []
     for part in described(**options).values():

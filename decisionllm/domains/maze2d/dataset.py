@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -232,9 +231,11 @@ def data_options(*, text: str = "none", **options: object) -> Json:
     return {"text": canonical.get(text, text), **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+def worded(
+    store: Store, *, maze: str, text: str = "none", seed: int = 0, **options: object
+) -> Store:
     """See `datasets.store`."""
-    return with_texts(store, text, texts(facts_of(store), text=text, **options))
+    return with_texts(store, text, texts(facts_of(store), maze=maze, text=text, seed=seed))
 
 
 def texts(
@@ -243,7 +244,6 @@ def texts(
     maze: str,
     text: str = "none",
     seed: int = 0,
-    **options: object,
 ) -> list[str]:
     """The task text of each episode by its facts (E,), see `goal_facts`. Options as in `load`."""
     if text == "constant":
