@@ -57,6 +57,12 @@ def at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name}: expected {least} or more, got {value}")
 
 
+def more_than_0(name: str, value: float) -> None:
+    """Raise a ValueError unless a number is more than 0."""
+    if not value > 0:
+        raise ValueError(f"{name}: expected more than 0, got {value}")
+
+
 def share(name: str, value: float) -> None:
     """Raise a ValueError unless a number is a part of a whole."""
     if not 0 <= value <= 1:

@@ -263,8 +263,7 @@ def select(
     checks.share("data.fraction", fraction)
     checks.share("data.min_return_quantile", min_return_quantile)
     checks.share("data.held_out", held_out)
-    if not fraction:
-        raise ValueError(f"data.fraction: expected more than 0, got {fraction}")
+    checks.more_than_0("data.fraction", fraction)
     trained_on = []
     out_of_it = []
     for episodes in store.parts.values():

@@ -107,12 +107,11 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     not.
     """
     before, info = read(path)
-    was = flat(asdict(TrainConfig({}, {}, {}))) | flat(before)
-    now = flat(asdict(config))
-    different = {}
-    for key, value in now.items():
-        if key not in MAY_DIFFER and was.get(key) != value:
-            different[key] = (was.get(key), value)
+    earlier = flat(asdict(TrainConfig({}, {}, {}))) | flat(before)
+    different = {}  # option: its value when the run was begun, and now
+    for key, value in flat(asdict(config)).items():
+        if key not in MAY_DIFFER and earlier.get(key) != value:
+            different[key] = (earlier.get(key), value)
     if different:
         if different.keys() <= {"steps", "minutes"}:
             raise ValueError(longer(path, **different))
