@@ -71,12 +71,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         discount=step_discount(config, store),
     )
     varied = augmented(config, store, sampler)
-    validators = {}
-    for label, part in store.parts.items():
-        own = np.intersect1d(part, held_out)
-        if len(own):
-            validator = make_sampler(config, store, measured, own, seed=0)
-            validators[label] = reworded(validator, store, words, texts=validator.texts, seed=0)
+    validators = held_out_windows(config, store, measured, held_out, words)
     if config.log.keep_best == "loss" and not validators:
         raise ValueError(
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
@@ -93,6 +88,26 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         tasks=texts_of(sampler, store, words),
         window=config.window,
     )
+
+
+def held_out_windows(
+    config: TrainConfig,
+    store: Store,
+    steps: windows.Steps,
+    held_out: np.ndarray,
+    words: Wordings | None,
+) -> dict[str, Windows]:
+    """The held-out windows of each part that has some, the same for every seed of training.
+
+    words: see `reworded`.
+    """
+    found = {}
+    for label, part in store.parts.items():
+        episodes = np.intersect1d(part, held_out)
+        if len(episodes):
+            sampler = make_sampler(config, store, steps, episodes, seed=0)
+            found[label] = reworded(sampler, store, words, texts=sampler.texts, seed=0)
+    return found
 
 
 def read_windows(
