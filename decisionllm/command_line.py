@@ -5,7 +5,7 @@ its default, and no key is one that nothing reads.
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
-from decisionllm.config import OPTIONAL, TrainConfig, flat, merged, plain
+from decisionllm.config import OPTIONAL, default_options, flat, merged, plain
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
@@ -77,11 +77,8 @@ def store_choices() -> None:
             store(group=group, name=name, node=node)
     # until one is chosen, see `checked_options`; --help and --cfg job need none
     store(group="dataset", name="none", node=registry.no_choice())
-    defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
-    store(
-        name="train_options",
-        node={key: value for key, value in defaults.items() if key not in groups},
-    )
+    options = {key: value for key, value in default_options().items() if key not in groups}
+    store(name="train_options", node=options)
     OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
 
 

@@ -144,6 +144,11 @@ GROUPS = tuple(each.name for each in CHOICES)
 OPTIONAL = tuple(each.name for each in CHOICES if each.default_factory is registry.no_choice)
 
 
+def default_options() -> Node:
+    """The options of `train` by default, as plain dicts; a choice that has to be made is {}."""
+    return asdict(TrainConfig(dataset={}, backbone={}, head={}))
+
+
 def plain(config: "TrainConfig | DictConfig | Json") -> Node:
     """A TrainConfig, or a dict of its form, as resolved plain dicts."""
     from omegaconf import OmegaConf
@@ -170,14 +175,14 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
 
     given = asdict(options) if isinstance(options, TrainConfig) else options
     try:
-        defaults = OmegaConf.structured(TrainConfig)
+        schema = OmegaConf.structured(TrainConfig)
         for group, node in given.items():
             # the default may be of another callable, whose options are not this one's
             if isinstance(node, Mapping) and "_target_" in node:
-                defaults[group] = node
-        config = OmegaConf.to_object(OmegaConf.merge(defaults, given))
+                schema[group] = node
+        config = OmegaConf.to_object(OmegaConf.merge(schema, given))
     except ConfigKeyError as error:
-        known = flat(asdict(TrainConfig({}, {}, {})))
+        known = flat(default_options())
         raise ValueError(unknown_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
         place = f"{error.full_key}: " if error.full_key else ""

@@ -5,14 +5,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
 from decisionllm.command_line import with_defaults
-from decisionllm.config import GROUPS, TrainConfig, flat, plain
+from decisionllm.config import GROUPS, default_options, flat, plain
 from decisionllm.registry import Node, discover
 from decisionllm.runs.directory import MAY_DIFFER
 from decisionllm.schema import Json
@@ -84,8 +83,8 @@ def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
 @cache
 def default_choices() -> Json:
     """The choices of `train` by default, {"tokenizer": "trajectory", ...}."""
-    defaults = asdict(TrainConfig({}, {}, {}))
-    return {group: nearest(group, defaults[group])[0] for group in GROUPS if defaults[group]}
+    nodes = {group: default_options()[group] for group in GROUPS}
+    return {group: nearest(group, node)[0] for group, node in nodes.items() if node}
 
 
 @cache
@@ -93,7 +92,7 @@ def base_defaults(*, baseline: bool) -> Json:
     """The defaults of the options outside of the groups, flat, of `train` or of `baseline`."""
     if baseline:
         return flat(with_defaults("baseline", {}))
-    return flat(asdict(TrainConfig({}, {}, {})))
+    return flat(default_options())
 
 
 def resolved(value: Any, run_config: Json) -> Any:

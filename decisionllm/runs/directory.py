@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from decisionllm.config import TrainConfig, flat
+from decisionllm.config import TrainConfig, default_options, flat
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
     DIGESTS,
@@ -107,7 +107,7 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     not.
     """
     before, info = read(path)
-    earlier = flat(asdict(TrainConfig({}, {}, {}))) | flat(before)
+    earlier = flat(default_options()) | flat(before)
     different = {}  # option: its value when the run was begun, and now
     for key, value in flat(asdict(config)).items():
         if key not in MAY_DIFFER and earlier.get(key) != value:
