@@ -73,7 +73,7 @@ def baseline(config: Node) -> Path:
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
     versions = directory.versions() | {"d3rlpy": d3rlpy.__version__}
     with directory.locked(run):
-        directory.describe(run, described, {"": store}, versions=versions)
+        directory.create(run, described, {"": store}, versions=versions)
         count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
         console.print(f"data: {store.info['name']}, {count}")
         batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"

@@ -32,7 +32,7 @@ from decisionllm.files import append_line, read_lines, write_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
-from decisionllm.runs.start import describe, new_model, unfitted_model
+from decisionllm.runs.start import create_folder, new_model, unfitted_model
 from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
@@ -229,7 +229,7 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
 
 def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
     """A run before its first step. Texts and environments are compared with its data, and its folder
-    is described.
+    is written.
     """
     stores = open_stores(config, accelerator)
     console = console_of(accelerator)
@@ -241,7 +241,7 @@ def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
     model = new_model(config, data)
     optimizer = make_optimizer(model, config.optim)
     if accelerator.is_main_process:
-        describe(config, stores, data, model)
+        create_folder(config, stores, data, model)
     return prepared(config, accelerator, data, model, optimizer)
 
 

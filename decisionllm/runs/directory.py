@@ -62,7 +62,7 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
+def create(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:

@@ -57,14 +57,12 @@ def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
     return model
 
 
-def describe(
+def create_folder(
     config: TrainConfig, stores: dict[str, Store], data: Mapping[str, Data], model: Model
 ) -> None:
     """Write the folder of a new run, but for its weights."""
-    frozen = fingerprint(model.backbone)
-    directory.describe(
-        Path(config.run), asdict(config), stores, **targets(config, data), frozen=frozen
-    )
+    known = targets(config, data) | {"frozen": fingerprint(model.backbone)}
+    directory.create(Path(config.run), asdict(config), stores, **known)
 
 
 def fit_units(normalizer: Normalizer, data: Data) -> None:
