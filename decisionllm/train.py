@@ -101,9 +101,9 @@ class Training:
         if self.console is not None:
             self.console.print(line)
 
-    def batch(self, space: str, window: Window, rows: slice | np.ndarray = ALL) -> Batch:
+    def batch(self, embodiment: str, window: Window, rows: slice | np.ndarray = ALL) -> Batch:
         """These rows of a window of an embodiment, with their texts, on the device."""
-        data = self.data[space]
+        data = self.data[embodiment]
         encode = self.inner.backbone.encode
         return to_batch(
             window,
@@ -114,10 +114,11 @@ class Training:
             device=self.accelerator.device,
         )
 
-    def terms(self, model: nn.Module, batch: Batch, space: str) -> dict[str, torch.Tensor]:
+    def terms(self, model: nn.Module, batch: Batch, embodiment: str) -> dict[str, torch.Tensor]:
         """The terms of the loss of a batch of an embodiment."""
+        arguments = (batch, embodiment) if embodiment else (batch,)
         with self.accelerator.autocast():
-            terms: dict[str, torch.Tensor] = model(batch, space) if space else model(batch)
+            terms: dict[str, torch.Tensor] = model(*arguments)
         return terms
 
 
@@ -338,12 +339,12 @@ def train_step(training: Training) -> None:
     # saved. torch takes 64 bits.
     torch.manual_seed(((config.seed * 1_000_003 + loop.step) * world + rank) % 2**63)
     shares = {name: data.shares for name, data in training.data.items()}
-    space = mixture.drawn_embodiment(shares, config.seed, loop.step)
-    window = training.data[space].sampler(loop.step)
+    embodiment = mixture.drawn_embodiment(shares, config.seed, loop.step)
+    window = training.data[embodiment].sampler(loop.step)
     parts = world * config.optim.accumulate
     for part in range(rank, parts, world):
-        batch = training.batch(space, window, rows_of_part(window, part, parts))
-        terms = training.terms(training.model, batch, space)
+        batch = training.batch(embodiment, window, rows_of_part(window, part, parts))
+        terms = training.terms(training.model, batch, embodiment)
         # every training target has the same weight
         share = batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
         accelerator.backward(sum(terms.values()) * share)
@@ -500,13 +501,13 @@ def validated(training: Training) -> dict[str, float]:
     values: dict[str, float] = {}
     of_parts: dict[str, list[float]] = defaultdict(list)  # by term
     training.model.eval()
-    for space, data in training.data.items():
+    for embodiment, data in training.data.items():
         for label, draw in data.validators.items():
-            terms = validation_terms(training, space, draw)
+            terms = validation_terms(training, embodiment, draw)
             for name, value in terms.items():
                 of_parts[name].append(value)
-            if label or space:
-                values[f"held_out_nll/{label or space}"] = terms["nll"]
+            if label or embodiment:
+                values[f"held_out_nll/{label or embodiment}"] = terms["nll"]
     training.model.train()
     distributed.reshard(training.inner)
     for name, parts in of_parts.items():
@@ -515,14 +516,14 @@ def validated(training: Training) -> dict[str, float]:
 
 
 def validation_terms(
-    training: Training, space: str, draw: Callable[[int], Window]
+    training: Training, embodiment: str, draw: Callable[[int], Window]
 ) -> dict[str, float]:
     """Mean loss terms on held-out windows of one part."""
     found: dict[str, list[float]] = defaultdict(list)
     for i in range(training.config.log.validation_batches):
         # The batch is made outside of autocast: it may read a text for the first time.
-        batch = training.batch(space, draw(i))
-        for name, term in training.terms(training.inner, batch, space).items():
+        batch = training.batch(embodiment, draw(i))
+        for name, term in training.terms(training.inner, batch, embodiment).items():
             found[name].append(float(term))
     return {name: float(np.mean(values)) for name, values in found.items()}
 
