@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decisionllm.config import TrainConfig, one_agent_reads
-from decisionllm.datasets import sampling, windows
+from decisionllm.datasets import sampling
 from decisionllm.datasets.sampling import Sampler, SamplerOptions, TextSampler
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.team_windows import TeamSampler
-from decisionllm.datasets.windows import collate
+from decisionllm.datasets.windows import Steps, collate, of_store
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.registry import build, is_none
 from decisionllm.schema import Batch, Json, Window
@@ -30,7 +30,7 @@ class Data:
 
     store: Store
     shares: Sequence[float]  # how often each part of the log is drawn
-    steps: windows.Steps
+    steps: Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
     sampler: Windows  # that are trained on
@@ -50,7 +50,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     Raises:
         ValueError: the options do not fit the log.
     """
-    logged = windows.of_store(store, return_horizon=config.model.return_horizon)
+    logged = of_store(store, return_horizon=config.model.return_horizon)
     episodes, held_out = chosen_episodes(config, store, logged)
     steps = logged
     if store.action_weight is not None and fills_actions(config):
@@ -93,7 +93,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
 def held_out_windows(
     config: TrainConfig,
     store: Store,
-    steps: windows.Steps,
+    steps: Steps,
     held_out: np.ndarray,
     words: Wordings | None,
 ) -> dict[str, Windows]:
@@ -111,7 +111,7 @@ def held_out_windows(
 
 
 def read_windows(
-    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
+    config: TrainConfig, store: Store, steps: Steps, episodes: np.ndarray
 ) -> tuple[Windows, Sequence[str]]:
     """Windows of these episodes, as a run with this config reads them but not varied, and the texts
     of their rows.
@@ -123,7 +123,7 @@ def read_windows(
 
 
 def chosen_episodes(
-    config: TrainConfig, store: Store, steps: windows.Steps
+    config: TrainConfig, store: Store, steps: Steps
 ) -> tuple[np.ndarray, np.ndarray]:
     """The episodes that are trained on and those that are held out, each (E,).
 
@@ -184,9 +184,7 @@ def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> Non
         raise ValueError(f"window={config.window} reads past actions, which {lacking}; {remedy}")
 
 
-def check_targets(
-    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
-) -> None:
+def check_targets(config: TrainConfig, store: Store, steps: Steps, episodes: np.ndarray) -> None:
     """Raise a ValueError if there is nothing to train on, in the log or in a part of it."""
     for label, part in store.parts.items():
         if np.isin(part, episodes).any():
@@ -223,7 +221,7 @@ def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
 def make_sampler(
     config: TrainConfig,
     store: Store,
-    steps: windows.Steps,
+    steps: Steps,
     episodes: np.ndarray,
     *,
     seed: int,
