@@ -23,7 +23,7 @@ from decisionllm.baselines.d3rlpy import (
     scales,
     transitions,
 )
-from decisionllm.checks import one_of
+from decisionllm.checks import more_than_0, one_of
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import append_line, sealed, write_lines
@@ -73,7 +73,7 @@ def baseline(config: Node) -> Path:
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
     versions = directory.versions() | {"d3rlpy": d3rlpy.__version__}
     with directory.locked(run):
-        directory.describe(run, described, {"": store}, versions=versions)
+        directory.create(run, described, {"": store}, versions=versions)
         count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
         console.print(f"data: {store.info['name']}, {count}")
         batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"
@@ -97,14 +97,9 @@ def check_options(config: Node) -> None:
     one_of("algorithm", config["algorithm"], ALGORITHMS)
     one_of("time_limits", config["time_limits"], ("bootstrap", "terminal"))
     one_of("text", config["text"], ("none",))
-    numbers = {
-        "steps": config["steps"],
-        "optim.batch_size": config["optim"]["batch_size"],
-        "log.every": config["log"]["every"],
-    }
-    for key, number in numbers.items():
-        if not number > 0:
-            raise ValueError(f"{key}: expected more than 0, got {number}")
+    more_than_0("steps", config["steps"])
+    more_than_0("optim.batch_size", config["optim"]["batch_size"])
+    more_than_0("log.every", config["log"]["every"])
     run = Path(config["run"])
     if checkpoint.find(run) and not config["fresh"]:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")

@@ -51,6 +51,24 @@ def one_of(name: str, value: object, known: Collection[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
 
 
+def at_least(name: str, value: float, least: float) -> None:
+    """Raise a ValueError if a number is smaller."""
+    if not value >= least:
+        raise ValueError(f"{name}: expected {least} or more, got {value}")
+
+
+def more_than_0(name: str, value: float) -> None:
+    """Raise a ValueError unless a number is more than 0."""
+    if not value > 0:
+        raise ValueError(f"{name}: expected more than 0, got {value}")
+
+
+def share(name: str, value: float) -> None:
+    """Raise a ValueError unless a number is a part of a whole."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
+
+
 def is_numbers(value: object) -> bool:
     """Whether a value is a list of numbers, of Python or of numpy."""
     if not isinstance(value, list | tuple):

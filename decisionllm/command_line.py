@@ -5,7 +5,7 @@ its default, and no key is one that nothing reads.
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
 from decisionllm.checks import unknown, unknown_key
-from decisionllm.config import TrainConfig, flat, merged, plain
+from decisionllm.config import OPTIONAL, default_options, flat, merged, plain
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
@@ -34,10 +34,6 @@ KINDS = {
 
 
 PLACES = ("run", "out", "init_from")  # options of commands that are paths
-
-
-# groups of choices that are none by default
-OPTIONAL = ("text_encoder", "transform", "planner", "fill_actions", "augment")
 
 
 class UsageError(Exception):
@@ -70,22 +66,19 @@ def store_choices() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    found = registry.discover()
-    store = ConfigStore.instance().store
-    none = {"_target_": "none"}
+    groups = dict(registry.discover())
     # a dataset without an env of its name has none
-    envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]
-    groups = {**found, "env": envs} | {group: {"none": none} | found[group] for group in OPTIONAL}
+    groups["env"] = dict.fromkeys(groups["dataset"], registry.no_choice()) | groups["env"]
+    for group in OPTIONAL:
+        groups[group] = {"none": registry.no_choice()} | groups[group]
+    store = ConfigStore.instance().store
     for group, choices in groups.items():
         for name, node in choices.items():
             store(group=group, name=name, node=node)
     # until one is chosen, see `checked_options`; --help and --cfg job need none
-    store(group="dataset", name="none", node=none)
-    defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
-    store(
-        name="train_options",
-        node={key: value for key, value in defaults.items() if key not in groups},
-    )
+    store(group="dataset", name="none", node=registry.no_choice())
+    options = {key: value for key, value in default_options().items() if key not in groups}
+    store(name="train_options", node=options)
     OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
 
 
@@ -145,7 +138,7 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     if absent:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
     options = plain(config)
-    if options.get("dataset", {}).get("_target_") == "none":
+    if "dataset" in options and registry.is_none(options["dataset"]):
         raise UsageError(no_dataset())
     for key in PLACES:
         if key in options:
@@ -348,7 +341,7 @@ def values_of(override: "Override") -> list[Any]:
 def choices_of_groups() -> dict[str, list[str]]:
     """The names that each group of the command line has."""
     groups = {group: [*found] for group, found in registry.discover().items()}
-    for group in ("env", *OPTIONAL):
+    for group in OPTIONAL:
         groups[group].append("none")
     for group in ("experiment", "study"):
         groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))

@@ -16,7 +16,7 @@ from rich.table import Table
 from scipy import stats
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.checks import unknown
+from decisionllm.checks import at_least, unknown
 from decisionllm.command_line import with_defaults
 from decisionllm.config import merged
 from decisionllm.datasets import sampling
@@ -118,8 +118,7 @@ def check_options(config: Node) -> None:
     if held_out is not None and not 0 < held_out < 1:
         raise ValueError(f"held_out: expected a share within 0 .. 1, got {held_out}")
     for key in ("episodes", "fit_episodes", "least_episodes"):
-        if config[key] < 1:
-            raise ValueError(f"{key}: expected 1 or more, got {config[key]}")
+        at_least(key, config[key], 1)
 
 
 def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:

@@ -1,8 +1,7 @@
 """Options: the typed configuration of training, and the table of what cannot be."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import starmap
+from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +101,7 @@ class TrainConfig:
     # steps of a trajectory -> tokens of the language model
     tokenizer: Node = field(default_factory=lambda: registry.choice("tokenizer", "trajectory"))
     # where `evaluate` rolls the run out
-    env: Node = field(default_factory=lambda: {"_target_": "none"})
+    env: Node = field(default_factory=registry.no_choice)
     name: str = "policy"  # of the policy, in results
     run: str = "runs/policy"  # the run directory
     # where data stores are kept
@@ -111,19 +110,19 @@ class TrainConfig:
     # space
     init_from: str = ""
     # change the log before it is read: unlabelled, corrupted
-    transform: Node = field(default_factory=lambda: {"_target_": "none"})
+    transform: Node = field(default_factory=registry.no_choice)
     # fill in the actions that the log lacks
-    fill_actions: Node = field(default_factory=lambda: {"_target_": "none"})
+    fill_actions: Node = field(default_factory=registry.no_choice)
     # vary the training windows as the world allows
-    augment: Node = field(default_factory=lambda: {"_target_": "none"})
+    augment: Node = field(default_factory=registry.no_choice)
     # what is minimised
     objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))
     # value: plan to a value learned in a learned model
-    planner: Node = field(default_factory=lambda: {"_target_": "none"})
+    planner: Node = field(default_factory=registry.no_choice)
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     # features: of a frozen language model
-    text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})
+    text_encoder: Node = field(default_factory=registry.no_choice)
     window: int = 20  # T, steps of history
     steps: int = 2000
     # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
@@ -137,6 +136,17 @@ class TrainConfig:
     optim: OptimOptions = field(default_factory=OptimOptions)
     log: LogOptions = field(default_factory=LogOptions)
     act: ActOptions = field(default_factory=ActOptions)
+
+
+CHOICES = [each for each in fields(TrainConfig) if each.type == Node]
+# the groups of choices, and those without a choice by default
+GROUPS = tuple(each.name for each in CHOICES)
+OPTIONAL = tuple(each.name for each in CHOICES if each.default_factory is registry.no_choice)
+
+
+def default_options() -> Node:
+    """The options of `train` by default, as plain dicts; a choice that has to be made is {}."""
+    return asdict(TrainConfig(dataset={}, backbone={}, head={}))
 
 
 def plain(config: "TrainConfig | DictConfig | Json") -> Node:
@@ -158,21 +168,21 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
         options: plain dicts of the form of a TrainConfig, or one.
 
     Raises:
-        ValueError: an unknown option, one of another type, or options that cannot be, see `RULES`.
+        ValueError: an unknown option, one of another type, or options that cannot be, see `check`.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
     given = asdict(options) if isinstance(options, TrainConfig) else options
     try:
-        defaults = OmegaConf.structured(TrainConfig)
+        schema = OmegaConf.structured(TrainConfig)
         for group, node in given.items():
             # the default may be of another callable, whose options are not this one's
             if isinstance(node, Mapping) and "_target_" in node:
-                defaults[group] = node
-        config = OmegaConf.to_object(OmegaConf.merge(defaults, given))
+                schema[group] = node
+        config = OmegaConf.to_object(OmegaConf.merge(schema, given))
     except ConfigKeyError as error:
-        known = flat(asdict(TrainConfig({}, {}, {})))
+        known = flat(default_options())
         raise ValueError(unknown_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
         place = f"{error.full_key}: " if error.full_key else ""
@@ -183,8 +193,16 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
 
 
 @dataclass(frozen=True)
+class Range:
+    """What a number must be: in words for the message, and as a test."""
+
+    expected: str
+    holds: Callable[[float], bool]
+
+
+@dataclass(frozen=True)
 class Rule:
-    """What one option must be, or several together.
+    """What several options must be together.
 
     Attributes:
         names: of the options, for the message.
@@ -197,70 +215,44 @@ class Rule:
     holds: Callable[[TrainConfig], bool]
 
 
-def more_than_zero(name: str) -> Rule:
-    """The rule of an option that counts something."""
-    value = attrgetter(name)
-    return Rule((name,), "more than 0", lambda config: bool(value(config) > 0))
-
-
-def not_negative(name: str) -> Rule:
-    """The rule of an option that may be 0."""
-    value = attrgetter(name)
-    return Rule((name,), "0 or more", lambda config: bool(value(config) >= 0))
-
-
-def share(name: str) -> Rule:
-    """The rule of an option that is a part of a whole."""
-    value = attrgetter(name)
-    return Rule((name,), "a share within 0 .. 1", lambda config: bool(0 <= value(config) <= 1))
-
-
-def above_0_to_1(name: str) -> Rule:
-    """The rule of a share that must not be 0."""
-    value = attrgetter(name)
-    return Rule((name,), "above 0 and at most 1", lambda config: bool(0 < value(config) <= 1))
-
-
-def among(name: str, words: tuple[str, ...]) -> Rule:
-    """The rule of an option that is one of these words."""
-    value = attrgetter(name)
-    expected = f"{', '.join(words[:-1])} or {words[-1]}"
-    return Rule((name,), expected, lambda config: value(config) in words)
-
-
 def one_agent_reads(config: TrainConfig) -> bool:
     """Whether each agent of a team reads its own episode alone."""
     return config.team.execution == "per_agent"
 
 
 DECODES = ("mode", "mean", "sample", "unclipped")  # how an action is chosen of a distribution
-COUNTS = (
-    "window",
-    "steps",
-    "data.rows_per_text",
-    "optim.batch_size",
-    "optim.accumulate",
-    "optim.lr",
-    "log.every",
-    "log.save_every",
-    "log.rollout_episodes",
-)
-MAY_BE_0 = (
-    "log.rollout_every",
-    "log.validation_batches",
-    "text_wordings",
-    "minutes",
-    "model.return_horizon",
-    "optim.weight_decay",
-    "optim.lr_backbone",
-    "optim.warmup",
-    "optim.clip",
-    "act.stride",
-    "seed",
-    "data.seed",
-)
-SHARES = ("act.target_quantile", "data.held_out", "data.min_return_quantile")
-ABOVE_0_TO_1 = ("data.step_discount", "data.fraction")
+POSITIVE = Range("more than 0", lambda number: number > 0)
+NOT_NEGATIVE = Range("0 or more", lambda number: number >= 0)
+SHARE = Range("a share within 0 .. 1", lambda number: 0 <= number <= 1)
+POSITIVE_SHARE = Range("above 0 and at most 1", lambda number: 0 < number <= 1)
+NUMBERS = {
+    "window": POSITIVE,
+    "steps": POSITIVE,
+    "data.rows_per_text": POSITIVE,
+    "optim.batch_size": POSITIVE,
+    "optim.accumulate": POSITIVE,
+    "optim.lr": POSITIVE,
+    "log.every": POSITIVE,
+    "log.save_every": POSITIVE,
+    "log.rollout_episodes": POSITIVE,
+    "log.rollout_every": NOT_NEGATIVE,
+    "log.validation_batches": NOT_NEGATIVE,
+    "text_wordings": NOT_NEGATIVE,
+    "minutes": NOT_NEGATIVE,
+    "model.return_horizon": NOT_NEGATIVE,
+    "optim.weight_decay": NOT_NEGATIVE,
+    "optim.lr_backbone": NOT_NEGATIVE,
+    "optim.warmup": NOT_NEGATIVE,
+    "optim.clip": NOT_NEGATIVE,
+    "act.stride": NOT_NEGATIVE,
+    "seed": NOT_NEGATIVE,
+    "data.seed": NOT_NEGATIVE,
+    "act.target_quantile": SHARE,
+    "data.held_out": SHARE,
+    "data.min_return_quantile": SHARE,
+    "data.step_discount": POSITIVE_SHARE,
+    "data.fraction": POSITIVE_SHARE,
+}
 WORDS = {
     "act.decode": DECODES,
     "team.execution": ("per_agent", "joint", "both"),
@@ -268,21 +260,11 @@ WORDS = {
     "optim.precision": ("auto", "no", "bf16"),
     "log.tracker": ("tensorboard", "wandb", "none"),
     "device": ("auto", "cpu", "cuda"),
+    "log.keep_best": ("", "loss", "score"),
 }
-# All that a config can be wrong about without a look at the data or into the nodes of choices, one
-# option or several together. act.stride is held against the window of each embodiment, see
-# `mixture.of_embodiment`.
+# What several options must be together. act.stride is held against the window of each embodiment,
+# see `mixture.embodiment_config`.
 RULES = (
-    *map(more_than_zero, COUNTS),
-    *map(not_negative, MAY_BE_0),
-    *map(share, SHARES),
-    *map(above_0_to_1, ABOVE_0_TO_1),
-    *starmap(among, WORDS.items()),
-    Rule(
-        ("log.keep_best",),
-        "nothing, loss or score",
-        lambda config: config.log.keep_best in ("", "loss", "score"),
-    ),
     Rule(
         ("log.keep_best", "log.rollout_every"),
         "with log.keep_best=score log.rollout_every above 0",
@@ -310,16 +292,22 @@ RULES = (
 
 
 def check(config: TrainConfig) -> None:
-    """Raise a ValueError for the first of `RULES` that a resolved config breaks."""
+    """Raise a ValueError for the first entry of `NUMBERS`, `WORDS` and `RULES` that a resolved config
+    breaks: all that it can be wrong about without a look at the data or into the nodes of choices.
+    """
+    for name, allowed in NUMBERS.items():
+        number = attrgetter(name)(config)
+        if not allowed.holds(number):
+            raise ValueError(f"{name}: expected {allowed.expected}, got {number}")
+    for name, words in WORDS.items():
+        word = attrgetter(name)(config)
+        if word not in words:
+            *others, last = [known or "nothing" for known in words]
+            raise ValueError(f"{name}: expected {', '.join(others)} or {last}, got {word}")
     for rule in RULES:
-        if rule.holds(config):
-            continue
-        values = [attrgetter(name)(config) for name in rule.names]
-        got = str(values[0])
-        if len(values) > 1:
-            named = zip(rule.names, values, strict=True)
-            got = ", ".join(f"{name}={value}" for name, value in named)
-        raise ValueError(f"{rule.names[0]}: expected {rule.expected}, got {got}")
+        if not rule.holds(config):
+            got = ", ".join(f"{name}={attrgetter(name)(config)}" for name in rule.names)
+            raise ValueError(f"{rule.names[0]}: expected {rule.expected}, got {got}")
 
 
 def flat(config: Json, at: str = "") -> Node:

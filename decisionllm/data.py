@@ -3,6 +3,7 @@ in another format.
 """
 
 from collections.abc import Iterator
+from inspect import signature
 
 import numpy as np
 from rich.console import Console
@@ -12,15 +13,11 @@ from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import Survey, reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
 from decisionllm.datasets.team_card import coverage
-from decisionllm.eval.single import exported
-from decisionllm.files import explained
-from decisionllm.registry import Node, function, function_names
+from decisionllm.registry import Node, function, function_names, no_choice
 from decisionllm.scaling.executors import of_files
-from decisionllm.schema import Json
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-NO_ENV = {"_target_": "none"}
 # keys of a store's info that are no options of its dataset
 NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults")
 
@@ -64,11 +61,10 @@ def data(config: Node) -> Store | None:
         if store.action_weight is not None or transform != NO_TRANSFORM:
             wanted = "a log with every action and transform=none"
             raise ValueError(f"export={kind}: expected {wanted}, got {store.info['name']}")
-        options: Node = {}
-        if kind == "minari":
-            options, note = scored(config.get("env", NO_ENV), store)
-            if note:
-                console.print(note)
+        # an export is given what its parameters name
+        known = {"env": config.get("env", no_choice()), "say": console.print}
+        parameters = signature(export).parameters
+        options = {name: known[name] for name in known if name in parameters}
         export(target, store, **options)
         size = f"{len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
         console.print(f"written: {config['export']}, {size}")
@@ -85,21 +81,6 @@ def destination(export: str) -> tuple[str, str]:
         forms = ", ".join(f"{name}:TARGET" for name in sorted(known))
         raise ValueError(f"export: expected one of {forms}, got {export!r}")
     return kind, target
-
-
-def scored(env: Node, store: Store) -> tuple[Json, str]:
-    """Facts of the environment that `minari.save` writes beside the episodes, so that a policy
-    trained on them can be scored, and a line for the user or "".
-    """
-    remedy = "env=none exports without one"
-    with explained(
-        "export=minari: the environment could not be made", ValueError, OSError, remedy=remedy
-    ):
-        known, note = exported(env, store)
-    final_observations = function("final_observations", store.info.get("env", ""))
-    if final_observations is not None:
-        known["final"] = final_observations(store)
-    return known, note
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:

@@ -22,7 +22,7 @@ from decisionllm.files import append_line, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import Node, build, lacks_text
+from decisionllm.registry import Node, build, is_none, lacks_text
 from decisionllm.runs import directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
@@ -31,13 +31,13 @@ IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
 
 
 class Contender(NamedTuple):
-    """A player to roll out: how it begins, and the columns of its result rows, see `Report`."""
+    """A player to roll out."""
 
     name: str
     scripted: bool
     begin: Begin
-    about: Json
-    columns: Json
+    about: Json  # fields of its `Report`
+    columns: Json  # further columns of its result rows, in `Report.extra`
 
 
 def evaluate(config: Node) -> Path:
@@ -56,9 +56,14 @@ def evaluate(config: Node) -> Path:
     config = with_defaults("evaluate", config)
     paths = check_options(config)
     runs = open_runs(paths, config, each_part=True)  # all of them, before any work is lost
+
     # Seeds of one experiment come one after the other and share their environment, which may be
     # slow to build.
-    make = lru_cache(maxsize=1)(lambda node: build(json.loads(node), config["episodes"]))
+    @lru_cache(maxsize=1)
+    def make(node: str) -> Env:
+        env: Env = build(json.loads(node), config["episodes"])
+        return env
+
     results = Results(Path(config["out"] or paths[0].parent), report=config["report"])
     for run in runs:
         evaluate_run(run, config, make, results)
@@ -107,10 +112,10 @@ class Results:
         self.published.setdefault(world, {}).update(published_scores(env, dataset))
         self.units[world] = env.unit
 
-    def lacks_baselines(self, place: str) -> bool:
+    def lacks_baselines(self, env: str) -> bool:
         """Whether this is asked for an environment, as JSON, for the first time."""
-        is_new = place not in self.played_by_baselines
-        self.played_by_baselines.add(place)
+        is_new = env not in self.played_by_baselines
+        self.played_by_baselines.add(env)
         return is_new
 
     def add(self, row: Report) -> None:
@@ -131,14 +136,14 @@ def evaluate_run(
 ) -> None:
     """Roll out a run with each of its targets, and scripted players once in each world."""
     node, changed = chosen_environment(run, config)
-    place = json.dumps(node, sort_keys=True)  # equal nodes share it
-    env = make(place)
+    as_json = json.dumps(node, sort_keys=True)  # the same text of equal nodes
+    env = make(as_json)
     note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
     say_notes(results, note, run, config)
     world = world_name(run, env)
     results.describe(world, run.info["dataset"], env)
     contenders = policy_contenders(run, env, config)
-    if config["baselines"] and results.lacks_baselines(place):
+    if config["baselines"] and results.lacks_baselines(as_json):
         contenders += scripted_contenders(env, node, config["seed"])
     where = {"env_seed": config["seed"]}
     if changed:
@@ -164,7 +169,7 @@ def chosen_environment(run: OpenedRun, config: Node) -> tuple[Node, str]:
     """
     own = run.config["env"]
     given = env_options_of(run.config, config["env"])
-    if own["_target_"] == "none" and not given:
+    if is_none(own) and not given:
         example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
         nothing = "env=none, there is no environment to roll out in"
         raise ValueError(f"{run.path}: {nothing}; give one, such as {example}")

@@ -243,10 +243,23 @@ class Head(Protocol):
         ...
 
 
+class Units(Protocol):
+    """What an objective uses of the units of a model, which are a `models.normalizer.Normalizer`."""
+
+    def returns_to_go(self, x: torch.Tensor) -> torch.Tensor:
+        """Raw returns-to-go (...) in the model's units."""
+        ...
+
+    def actions(self, x: torch.Tensor) -> torch.Tensor:
+        """Raw actions (..., A) in the model's units."""
+        ...
+
+
 class ActionModel(Protocol):
     """What an objective uses of a model, which is a `models.sequence.SequenceModel`."""
 
-    normalizer: Any
+    @property
+    def normalizer(self) -> Units: ...
 
     def distribution(
         self,

@@ -35,7 +35,9 @@ SEARCHED = (
     "tokenizers/trajectory.py",
 )
 # Groups of functions that the package looks up by name, see `function`; they are no options.
-#   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`
+#   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`;
+#     with a parameter `env` it is given the config node of the environment, with `say` a function
+#     that prints a line
 #   raw_export: (target, dataset node, say) writes what a dataset's options name, without a store
 #   final_observations: (store) -> (E, S), of a world whose stores do not keep them
 #   estimator: (log, discount, seed) -> `protocols.Estimator`, of `decisionllm compare`
@@ -172,6 +174,16 @@ def choice(group: str, name: str, /, **options: object) -> Node:
     for key, value in options.items():
         given[key] = str(value) if isinstance(value, Path) else value
     return node | given
+
+
+def no_choice() -> Node:
+    """The config node of a group without a choice, such as env=none."""
+    return {"_target_": "none"}
+
+
+def is_none(node: Node) -> bool:
+    """Whether a group has no choice, as with env=none."""
+    return node.get("_target_") == "none"
 
 
 def build(node: Node, *supplied: object) -> Any:

@@ -11,7 +11,7 @@ store, windows and batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -28,18 +28,20 @@ Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 Letters = list[tuple[str, bool]]  # (letter, whether one more) of each dimension
 
 
-def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
+def shaped(
+    shape: str, *, optional: bool = False, dtype: type | None = None, kw_only: bool = False
+) -> Any:
     """A field that must be an array of this shape, one letter a dimension; letters agree within a
     record. dtype: in a store.
     """
-    if optional:
-        options["default"] = None
-    return field(**options, metadata={"shape": shape.split(), "dtype": dtype})
+    metadata = {"shape": shape.split(), "dtype": dtype}
+    default = None if optional else MISSING
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
-def column(shape: str, dtype: type, **options: Any) -> Any:
+def column(shape: str, dtype: type, *, optional: bool = False, kw_only: bool = False) -> Any:
     """A field with one row a step: the class's leading dimensions come before this shape."""
-    return shaped(f"* {shape}", dtype=dtype, **options)
+    return shaped(f"* {shape}", dtype=dtype, optional=optional, kw_only=kw_only)
 
 
 def stored(dtype: type, default: object) -> Any:
@@ -101,8 +103,9 @@ def _sizes_of(value: object, letters: Letters, sizes: dict[str, int]) -> dict[st
         return None
     found: dict[str, int] = {}
     for (letter, more), size in zip(letters, shape, strict=True):
-        known = sizes.get(letter, found.setdefault(letter, size - more))
-        if known != size - more:
+        found.setdefault(letter, size - more)
+        wanted = sizes.get(letter, found[letter])
+        if size - more != wanted:
             return None
     return found
 

@@ -7,9 +7,9 @@ import re
 import socket
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from decisionllm.checks import one_of
+from decisionllm.checks import one_of, share
 from decisionllm.config import train_config
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
@@ -139,8 +139,7 @@ def check_needs(config: Json) -> None:
 def check_numbers(config: Json) -> None:
     """Raise a ValueError for a number or a word that cannot be."""
     one_of("log", config["log"], logs.KINDS)
-    if not 0 <= config["log_sample"] <= 1:
-        raise ValueError(f"log_sample: expected a share from 0 to 1, got {config['log_sample']}")
+    share("log_sample", config["log_sample"])
     for name in POSITIVE:
         if config[name] is not None and not 0 < config[name] < math.inf:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
@@ -301,9 +300,11 @@ def shadow_of(
     return made, about
 
 
-def loaded(config: Json, run: str | Path, **acting: Any) -> tuple[Policy, Json, Json]:
+def loaded(
+    config: Json, run: str | Path, *, part: str | None = None, **acting: object
+) -> tuple[Policy, Json, Json]:
     """A policy, its description, see `model_info`, and what is known of its dataset."""
-    policy = loading.load_policy(run, device=config["device"], **acting)
+    policy = loading.load_policy(run, part=part, device=config["device"], **acting)
     about = model_info(run, policy, policy.config, policy.info)
     return policy, about, policy.info["dataset"]
 

@@ -32,7 +32,7 @@ from decisionllm.files import append_line, read_lines, write_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
-from decisionllm.runs.start import describe, new_model, unfitted_model
+from decisionllm.runs.start import create_folder, new_model, unfitted_model
 from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
@@ -45,14 +45,14 @@ class Loop:
 
     step: int = 0
     elapsed: float = 0.0  # seconds of training, over all continuations
-    lowest: float = math.inf  # held-out loss
-    # of each look of the watch: the held-out loss, or that of training where nothing is held out
-    losses: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
     rate: float = 0.0  # learning rate
-    printed: float = -math.inf  # seconds, of the last line on the console
-    count: int = 0  # steps since the last log line
-    # of the loss terms over these steps
+    lowest: float = math.inf  # held-out loss
+    # after each rollout: the score, and the held-out loss, or that of training without held-out data
+    scores: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    printed: float = -math.inf  # `elapsed` at the last line on the console
+    # since the last log line: the steps, and the sums of the loss terms over them
+    count: int = 0
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -101,9 +101,9 @@ class Training:
         if self.console is not None:
             self.console.print(line)
 
-    def batch(self, space: str, window: Window, rows: slice | np.ndarray = ALL) -> Batch:
+    def batch(self, embodiment: str, window: Window, rows: slice | np.ndarray = ALL) -> Batch:
         """These rows of a window of an embodiment, with their texts, on the device."""
-        data = self.data[space]
+        data = self.data[embodiment]
         encode = self.inner.backbone.encode
         return to_batch(
             window,
@@ -114,10 +114,11 @@ class Training:
             device=self.accelerator.device,
         )
 
-    def terms(self, model: nn.Module, batch: Batch, space: str) -> dict[str, torch.Tensor]:
+    def terms(self, model: nn.Module, batch: Batch, embodiment: str) -> dict[str, torch.Tensor]:
         """The terms of the loss of a batch of an embodiment."""
+        arguments = (batch, embodiment) if embodiment else (batch,)
         with self.accelerator.autocast():
-            terms: dict[str, torch.Tensor] = model(batch, space) if space else model(batch)
+            terms: dict[str, torch.Tensor] = model(*arguments)
         return terms
 
 
@@ -140,7 +141,7 @@ def train(config: TrainConfig | Json) -> Path:
         KeyboardInterrupt: interrupted; the run is saved.
     """
     config = train_config(config)
-    accelerator = processes(config)
+    accelerator = make_accelerator(config)
     reports = distributed.counter(accelerator)
     with ExitStack() as held:
         try:
@@ -156,6 +157,26 @@ def train(config: TrainConfig | Json) -> Path:
             step = checkpoint.trained_steps(config.run) if checkpoint.find(config.run) else 0
             remedy = f"the same command continues from step {step:,}"
             raise ConnectionError(f"a process of this run was lost ({error}); {remedy}") from error
+
+
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    """The accelerator of this run; a ValueError if a batch cannot be divided among its
+    processes.
+    """
+    accelerator = distributed.begin(
+        hardware.precision(config.device, config.optim.precision),
+        cpu=hardware.usable(config.device) == "cpu",
+        project_dir=config.run,
+        log_with=None if config.log.tracker == "none" else config.log.tracker,
+    )
+    world = accelerator.num_processes
+    if config.optim.batch_size % (world * config.optim.accumulate):
+        raise ValueError(
+            f"optim.batch_size: expected a multiple of {world} processes x "
+            f"optim.accumulate={config.optim.accumulate}, "
+            f"got {config.optim.batch_size}"
+        )
+    return accelerator
 
 
 def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
@@ -176,7 +197,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
             if due.log and loop.count:
                 values = measure(training, held_out=due.held_out)
                 if due.roll_out and training.watch is not None:
-                    values |= watched(training, training.watch)
+                    values |= scores_now(training, training.watch)
                 record(training, values, progress, due)
             if progress >= 1 or stopped:
                 break
@@ -194,12 +215,13 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     """Data, model and optimiser of a run: a new one, or one that goes on from its last
     checkpoint.
     """
-    begun = checkpoint.find(config.run) and not config.fresh
-    make = continue_run if begun else begin_new
-    training = make(config, accelerator)
+    if checkpoint.find(config.run) and not config.fresh:
+        training = continue_run(config, accelerator)
+    else:
+        training = begin_new(config, accelerator)
     if training.main:
         for values in trim(Path(config.run) / "metrics.jsonl", training.loop.step):
-            take_note(training.loop, values)
+            remember(training.loop, values)
     if config.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(training)
@@ -208,7 +230,7 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
 
 def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
     """A run before its first step. Texts and environments are compared with its data, and its folder
-    is described.
+    is written.
     """
     stores = open_stores(config, accelerator)
     console = console_of(accelerator)
@@ -220,7 +242,7 @@ def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
     model = new_model(config, data)
     optimizer = make_optimizer(model, config.optim)
     if accelerator.is_main_process:
-        describe(config, stores, data, model)
+        create_folder(config, stores, data, model)
     return prepared(config, accelerator, data, model, optimizer)
 
 
@@ -235,6 +257,21 @@ def continue_run(config: TrainConfig, accelerator: Accelerator) -> Training:
     training = prepared(config, accelerator, data, model, optimizer)
     resume(training.loop, run, training.inner, training.optimizer)
     return training
+
+
+def open_stores(config: TrainConfig, accelerator: Accelerator) -> dict[str, Store]:
+    """The stores of a run by embodiment, which the main process makes first."""
+    with accelerator.main_process_first():
+        return mixture.stores(config.dataset, config.cache_dir, config.transform)
+
+
+def open_windows(config: TrainConfig, stores: Mapping[str, Store]) -> dict[str, Data]:
+    """The samplers of windows of a run, by embodiment."""
+    shares = mixture.part_shares(config.dataset, stores)
+    return {
+        name: open_data(mixture.embodiment_config(config, name), store, shares[name])
+        for name, store in stores.items()
+    }
 
 
 def prepared(
@@ -298,16 +335,16 @@ def train_step(training: Training) -> None:
     rank = accelerator.process_index
     for group in training.optimizer.param_groups:
         group["lr"] = loop.rate * group["scale"]
-    # of dropout: nothing to save
-    # torch takes 64 bits
+    # Dropout is drawn from a seed of the step and the process, so that no state of a generator is
+    # saved. torch takes 64 bits.
     torch.manual_seed(((config.seed * 1_000_003 + loop.step) * world + rank) % 2**63)
     shares = {name: data.shares for name, data in training.data.items()}
-    space = mixture.embodiment_of(shares, config.seed, loop.step)
-    window = training.data[space].sampler(loop.step)
+    embodiment = mixture.drawn_embodiment(shares, config.seed, loop.step)
+    window = training.data[embodiment].sampler(loop.step)
     parts = world * config.optim.accumulate
     for part in range(rank, parts, world):
-        batch = training.batch(space, window, divided(window, part, parts))
-        terms = training.terms(training.model, batch, space)
+        batch = training.batch(embodiment, window, rows_of_part(window, part, parts))
+        terms = training.terms(training.model, batch, embodiment)
         # every training target has the same weight
         share = batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
         accelerator.backward(sum(terms.values()) * share)
@@ -323,47 +360,9 @@ def train_step(training: Training) -> None:
     loop.count += 1
 
 
-def open_stores(config: TrainConfig, accelerator: Accelerator) -> dict[str, Store]:
-    """The stores of a run by embodiment, which the main process makes first."""
-    with accelerator.main_process_first():
-        return mixture.stores(config.dataset, config.cache_dir, config.transform)
-
-
-def open_windows(config: TrainConfig, stores: Mapping[str, Store]) -> dict[str, Data]:
-    """The samplers of windows of a run, by embodiment."""
-    shares = mixture.part_shares(config.dataset, stores)
-    return {
-        name: open_data(mixture.of_embodiment(config, name), store, shares[name])
-        for name, store in stores.items()
-    }
-
-
-def divided(window: Window, part: int, parts: int) -> slice | np.ndarray:
-    """The rows of a window that are one of its parts: an index.
-
-    The rows of a team stay together.
-    """
+def rows_of_part(window: Window, part: int, parts: int) -> slice | np.ndarray:
+    """Index of the rows of a window that are one of its parts; the rows of a team stay together."""
     return slice(part, None, parts) if window.team is None else window.team % parts == part
-
-
-def processes(config: TrainConfig) -> Accelerator:
-    """The accelerator of this run; a ValueError if a batch cannot be divided among its
-    processes.
-    """
-    accelerator = distributed.begin(
-        hardware.precision(config.device, config.optim.precision),
-        cpu=hardware.usable(config.device) == "cpu",
-        project_dir=config.run,
-        log_with=None if config.log.tracker == "none" else config.log.tracker,
-    )
-    world = accelerator.num_processes
-    if config.optim.batch_size % (world * config.optim.accumulate):
-        raise ValueError(
-            f"optim.batch_size: expected a multiple of {world} processes x "
-            f"optim.accumulate={config.optim.accumulate}, "
-            f"got {config.optim.batch_size}"
-        )
-    return accelerator
 
 
 def announce(training: Training) -> None:
@@ -502,13 +501,13 @@ def validated(training: Training) -> dict[str, float]:
     values: dict[str, float] = {}
     of_parts: dict[str, list[float]] = defaultdict(list)  # by term
     training.model.eval()
-    for space, data in training.data.items():
+    for embodiment, data in training.data.items():
         for label, draw in data.validators.items():
-            terms = validation_terms(training, space, draw)
+            terms = validation_terms(training, embodiment, draw)
             for name, value in terms.items():
                 of_parts[name].append(value)
-            if label or space:
-                values[f"held_out_nll/{label or space}"] = terms["nll"]
+            if label or embodiment:
+                values[f"held_out_nll/{label or embodiment}"] = terms["nll"]
     training.model.train()
     distributed.reshard(training.inner)
     for name, parts in of_parts.items():
@@ -517,14 +516,14 @@ def validated(training: Training) -> dict[str, float]:
 
 
 def validation_terms(
-    training: Training, space: str, draw: Callable[[int], Window]
+    training: Training, embodiment: str, draw: Callable[[int], Window]
 ) -> dict[str, float]:
     """Mean loss terms on held-out windows of one part."""
     found: dict[str, list[float]] = defaultdict(list)
     for i in range(training.config.log.validation_batches):
         # The batch is made outside of autocast: it may read a text for the first time.
-        batch = training.batch(space, draw(i))
-        for name, term in training.terms(training.inner, batch, space).items():
+        batch = training.batch(embodiment, draw(i))
+        for name, term in training.terms(training.inner, batch, embodiment).items():
             found[name].append(float(term))
     return {name: float(np.mean(values)) for name, values in found.items()}
 
@@ -554,7 +553,7 @@ def record(training: Training, values: dict[str, float], progress: float, due: D
     (is_kept,) = broadcast_object_list([is_best(training, values)])
     if is_kept:
         save_best(training)
-    take_note(loop, values)
+    remember(loop, values)
     if "score" in values:
         warn_of_a_stall(training)
     is_time_to_print = loop.elapsed - loop.printed > 10
@@ -616,15 +615,15 @@ def is_best(training: Training, values: Mapping[str, float]) -> bool:
     return False
 
 
-def take_note(loop: Loop, values: Mapping[str, float]) -> None:
-    """Remember the lowest held-out loss, and the loss and score of each look of the watch."""
+def remember(loop: Loop, values: Mapping[str, float]) -> None:
+    """Keep the lowest held-out loss, and the loss and score after each rollout."""
     loop.lowest = min(loop.lowest, values.get("held_out_nll", math.inf))
     if "score" in values:
         loop.losses.append(values.get("held_out_nll", values["nll"]))
         loop.scores.append(values["score"])
 
 
-def watched(training: Training, watch: ScoreWatch) -> dict[str, float]:
+def scores_now(training: Training, watch: ScoreWatch) -> dict[str, float]:
     """The scores of a rollout of the policy as it is now."""
     training.model.eval()
     found = watch.look(training.inner)

@@ -20,7 +20,7 @@ from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.library import whole_model
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.backbones.parts import LoadTokenizer
-from decisionllm.checks import one_of
+from decisionllm.checks import at_least, one_of
 from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.randomness import seeded
 from decisionllm.registry import build, register
@@ -123,8 +123,7 @@ def gpt2(
 
 def _check_heads(width: int, layers: int, heads: int) -> None:
     """Raise a ValueError unless there is a block, and each head has its share of the width."""
-    if layers < 1:
-        raise ValueError(f"backbone.layers: expected 1 or more, got {layers}")
+    at_least("backbone.layers", layers, 1)
     if heads < 1 or width < 1 or width % heads:
         wanted = "a multiple of backbone.heads"
         raise ValueError(f"backbone.width: expected {wanted}={heads}, got {width}")

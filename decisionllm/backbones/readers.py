@@ -12,7 +12,7 @@ from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
 from decisionllm.backbones.library import check_causal
-from decisionllm.registry import Node, build, register
+from decisionllm.registry import Node, build, is_none, register
 from decisionllm.tokenizers.text import padded
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
     """
     # Here and not where it is loaded, since a text encoder may be bidirectional.
     check_causal(backbone)
-    if encoder["_target_"] == "none":
+    if is_none(encoder):
         return
     if backbone.text_layers:
         reason = "text_encoder=features stands in place of word embeddings"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.store import Store, next_rows
 from decisionllm.files import explained
 from decisionllm.protocols import Player
@@ -117,9 +118,7 @@ def scales(
         wanted = "a share from 0 to less than 0.5"
         raise ValueError(f"action_clip_quantile: expected {wanted}, got {action_clip_quantile}")
     mean = np.mean(observations, 0, dtype=np.float64)
-    deviation = np.std(observations, 0, dtype=np.float64)
-    # a constant column becomes 0
-    deviation = np.where(deviation > 1e-6 * np.abs(mean), deviation, 1.0)
+    deviation = moments.scale(mean, np.std(observations, 0, dtype=np.float64))
     low, high = spec.low, spec.high
     if action_clip_quantile:
         shares = [action_clip_quantile, 1 - action_clip_quantile]

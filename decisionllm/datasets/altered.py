@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm import checks
 from decisionllm.datasets import moments
 from decisionllm.datasets.store import DatasetReader, Store
 from decisionllm.datasets.windows import BLOCK, of_store
@@ -25,7 +25,6 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.tokenizers.entities import entity_columns
 
-VERSION = 4  # raise it when a transform writes something else
 # The draw of labelled episodes has its own random numbers: not those of held-out groups, nor those
 # of one episode.
 LABELS = 1 << 40
@@ -45,10 +44,7 @@ def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Sou
         ValueError: a share that cannot be, or that keeps the actions of no episode.
     """
     E = len(clean.lengths)
-    if not 0 <= actions_kept <= 1:
-        raise ValueError(
-            f"transform.actions_kept: expected a share within 0 .. 1, got {actions_kept}"
-        )
+    checks.share("transform.actions_kept", actions_kept)
     count = round(actions_kept * E)
     if not count:
         given = f"transform.actions_kept={actions_kept} of {E} episodes"
@@ -91,8 +87,8 @@ def corrupted(
     Raises:
         ValueError: an option cannot be.
     """
-    one_of("transform.column", column, ("observations", "actions", "rewards"))
-    one_of("transform.kind", kind, ("random", "adversarial"))
+    checks.one_of("transform.column", column, ("observations", "actions", "rewards"))
+    checks.one_of("transform.kind", kind, ("random", "adversarial"))
     if not (0 <= share <= 1 and scale > 0):
         raise ValueError(
             f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} "
@@ -151,7 +147,7 @@ class Corruption:
         mean, covariance = moments.covariance(numbers())
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
         # a constant number has no slope
-        unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)
+        unit = np.where(moments.varies(mean, deviation), deviation, np.inf)
         correlation = covariance / np.outer(unit, unit)
         slope = np.linalg.lstsq(correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6)[0]
         return deviation[:-1], slope
@@ -199,4 +195,4 @@ class Corruption:
         return new
 
 
-READER = DatasetReader(version=VERSION)
+READER = DatasetReader(version=4)

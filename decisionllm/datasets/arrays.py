@@ -33,10 +33,6 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
 }
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
-# Raise it when `load` reads a file differently. 2: an episode may be both terminated and truncated,
-# actions with bounds are continuous, and the card says where next observations contradict the rows.
-# 3: the card says where float32 rounds observations visibly.
-VERSION = 3
 
 
 @register("dataset", "arrays", text="${text}")
@@ -468,4 +464,7 @@ class Member:
         return np.frombuffer(self.file.read(size), self.dtype).reshape(shape)
 
 
-READER = DatasetReader(version=VERSION, files=files)
+# Version 2: an episode may be both terminated and truncated, actions with bounds are continuous, and
+# the card says where next observations contradict the rows. Version 3: the card says where float32
+# rounds observations visibly.
+READER = DatasetReader(version=3, files=files)

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decisionllm.config import TrainConfig, one_agent_reads
-from decisionllm.datasets import sampling, team_windows, windows
+from decisionllm.datasets import sampling
+from decisionllm.datasets.sampling import Sampler, SamplerOptions, TextSampler
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import collate
+from decisionllm.datasets.team_windows import TeamSampler
+from decisionllm.datasets.windows import Steps, collate, of_store
 from decisionllm.datasets.wordings import Wordings
-from decisionllm.registry import build
+from decisionllm.registry import build, is_none
 from decisionllm.schema import Batch, Json, Window
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Data:
 
     store: Store
     shares: Sequence[float]  # how often each part of the log is drawn
-    steps: windows.Steps
+    steps: Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
     sampler: Windows  # that are trained on
@@ -49,7 +50,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     Raises:
         ValueError: the options do not fit the log.
     """
-    logged = windows.of_store(store, return_horizon=config.model.return_horizon)
+    logged = of_store(store, return_horizon=config.model.return_horizon)
     episodes, held_out = chosen_episodes(config, store, logged)
     steps = logged
     if store.action_weight is not None and fills_actions(config):
@@ -59,20 +60,18 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     # the loss on held-out windows is that of recorded actions alone
     measured = replace(steps, loss_mask=logged.loss_mask, action_weight=logged.action_weight)
     check_targets(config, store, steps, episodes)
-    make = sampler_maker(config, store)
-    sampler = make(
+    words = wordings(store, config.text_wordings)
+    sampler = make_sampler(
+        config,
+        store,
         steps,
-        episodes=episodes,
+        episodes,
         seed=config.seed,
         weights=sampling.part_weights(store, steps, episodes, shares),
         discount=step_discount(config, store),
     )
-    tasks, reword = texts_of(config, store, sampler)
-    validators = {}
-    for label, part in store.parts.items():
-        own = np.intersect1d(part, held_out)
-        if len(own):
-            validators[label] = reword(make(measured, episodes=own, seed=0), seed=0)
+    varied = augmented(config, store, sampler)
+    validators = held_out_windows(config, store, measured, held_out, words)
     if config.log.keep_best == "loss" and not validators:
         raise ValueError(
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
@@ -84,26 +83,47 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         steps=steps,
         episodes=episodes,
         held_out=held_out,
-        sampler=reword(augmented(config, store, sampler), seed=config.seed),
+        sampler=reworded(varied, store, words, texts=sampler.texts, seed=config.seed),
         validators=validators,
-        tasks=tasks,
+        tasks=texts_of(sampler, store, words),
         window=config.window,
     )
 
 
+def held_out_windows(
+    config: TrainConfig,
+    store: Store,
+    steps: Steps,
+    held_out: np.ndarray,
+    words: Wordings | None,
+) -> dict[str, Windows]:
+    """The held-out windows of each part that has some, the same for every seed of training.
+
+    words: see `reworded`.
+    """
+    found = {}
+    for label, part in store.parts.items():
+        episodes = np.intersect1d(part, held_out)
+        if len(episodes):
+            sampler = make_sampler(config, store, steps, episodes, seed=0)
+            found[label] = reworded(sampler, store, words, texts=sampler.texts, seed=0)
+    return found
+
+
 def read_windows(
-    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
+    config: TrainConfig, store: Store, steps: Steps, episodes: np.ndarray
 ) -> tuple[Windows, Sequence[str]]:
     """Windows of these episodes, as a run with this config reads them but not varied, and the texts
     of their rows.
     """
-    sampler = sampler_maker(config, store)(steps, episodes=episodes, seed=config.seed)
-    tasks, reword = texts_of(config, store, sampler)
-    return reword(sampler, seed=config.seed), tasks
+    words = wordings(store, config.text_wordings)
+    sampler = make_sampler(config, store, steps, episodes, seed=config.seed)
+    drawn = reworded(sampler, store, words, texts=sampler.texts, seed=config.seed)
+    return drawn, texts_of(sampler, store, words)
 
 
 def chosen_episodes(
-    config: TrainConfig, store: Store, steps: windows.Steps
+    config: TrainConfig, store: Store, steps: Steps
 ) -> tuple[np.ndarray, np.ndarray]:
     """The episodes that are trained on and those that are held out, each (E,).
 
@@ -125,7 +145,7 @@ def chosen_episodes(
 
 def fills_actions(config: TrainConfig) -> bool:
     """Whether the actions that a log lacks are filled in."""
-    return bool(config.fill_actions["_target_"] != "none")
+    return not is_none(config.fill_actions)
 
 
 def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
@@ -164,9 +184,7 @@ def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> Non
         raise ValueError(f"window={config.window} reads past actions, which {lacking}; {remedy}")
 
 
-def check_targets(
-    config: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray
-) -> None:
+def check_targets(config: TrainConfig, store: Store, steps: Steps, episodes: np.ndarray) -> None:
     """Raise a ValueError if there is nothing to train on, in the log or in a part of it."""
     for label, part in store.parts.items():
         if np.isin(part, episodes).any():
@@ -191,7 +209,7 @@ def check_targets(
 def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
     """The windows of a sampler, varied by `augment`, of the run or of a part."""
     chosen = by_part(store, "augment", config.augment)
-    distinct = {str(node): node for node in chosen.values() if node["_target_"] != "none"}
+    distinct = {str(node): node for node in chosen.values() if not is_none(node)}
     for node in distinct.values():
         among = np.zeros(len(store.lengths), bool)
         for label, part in store.parts.items():
@@ -200,32 +218,58 @@ def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
     return sampler
 
 
-def texts_of(
-    config: TrainConfig, store: Store, sampler: sampling.Sampler
-) -> tuple[Sequence[str], Callable[..., Windows]]:
-    """The texts of windows by their number, and a function of windows and a seed that draws them in
-    many wordings, where the store has facts to make these of.
+def make_sampler(
+    config: TrainConfig,
+    store: Store,
+    steps: Steps,
+    episodes: np.ndarray,
+    *,
+    seed: int,
+    weights: np.ndarray | None = None,
+    discount: float | np.ndarray = 1.0,
+) -> Sampler:
+    """The sampler of windows of these episodes, of single agents or of teams as a run reads them.
+
+    Arguments: see `Sampler`.
     """
-    words = wordings(store, config.text_wordings)
+    options: SamplerOptions = {
+        "T": config.window,
+        "batch_size": config.optim.batch_size,
+        "seed": seed,
+        "weights": weights,
+        "discount": discount,
+    }
+    if not one_agent_reads(config):
+        alone = 0.5 if config.team.execution == "both" else 0.0
+        return TeamSampler(steps, store, episodes, alone=alone, **options)
+    rows_per_text = config.data.rows_per_text
+    if rows_per_text == 1:
+        return Sampler(steps, episodes, **options)
+    return TextSampler(steps, episodes, task=store.task, rows_per_text=rows_per_text, **options)
+
+
+def reworded(
+    draw: Windows, store: Store, words: Wordings | None, *, texts: int, seed: int
+) -> Windows:
+    """The windows of a sampler, a text drawn for each row where tasks have many wordings.
+
+    Args:
+        draw: step -> its windows.
+        store: the log.
+        words: of its tasks; None: each has one text.
+        texts: distinct ones in a batch, at most.
+        seed: of the draws.
+    """
+    if words is None:
+        return draw
+    return words.sampler(draw, task=store.task, among=has_wordings(store), texts=texts, seed=seed)
+
+
+def texts_of(sampler: Sampler, store: Store, words: Wordings | None) -> Sequence[str]:
+    """The texts of the windows of a sampler, by their number. words: see `reworded`."""
     if words is not None:
-        draw = partial(words.sampler, task=store.task, worded=worded(store), texts=sampler.texts)
-        return words, draw
-
-    def unchanged(drawn: Windows, *, seed: int) -> Windows:
-        return drawn
-
-    if isinstance(sampler, team_windows.TeamSampler):
-        return sampler.tasks, unchanged
-    return store.tasks, unchanged
-
-
-def sampler_maker(config: TrainConfig, store: Store) -> Callable[..., sampling.Sampler]:
-    """Return a function of steps, episodes, seed and weights that makes the samplers of a run."""
-    shape: Json = {"T": config.window, "batch_size": config.optim.batch_size}
-    if one_agent_reads(config):
-        return partial(sampling.sampler(config.data.rows_per_text, store.task), **shape)
-    alone = 0.5 if config.team.execution == "both" else 0.0
-    return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
+        return words
+    return sampler.tasks if isinstance(sampler, TeamSampler) else store.tasks
 
 
 def by_part(store: Store, option: str, value: object) -> Json:
@@ -234,7 +278,7 @@ def by_part(store: Store, option: str, value: object) -> Json:
     return {label: known.get(label, {}).get(option, value) for label in store.parts}
 
 
-def worded(store: Store) -> np.ndarray:
+def has_wordings(store: Store) -> np.ndarray:
     """(E,) bool, whether the texts of an episode are drawn from many wordings: all, or those of the
     parts that have them.
     """

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.moments import Moments, covariance
 from decisionllm.datasets.store import Store, read
 from decisionllm.datasets.windows import BLOCK, returns_to_go
@@ -42,10 +43,10 @@ def survey(store: Store) -> Survey:
     reading = _Reading(store)
     mean, covariances = covariance(reading.blocks())
     deviation = np.sqrt(np.diag(covariances).clip(min=0))
-    varies = deviation > 1e-9 * (1 + np.abs(mean))
+    varies = moments.varies(mean, deviation)
     # a number that does not vary correlates with nothing
-    scale = np.where(varies, deviation, np.inf)
-    correlation = np.abs(covariances) / np.outer(scale, scale)
+    unit = np.where(varies, deviation, np.inf)
+    correlation = np.abs(covariances) / np.outer(unit, unit)
     found = [
         *_repeats(store, np.array(reading.digests, "V16")),
         *_constants(store, varies[:S]),

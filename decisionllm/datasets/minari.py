@@ -50,13 +50,6 @@ if TYPE_CHECKING:
 
 RADIUS = 0.45  # of PointMaze's goals
 
-# Version of what a store of it holds. 3: a missing action is no part of the bounds of an action
-# without bounds. 2: the card names the parts of an observation. The rows are
-# those of version 1: Minari restores a Dict space with sorted keys, so that the older rule, the
-# order of the space's own keys, gave them the same order. A run whose info has no parts is
-# therefore laid out by the rule of `spaces.flatten` too.
-VERSION = 3
-
 
 @register("dataset", "minari", text="${text}")
 def load(
@@ -269,7 +262,6 @@ def fixed_reward(dataset: "MinariDataset") -> Callable[[np.ndarray], np.ndarray]
     return reward
 
 
-@register("export", "minari")
 def save(
     minari_id: str,
     store: Store,
@@ -394,4 +386,9 @@ def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
     return spaces.MultiDiscrete(sizes)
 
 
-READER = DatasetReader(version=VERSION, files=files)
+# Version 2: the card names the parts of an observation. The rows are those of version 1: Minari
+# restores a Dict space with sorted keys, so that the older rule, the order of the space's own keys,
+# gave them the same order. A run whose info has no parts is therefore laid out by the rule of
+# `spaces.flatten` too. Version 3: a missing action is no part of the bounds of an action without
+# bounds.
+READER = DatasetReader(version=3, files=files)

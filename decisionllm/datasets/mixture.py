@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 
@@ -34,16 +34,24 @@ from decisionllm.datasets.store import (
 )
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, choice, discover, register
+from decisionllm.registry import Node, build, choice, discover, no_choice, register
 from decisionllm.schema import Episode, Json, Spec
 
-VERSION = 2  # raise it when `load` writes other info
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 # options that all parts of a mixture have in common, and why
 OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
 
 Given = str | Json  # a part as it is given: the name of a dataset, or its options
 Parts = Sequence[Given] | Mapping[str, Given]
+
+
+class MixtureOptions(TypedDict, total=False):
+    """The options of `mixture` and of `embodiments`."""
+
+    parts: Required[Parts]
+    options: Json | None
+    text: str
+    text_wordings: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +190,7 @@ def one_layout(infos: Mapping[str, Json]) -> Json:
     return layout
 
 
-def data_options(**options: Any) -> Node:
+def data_options(**options: Unpack[MixtureOptions]) -> Node:
     """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws
     and envs depend on."""
     kept: Node = {}
@@ -191,7 +199,7 @@ def data_options(**options: Any) -> Node:
     return {"parts": kept}
 
 
-def worded(store: Store, **options: Any) -> Store:
+def worded(store: Store, **options: Unpack[MixtureOptions]) -> Store:
     """See `datasets.store`: each part with its own texts."""
     texts = np.empty(len(store.lengths), object)
     infos: dict[str, Node] = {}
@@ -209,7 +217,7 @@ def worded(store: Store, **options: Any) -> Store:
     return replace(found, info=found.info | {"parts": infos})
 
 
-def mixed(**options: Any) -> dict[str, Part]:
+def mixed(**options: Unpack[MixtureOptions]) -> dict[str, Part]:
     """The parts of one mixture, see `described`; a ValueError if one is a mixture itself or has an
     option of its own that only an embodiment can have.
     """
@@ -226,7 +234,7 @@ def mixed(**options: Any) -> dict[str, Part]:
     return parts
 
 
-def files(**options: Any) -> list[Path]:
+def files(**options: Unpack[MixtureOptions]) -> list[Path]:
     """The files that the readers of the parts read."""
     found = []
     for part in described(**options).values():
@@ -311,7 +319,7 @@ def env_node(dataset: str, given: Node) -> Node:
     options = {key: value for key, value in given.items() if key != "env"}
     if "env" in given:
         return choice("env", given["env"]) | options
-    return discover()["env"].get(dataset, {"_target_": "none"}) | options
+    return discover()["env"].get(dataset, no_choice()) | options
 
 
 def chosen(group: str, given: str | Node) -> Node:
@@ -319,7 +327,7 @@ def chosen(group: str, given: str | Node) -> Node:
     if not isinstance(given, str):
         return given
     if given == "none":
-        return {"_target_": "none"}
+        return no_choice()
     return choice(group, given)
 
 
@@ -405,24 +413,24 @@ def stores(
     Returns:
         {embodiment: store}; {"": store} of a dataset of one space.
     """
-    parts = of_embodiments(dataset)
+    parts = embodiment_parts(dataset)
     return {name: prepare(part.dataset, cache_dir, transform) for name, part in parts.items()}
 
 
-def of_embodiments(dataset: Node) -> dict[str, Part]:
+def embodiment_parts(dataset: Node) -> dict[str, Part]:
     """The parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
     if dataset["_target_"] != f"{__name__}.embodiments":
         return {"": Part(dataset=dataset)}
     return described(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
-def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
+def embodiment_config(config: TrainConfig, name: str) -> TrainConfig:
     """The options of a run as those of one of its embodiments: with its own window and draws.
 
     Raises:
         ValueError: its window is below act.stride.
     """
-    own = of_embodiments(config.dataset)[name]
+    own = embodiment_parts(config.dataset)[name]
     window = own.window or config.window
     if window < config.act.stride:
         wanted = f"a window of act.stride={config.act.stride} steps or more"
@@ -432,7 +440,7 @@ def of_embodiment(config: TrainConfig, name: str) -> TrainConfig:
     return replace(config, window=window, augment=own.augment or config.augment, data=data)
 
 
-def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
+def evaluation_parts(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
     """The datasets that a run can be evaluated on one by one.
 
     Args:
@@ -447,7 +455,7 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Json]:
         ValueError: two have one label.
     """
     made: dict[str, Json] = {}
-    for name, part in of_embodiments(dataset).items():
+    for name, part in embodiment_parts(dataset).items():
         info = opened[name].info
         alone = {}
         if name:
@@ -476,7 +484,7 @@ def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[fl
         ValueError: all weights are 0.
     """
     found = {}
-    for name, part in of_embodiments(dataset).items():
+    for name, part in embodiment_parts(dataset).items():
         own = 1.0 if part.weight is None else part.weight
         among = stores[name].info.get("parts", {"": {}})
         found[name] = [float(own * each.get("weight", 1.0)) for each in among.values()]
@@ -485,7 +493,7 @@ def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[fl
     return found
 
 
-def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
+def drawn_embodiment(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
     """The embodiment whose windows are trained on at this step, drawn by the shares of its
     parts."""
     if len(shares) == 1:
@@ -495,4 +503,4 @@ def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -
     return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)

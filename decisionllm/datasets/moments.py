@@ -1,8 +1,9 @@
-"""Count, mean, variance and range of rows that come in blocks."""
+"""Count, mean, variance and range of rows that come in blocks; the scale of a column."""
 
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Moments:
@@ -37,6 +38,20 @@ class Moments:
     def deviation(self) -> np.ndarray:
         """Standard deviations, the shape of a row."""
         return np.sqrt(self.variance)
+
+
+def varies(mean: ArrayLike, deviation: ArrayLike) -> np.ndarray:
+    """Whether each column is more than one number with the rounding of float32: bool, of their
+    shape.
+    """
+    return np.asarray(np.asarray(deviation) > 1e-6 * (1 + np.abs(mean)))
+
+
+def scale(mean: ArrayLike, deviation: ArrayLike) -> np.ndarray:
+    """What standardised columns are divided by: their deviation; 1 if one is constant, so that it
+    keeps its unit.
+    """
+    return np.where(varies(mean, deviation), deviation, 1.0)
 
 
 def covariance(blocks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

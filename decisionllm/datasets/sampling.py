@@ -1,15 +1,25 @@
 """The choice of episodes, and samplers of windows, which are pure functions of (seed, step)."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Required, TypedDict, Unpack
 
 import numpy as np
 
+from decisionllm import checks
 from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
 from decisionllm.schema import Window
+
+
+class SamplerOptions(TypedDict, total=False):
+    """The options that samplers of all kinds have, see `Sampler`."""
+
+    T: Required[int]
+    batch_size: Required[int]
+    seed: Required[int]
+    weights: np.ndarray | None
+    discount: float | np.ndarray
 
 
 class Sampler:
@@ -104,7 +114,7 @@ class TextSampler(Sampler):
         *,
         task: np.ndarray,
         rows_per_text: int,
-        **options: Any,
+        **options: Unpack[SamplerOptions],
     ) -> None:
         self.task = task
         super().__init__(steps, episodes, **options)
@@ -127,15 +137,6 @@ class TextSampler(Sampler):
         task = drawn_tasks[np.arange(self.batch_size) % self.texts]  # (B,)
         among = self.first[task], self.end[task]
         return draw(rng, self.batch_size, self.before, self.weights, self.discount, among)
-
-
-def sampler(rows_per_text: int, task: np.ndarray) -> Callable[..., Sampler]:
-    """The class of samplers in which so many rows share a text; `TextSampler` has its `task` and
-    `rows_per_text` already.
-    """
-    if rows_per_text == 1:
-        return Sampler
-    return partial(TextSampler, task=task, rows_per_text=rows_per_text)
 
 
 def draw(
@@ -259,12 +260,10 @@ def select(
     Raises:
         ValueError: a share is not within 0 .. 1, `fraction` is 0, or no group is left to train on.
     """
-    given = {"fraction": fraction, "min_return_quantile": min_return_quantile, "held_out": held_out}
-    for name, value in given.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"data.{name}: expected a share within 0 .. 1, got {value}")
-    if not fraction:
-        raise ValueError(f"data.fraction: expected more than 0, got {fraction}")
+    checks.share("data.fraction", fraction)
+    checks.share("data.min_return_quantile", min_return_quantile)
+    checks.share("data.held_out", held_out)
+    checks.more_than_0("data.fraction", fraction)
     trained_on = []
     out_of_it = []
     for episodes in store.parts.values():

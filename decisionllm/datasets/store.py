@@ -37,7 +37,7 @@ from decisionllm.datasets.rounding import Rounding
 from decisionllm.datasets.row_blocks import Columns
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, is_reference, takes
+from decisionllm.registry import Node, build, is_none, is_reference, no_choice, takes
 from decisionllm.schema import (
     EPISODE_FIELDS,
     STEP_FIELDS,
@@ -49,7 +49,7 @@ from decisionllm.schema import (
 )
 
 FORMAT = 1
-NO_TRANSFORM = {"_target_": "none"}
+NO_TRANSFORM = no_choice()
 REMEDY = "delete the folder to make it again"
 HEADER = 128  # bytes, of each .npy file
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -466,7 +466,7 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
         ValueError: an option cannot be.
     """
     store = kept(dataset, cache_dir)
-    if transform["_target_"] != "none":
+    if not is_none(transform):
         source = build(dict(transform), store)
         version = reader_of(transform).version
         key = _key([version, store.fingerprint, source.info, dict(transform)])

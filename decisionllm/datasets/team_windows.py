@@ -4,12 +4,12 @@ agent.
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.sampling import Sampler
+from decisionllm.datasets.sampling import Sampler, SamplerOptions
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
 from decisionllm.schema import Window, differs
@@ -42,7 +42,7 @@ class TeamSampler(Sampler):
         episodes: np.ndarray,
         *,
         alone: float = 0.0,
-        **options: Any,
+        **options: Unpack[SamplerOptions],
     ) -> None:
         super().__init__(steps, episodes, **options)
         self.alone = alone

@@ -305,7 +305,7 @@ class Wordings(Sequence[str]):
         task: np.ndarray,
         seed: int,
         texts: int,
-        worded: np.ndarray | None = None,
+        among: np.ndarray | None = None,
     ) -> Callable[[int], Window]:
         """The windows of a sampler, a text drawn for each row: a pure function of (seed, step).
 
@@ -315,7 +315,7 @@ class Wordings(Sequence[str]):
             seed: of the draws.
             texts: of a batch; row i has that of row i % texts, whose task is the same, see
                 `sampling.TextSampler`.
-            worded: (E,) whether the texts of an episode are drawn; the others have that of their
+            among: (E,) whether the texts of an episode are drawn; the others have that of their
                 task. None: all are.
         """
 
@@ -324,8 +324,8 @@ class Wordings(Sequence[str]):
             own = task[window.episodes]
             rng = of_step(seed, step, Draw.WORDINGS)
             number = self.draw(own[:texts], rng)[np.arange(len(own)) % texts]
-            if worded is not None:
-                number = np.where(worded[window.episodes], number, -1 - own)
+            if among is not None:
+                number = np.where(among[window.episodes], number, -1 - own)
             return replace(window, text_index=number)
 
         return drawn

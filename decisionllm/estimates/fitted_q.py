@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.store import next_rows
 from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
     optimise,
-    positive,
     recorded_rows,
     task_texts,
 )
@@ -85,7 +85,7 @@ class FittedQ(Estimator):
         # units of Q: returns of the log around their mean
         togo = discounted_returns(log.rewards, log.offsets, discount)[rows]
         self.shift = float(togo.mean())
-        self.scale = float(positive(togo.std()))
+        self.scale = float(moments.scale(togo.mean(), togo.std()))
         self.least = float(togo.min()) / self.scale
         self.most = float(togo.max()) / self.scale
         self.rewards = torch.from_numpy(log.rewards[rows]).float() / self.scale

@@ -6,13 +6,13 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.store import next_rows
 from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import (
     Members,
     Units,
     optimise,
-    positive,
     recorded_rows,
     task_texts,
 )
@@ -91,9 +91,11 @@ class LearnedModel(Estimator):
         self.low = seen.min(0)
         self.high = seen.max(0)
         self.change_mean = changes[follows].mean(0).astype(np.float64)
-        self.change_scale = positive(changes[follows].std(0).astype(np.float64))
+        self.change_scale = moments.scale(
+            self.change_mean, changes[follows].std(0).astype(np.float64)
+        )
         self.reward_mean = float(rewards.mean())
-        self.reward_scale = float(positive(rewards.std()))
+        self.reward_scale = float(moments.scale(rewards.mean(), rewards.std()))
         wanted = np.column_stack(
             [
                 (changes - self.change_mean) / self.change_scale,

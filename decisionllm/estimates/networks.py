@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from decisionllm.datasets import moments
 from decisionllm.models.fitting import minimise
 from decisionllm.models.imagined import TEXTS, codes
 from decisionllm.protocols import Logged
-
-SMALLEST = 1e-6  # deviation below which a column counts as constant
 
 
 class Members(nn.Module):
@@ -73,11 +72,13 @@ class Units:
         rows = fitting_rows(log)
         observations = log.observations[rows].astype(np.float64)
         actions = log.actions[rows].astype(np.float64)
+        observation_mean = observations.mean(0)
+        action_mean = actions.mean(0)
         return cls(
-            observation_mean=observations.mean(0),
-            observation_scale=positive(observations.std(0)),
-            action_mean=actions.mean(0),
-            action_scale=positive(actions.std(0)),
+            observation_mean=observation_mean,
+            observation_scale=moments.scale(observation_mean, observations.std(0)),
+            action_mean=action_mean,
+            action_scale=moments.scale(action_mean, actions.std(0)),
             num_actions=log.spec.num_actions,
             horizon=int(log.lengths.max()),
             reads_text=tells_texts_apart(log),
@@ -135,11 +136,6 @@ def tells_texts_apart(log: Logged) -> bool:
     judged = {task for task, held_out in pairs if held_out}
     fitted_to = {task for task, held_out in pairs if not held_out}
     return 1 < len(fitted_to) <= TEXTS and judged <= fitted_to
-
-
-def positive(deviation: np.ndarray) -> np.ndarray:
-    """The scale of each column; 1 for a constant one."""
-    return np.where(deviation > SMALLEST, deviation, 1.0)
 
 
 def optimise(

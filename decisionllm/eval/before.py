@@ -14,7 +14,7 @@ from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import checked_step
 from decisionllm.files import explained
 from decisionllm.protocols import Env
-from decisionllm.registry import Node, build
+from decisionllm.registry import Node, build, is_none, no_choice
 from decisionllm.schema import Json, Spec
 
 # texts that are made anew for each episode, so that those of the data need not come back
@@ -51,7 +51,7 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
     """
     notes: list[str] = []
     for trained in parts(config, stores):
-        if trained.env["_target_"] == "none":
+        if is_none(trained.env):
             check_unwatched(config, trained.label)
             continue
         with explained("env: could not be built", ValueError, ImportError, OSError, remedy=WITHOUT):
@@ -80,12 +80,12 @@ def one_copy(node: str) -> Env:
 
 def parts(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]:
     """The dataset of a run with its environment; of a mixture, each part with its own."""
-    found = mixture.evaluated(config.dataset, stores)
+    found = mixture.evaluation_parts(config.dataset, stores)
     for label, part in found.items():
         store = stores[part["embodiment"]]
         episodes = store.parts.get(label, np.arange(len(store.lengths)))
         tasks = [store.tasks[i] for i in np.unique(store.task[episodes])]
-        env = part["env"] or {"_target_": "none"}
+        env = part["env"] or no_choice()
         yield Trained(label, env, store.spec, part["dataset"], tasks)
     if not found:
         store = stores[""]

@@ -5,14 +5,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from decisionllm.command_line import OPTIONAL, with_defaults
-from decisionllm.config import TrainConfig, flat, plain
+from decisionllm.command_line import with_defaults
+from decisionllm.config import GROUPS, default_options, flat, plain
 from decisionllm.registry import Node, discover
 from decisionllm.runs.directory import MAY_DIFFER
 from decisionllm.schema import Json
@@ -20,10 +19,6 @@ from decisionllm.schema import Json
 Row = Json
 Options = Mapping[str, Any]
 
-GROUPS = ("dataset", "env", "backbone", "head", "tokenizer", "objective", *OPTIONAL)
-DEFAULT_CHOICES = {"tokenizer": "trajectory", "objective": "likelihood"} | dict.fromkeys(
-    OPTIONAL, "none"
-)
 # `decode` and `part` are columns of a row, `name` is the policy
 NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
@@ -53,7 +48,7 @@ def options_of(run_config: Json) -> Json:
             continue
         if key.endswith(".seed") or value != resolved(defaults.get(key), run_config):
             found[key] = value
-    for group, choice in {**DEFAULT_CHOICES, "env": found.get("dataset")}.items():
+    for group, choice in (default_choices() | {"env": found.get("dataset")}).items():
         if found.get(group) == choice:
             found.pop(group, None)
     return found
@@ -86,11 +81,18 @@ def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
 
 
 @cache
+def default_choices() -> Json:
+    """The choices of `train` by default, {"tokenizer": "trajectory", ...}."""
+    nodes = {group: default_options()[group] for group in GROUPS}
+    return {group: nearest(group, node)[0] for group, node in nodes.items() if node}
+
+
+@cache
 def base_defaults(*, baseline: bool) -> Json:
     """The defaults of the options outside of the groups, flat, of `train` or of `baseline`."""
     if baseline:
         return flat(with_defaults("baseline", {}))
-    return flat(asdict(TrainConfig({}, {}, {})))
+    return flat(default_options())
 
 
 def resolved(value: Any, run_config: Json) -> Any:
@@ -111,13 +113,16 @@ def effective(options: Options, key: str) -> Any:
     if key in options:
         return options[key]
     group, _, name = key.partition(".")
+    is_baseline = "algorithm" in options
+    if key == "env":
+        return options.get("dataset")
     if key in GROUPS:
-        return options.get("dataset") if key == "env" else "none"
+        return "none" if is_baseline else default_choices().get(key, "none")
     if group in GROUPS:
         choices = discover().get(group, {})
         usual = choices.get(effective(options, group), {}).get(name)
     else:
-        usual = base_defaults(baseline="algorithm" in options).get(key)
+        usual = base_defaults(baseline=is_baseline).get(key)
     if usual == "???":
         return None
     reference = re.fullmatch(r"\$\{([\w.]+)\}", str(usual))

@@ -1,19 +1,27 @@
 """Environments of this package as Gymnasium environments, so that an exported Minari dataset names
 the one it is scored in."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import ArrayLike
 
+from decisionllm.datasets import minari
 from decisionllm.datasets.spaces import fits, fits_actions
 from decisionllm.datasets.store import Store, blocks
 from decisionllm.eval.gymnasium import GymnasiumEnv
 from decisionllm.eval.layout import check_env
+from decisionllm.files import explained
 from decisionllm.protocols import Env
-from decisionllm.registry import Node, build
+from decisionllm.registry import Node, build, function, is_none, register
 from decisionllm.schema import Json, Spec
+
+if TYPE_CHECKING:
+    from minari import MinariDataset
 
 BLOCK = 1 << 14  # rows that are compared at a time
 
@@ -59,6 +67,31 @@ class Single(gymnasium.Env[np.ndarray, ArrayLike]):
         return observation, float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
 
 
+@register("export", "minari")
+def export(
+    minari_id: str, store: Store, *, env: Node, say: Callable[[str], None]
+) -> "MinariDataset":
+    """Write a store as a Minari dataset that names the environment which scores it.
+
+    Args:
+        minari_id: of the new dataset, see `minari.save`.
+        store: the data.
+        env: config node of the environment.
+        say: prints a line for the user.
+    """
+    remedy = "env=none exports without one"
+    with explained(
+        "export=minari: the environment could not be made", ValueError, OSError, remedy=remedy
+    ):
+        known, note = exported(env, store)
+    if note:
+        say(note)
+    final_observations = function("final_observations", store.info.get("env", ""))
+    if final_observations is not None:
+        known["final"] = final_observations(store)
+    return minari.save(minari_id, store, **known)
+
+
 def exported(node: Node, store: Store) -> tuple[Json, str]:
     """The environment that an exported Minari dataset names.
 
@@ -72,7 +105,7 @@ def exported(node: Node, store: Store) -> tuple[Json, str]:
         world. And a line for the user, or "": why the dataset names no environment, or what the
         data do not say of its layout.
     """
-    if node["_target_"] == "none":
+    if is_none(node):
         return {}, ""
     env: Env = build(node, 1)
     if env.groups is not None:

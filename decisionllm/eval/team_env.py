@@ -3,7 +3,7 @@ count worlds, drawings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
@@ -199,7 +199,7 @@ class WorldTeams(TeamEnv, Generic[W]):
 
     Args:
         game: that is played.
-        given: see TeamEnv.
+        labels, text, wordings, frames: see TeamEnv.
 
     Attributes:
         world, meta: the worlds of the last reset, and their meta.
@@ -213,9 +213,12 @@ class WorldTeams(TeamEnv, Generic[W]):
         game: Game[W],
         num_episodes: int,
         labels: Sequence[str] = ("",),
-        **given: Any,
+        *,
+        text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
     ) -> None:
-        super().__init__(num_episodes, labels, **given)
+        super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
         self.game = game
         self.teachers = game.teachers
         self.reset(0)

@@ -59,13 +59,6 @@ def candidate_actions(spec: Spec) -> Tensor:
     return torch.cartesian_prod(*[each] * spec.action_dim).view(-1, spec.action_dim)
 
 
-def check_plan(horizon: int, steps: int) -> None:
-    """Refuse a planner that imagines no step, or is trained for none."""
-    if horizon < 1 or steps < 1:
-        got = f"{horizon} and {steps}"
-        raise ValueError(f"planner.horizon, planner.steps: expected 1 or more, got {got}")
-
-
 class FourierMLP(nn.Module):
     """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to
     one that resolves a step's change.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from decisionllm.checks import at_least, more_than_0
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import bins
@@ -75,8 +76,7 @@ class GaussianHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
         _check_continuous(spec, "gaussian")
-        if not deviation > 0:
-            raise ValueError(f"head.deviation: expected more than 0, got {deviation}")
+        more_than_0("head.deviation", deviation)
         self.out = nn.Linear(width, spec.action_dim)
         self.deviation = deviation
         self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
@@ -141,8 +141,7 @@ class BinsHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, num_bins: int = 33) -> None:
         super().__init__()
         _check_continuous(spec, "bins")
-        if num_bins < 2:
-            raise ValueError(f"head.num_bins: expected 2 or more, got {num_bins}")
+        at_least("head.num_bins", num_bins, 2)
         self.shape = (spec.action_dim, num_bins)
         self.loss_floor = spec.action_dim * math.log(bins.width(num_bins))
         self.out = nn.Linear(width, spec.action_dim * num_bins)

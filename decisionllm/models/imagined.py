@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
+from decisionllm.checks import at_least
 from decisionllm.models.dynamics import (
     BATCH,
     Dynamics,
     FourierMLP,
     Transitions,
     candidate_actions,
-    check_plan,
     drawn,
 )
 from decisionllm.models.fitting import minimise
@@ -87,7 +87,8 @@ class ImaginedValue(nn.Module, Planner):
         super().__init__()
         if not 0 < discount < 1:
             raise ValueError(f"planner.discount: expected within 0 .. 1, got {discount}")
-        check_plan(horizon, steps)
+        at_least("planner.horizon", horizon, 1)
+        at_least("planner.steps", steps, 1)
         self.horizon = horizon
         self.least_value = least_value
         self.reads_text = reads_text

@@ -20,8 +20,8 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.checks import one_of
-from decisionllm.models.dynamics import Dynamics, Transitions, candidate_actions, check_plan
+from decisionllm.checks import at_least, one_of
+from decisionllm.models.dynamics import Dynamics, Transitions, candidate_actions
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Planner
 from decisionllm.randomness import seeded
@@ -91,7 +91,8 @@ class LandmarkPaths(nn.Module, Planner):
     ) -> None:
         super().__init__()
         one_of("planner.goal_in", goal_in, ("observation", "text"))
-        check_plan(horizon, steps)
+        at_least("planner.horizon", horizon, 1)
+        at_least("planner.steps", steps, 1)
         if landmarks < 2 or link < 1:
             wanted = "2 landmarks and 1 step or more"
             raise ValueError(

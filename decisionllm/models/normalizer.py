@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.moments import Moments
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import entity_columns
@@ -51,23 +52,22 @@ class Normalizer(nn.Module):
         """
         whole = Moments()
         togo = Moments()
-        entities = [Moments() for _ in self.columns[1:]]  # of each kind, those that are present
+        kinds = [Moments() for _ in self.columns[1:]]  # of the entities that are present
         for observations, returns_to_go in blocks:
             whole.add(observations)
             togo.add(returns_to_go)
-            for (_, first, width, count), moments in zip(self.columns[1:], entities, strict=True):
+            for (_, first, width, count), kind in zip(self.columns[1:], kinds, strict=True):
                 each = observations[:, first : first + width * count].reshape(-1, width)
-                moments.add(each[each[:, 0] > 0.5])
+                kind.add(each[each[:, 0] > 0.5])
         _standardize(self.observation_mean, self.observation_scale, whole)
-        for (_, first, width, count), moments in zip(self.columns[1:], entities, strict=True):
+        for (_, first, width, count), kind in zip(self.columns[1:], kinds, strict=True):
             of_kind = slice(first, first + width * count)
             mean = self.observation_mean[of_kind].view(count, width)
             scale = self.observation_scale[of_kind].view(count, width)
-            _standardize(mean, scale, moments)
+            _standardize(mean, scale, kind)
             mean[:, 0] = 0.0  # the flag of presence stays
             scale[:, 0] = 1.0
-        self.return_mean.fill_(float(togo.mean))
-        self.return_scale.fill_(float(togo.deviation) or 1.0)
+        _standardize(self.return_mean, self.return_scale, togo)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
 
     @torch.no_grad()
@@ -126,11 +126,6 @@ class Normalizer(nn.Module):
 
 
 def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:
-    """Fill mean and scale (..., S)."""
-    mean.copy_(torch.from_numpy(found.mean))
-    scale.copy_(torch.from_numpy(_positive(found.deviation)))
-
-
-def _positive(deviation: np.ndarray) -> np.ndarray:
-    """The scale of each column; that of a constant column is 1, so that it stays in its unit."""
-    return np.asarray(deviation.clip(min=1e-6) + (deviation < 1e-6))
+    """Fill mean and scale (...)."""
+    mean.copy_(torch.as_tensor(found.mean))
+    scale.copy_(torch.as_tensor(moments.scale(found.mean, found.deviation)))

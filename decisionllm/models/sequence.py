@@ -10,7 +10,7 @@ from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective, Planner
-from decisionllm.registry import Node, build, choice
+from decisionllm.registry import Node, build, choice, is_none
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.team import TeamTokenizer
 from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer
@@ -50,12 +50,12 @@ class SequenceModel(nn.Module):
         options = options or ModelOptions()
         self.spec = spec
         self.backbone = backbone
-        made: Objective = build(
+        loss: Objective = build(
             objective or choice("objective", "likelihood"), backbone.width, spec
         )
-        if made.condition_on not in (None, options.condition_on):
+        if loss.condition_on not in (None, options.condition_on):
             raise ValueError(
-                f"{type(made).__name__}: expected model.condition_on={made.condition_on}, got "
+                f"{type(loss).__name__}: expected model.condition_on={loss.condition_on}, got "
                 f"{options.condition_on}"
             )
         self.tokenizer: TrajectoryTokenizer = build(
@@ -63,9 +63,9 @@ class SequenceModel(nn.Module):
             spec,
             backbone.width,
             options.condition_on == "return_to_go",
-            made.predicts_return,
+            loss.predicts_return,
         )
-        # Nothing that reads the model's units sees them, a planner neither.
+        # hidden numbers of an observation are 0 in the model's units, also for a planner
         self.normalizer = Normalizer(spec, self.tokenizer.hidden_observations)
         self.head: Head = build(head, backbone.width, spec)
         if not isinstance(self.head, Head):
@@ -74,9 +74,9 @@ class SequenceModel(nn.Module):
                 "protocols.Head"
             )
         self.planner: Planner | None = None
-        if planner and planner["_target_"] != "none":
+        if planner is not None and not is_none(planner):
             self.planner = build(planner, spec)
-        self.objective = made
+        self.objective = loss
         self.team = self._team_tokenizer()
 
     def _team_tokenizer(self) -> TeamTokenizer | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from decisionllm.checks import at_least
 from decisionllm.datasets import team
 from decisionllm.datasets.formats.team_log import Log, joined
 from decisionllm.datasets.joint_steps import JointSteps
@@ -17,8 +18,6 @@ from decisionllm.models.team_world import TeamWorld
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
-
-VERSION = 1  # of how episodes are made
 
 
 @register("dataset", "team_imagined", text="${text}")
@@ -56,8 +55,7 @@ def load(
     """
     counts = {"worlds": worlds, "updates": updates, "rounds": rounds}
     for name, given in counts.items():
-        if given < 1:
-            raise ValueError(f"dataset.{name}: expected 1 or more, got {given}")
+        at_least(f"dataset.{name}", given, 1)
     log = joined(list(team.logs_of(path, meta, cut)()))
     steps = JointSteps.of(log)
     world = TeamWorld(steps, seed=seed)
@@ -117,4 +115,4 @@ def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed:
     return Log({"types": {"agent": {}}, "horizon": T}, clock, agents)
 
 
-READER = DatasetReader(version=VERSION, files=files)
+READER = DatasetReader(version=1, files=files)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
 from decisionllm.models.fitting import minimise
@@ -125,7 +126,7 @@ class TeamWorld(nn.Module):
         # what follows is not known of the last step of a world
         rewards = steps.rewards[:, :-1]
         self.reward_mean = float(rewards.mean())
-        self.reward_scale = float(rewards.std()) or 1.0
+        self.reward_scale = float(moments.scale(rewards.mean(), rewards.std()))
         self.reward_low = float(rewards.min())
         self.reward_high = float(rewards.max())
         self.low = tensor(steps.low)
@@ -224,6 +225,5 @@ def units_of(columns: np.ndarray) -> tuple[nn.Buffer, nn.Buffer]:
     is 1.
     """
     rows = columns.reshape(-1, columns.shape[-1])
-    deviation = rows.std(0)
-    scale = np.where(deviation < 1e-5, 1.0, deviation)
-    return nn.Buffer(tensor(rows.mean(0))), nn.Buffer(tensor(scale))
+    mean = rows.mean(0)
+    return nn.Buffer(tensor(mean)), nn.Buffer(tensor(moments.scale(mean, rows.std(0))))

@@ -17,7 +17,6 @@ from decisionllm.registry import Node, register
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode, Json
 
-VERSION = 2  # of how episodes are made
 # share of the imagined steps outside of the support, beyond which they are a fault of the dataset
 OUTSIDE = 0.1
 
@@ -243,4 +242,4 @@ def files(*, run: str, **options: object) -> list[Path]:
     return [checkpoint.checkpoint_folder(run) / "model.safetensors", Path(run) / "config.yaml"]
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)

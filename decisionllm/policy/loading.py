@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
@@ -41,13 +41,15 @@ def load(
     return load_parts(run, [] if part is None else [part], device=device, **acting)[-1]
 
 
-def load_policy(run: str | Path, **options: Any) -> Policy:
+def load_policy(
+    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: object
+) -> Policy:
     """`load` of a run that is not a baseline, which has a model and acts from histories.
 
     Raises:
         ValueError: the run is a baseline; and what `load` raises.
     """
-    policy = load(run, **options)
+    policy = load(run, part=part, device=device, **acting)
     if not isinstance(policy, Policy):
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     return policy

@@ -14,13 +14,13 @@ import shutil
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.lora import ADAPTER_FILE, by_own_names, save_adapter
 from decisionllm.config import TrainConfig, train_config
 from decisionllm.datasets.mixture import same_space, spaces
@@ -33,6 +33,7 @@ from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
+Part = Backbone | SequenceModel  # whose weights are copied
 UNUSED = re.compile(r"planner\.(rewards\.|values\.|reward_low$|reward_span$)")
 
 
@@ -196,13 +197,13 @@ def start_from(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
     folder = config.backbone.get("folder")
     is_read_already = folder and _absolute(folder) == _absolute(path)
     if not is_read_already:
-        _copy(path, "backbone", source.backbone, model.backbone)
+        _copy(path, source.backbone, model.backbone)
     started = set()
     for name, member in members(model).items():
         similar = [other for other, one in given.items() if same_space(one.spec, member.spec)]
         if similar:
             chosen = name if name in similar else similar[0]
-            _copy(path, "model", given[chosen], member)
+            _copy(path, given[chosen], member)
             started.add(name)
         elif name in given or not name:
             raise ValueError(_other_space(path, member, given))
@@ -234,18 +235,23 @@ def _other_space(
     return f"init_from={path}: expected a run of the data's space, got {spaces(shown)}; {remedy}"
 
 
-def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
+def _copy(path: str | Path, source: Part, model: Part) -> None:
     """Load the weights and buffers of one module into another, but for a model's backbone; a
     ValueError if they differ in more.
     """
     given = _without_backbone(source.state_dict())
     why = _differences(given, _without_backbone(model.state_dict()))
-    if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
+    what = "model"
+    if isinstance(source, Backbone) and isinstance(model, Backbone):
+        what = "backbone"
+        if not why and fingerprint(source) != fingerprint(model):
+            why = "frozen weights; "
+    if why:
         wanted = (
             "a run of the same backbone, head, embedding and, with tokenizer.timesteps=learned, "
             "horizon"
         )
-        why = f"the {what} differs: {why or 'frozen weights; '}take the options of its config.yaml"
+        why = f"the {what} differs: {why}take the options of its config.yaml"
         raise ValueError(f"init_from={path}: expected {wanted}; {why}")
     model.load_state_dict(given, strict=False)
 

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from decisionllm.config import TrainConfig, flat
+from decisionllm.config import TrainConfig, default_options, flat
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
     DIGESTS,
@@ -62,7 +62,7 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def describe(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
+def create(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
@@ -107,12 +107,11 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     not.
     """
     before, info = read(path)
-    was = flat(asdict(TrainConfig({}, {}, {}))) | flat(before)
-    now = flat(asdict(config))
-    different = {}
-    for key, value in now.items():
-        if key not in MAY_DIFFER and was.get(key) != value:
-            different[key] = (was.get(key), value)
+    earlier = flat(default_options()) | flat(before)
+    different = {}  # option: its value when the run was begun, and now
+    for key, value in flat(asdict(config)).items():
+        if key not in MAY_DIFFER and earlier.get(key) != value:
+            different[key] = (earlier.get(key), value)
     if different:
         if different.keys() <= {"steps", "minutes"}:
             raise ValueError(longer(path, **different))

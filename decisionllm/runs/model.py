@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from decisionllm.backbones.readers import attach
 from decisionllm.config import TrainConfig, one_agent_reads
-from decisionllm.datasets.mixture import Part, of_embodiments
+from decisionllm.datasets.mixture import Part, embodiment_parts
 from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.models.team import TeamSequenceModel
@@ -35,7 +35,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         if isinstance(spec, Spec):
             model = reading(spec, Part(dataset=config.dataset))
         else:
-            parts = of_embodiments(config.dataset)
+            parts = embodiment_parts(config.dataset)
             model = Generalist({name: reading(one, parts[name]) for name, one in spec.items()})
         attach(backbone, config.text_encoder, config.seed)
     return model

@@ -57,14 +57,12 @@ def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
     return model
 
 
-def describe(
+def create_folder(
     config: TrainConfig, stores: dict[str, Store], data: Mapping[str, Data], model: Model
 ) -> None:
     """Write the folder of a new run, but for its weights."""
-    frozen = fingerprint(model.backbone)
-    directory.describe(
-        Path(config.run), asdict(config), stores, **targets(config, data), frozen=frozen
-    )
+    known = targets(config, data) | {"frozen": fingerprint(model.backbone)}
+    directory.create(Path(config.run), asdict(config), stores, **known)
 
 
 def fit_units(normalizer: Normalizer, data: Data) -> None:
@@ -147,23 +145,28 @@ def targets(config: TrainConfig, data: Mapping[str, Data]) -> Json:
     """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}},
     and the parts with theirs.
     """
-    quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(config.act.target_quantile)})
-
-    def of(d: Data, label: str) -> dict[str, float]:
-        steps = d.steps
-        episodes = np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
-        returns = d.store.returns[episodes]
-        if config.model.return_horizon:
-            returns = np.concatenate([steps.returns_to_go[r] for r in steps.blocks(episodes)])
-        return {str(q): float(np.quantile(returns, q)) for q in quantiles}
-
     found: Json = {}
     if "" in data:
-        found["targets"] = of(data[""], "")
+        found["targets"] = return_quantiles(config, data[""], "")
     stores = {name: each.store for name, each in data.items()}
-    parts = mixture.evaluated(config.dataset, stores)
+    parts = mixture.evaluation_parts(config.dataset, stores)
     for label, part in parts.items():
-        part["targets"] = of(data[part["embodiment"]], label)
+        part["targets"] = return_quantiles(config, data[part["embodiment"]], label)
     if parts:
         found["parts"] = parts
     return found
+
+
+def return_quantiles(config: TrainConfig, data: Data, label: str) -> dict[str, float]:
+    """Quantiles of the returns that were trained on of a part of the data, raw reward units:
+    {"0.9": ...}. With model.return_horizon they are those of all its steps.
+
+    label: of the part; "": all.
+    """
+    steps = data.steps
+    episodes = np.intersect1d(data.store.parts.get(label, data.episodes), data.episodes)
+    returns = data.store.returns[episodes]
+    if config.model.return_horizon:
+        returns = np.concatenate([steps.returns_to_go[rows] for rows in steps.blocks(episodes)])
+    quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(config.act.target_quantile)})
+    return {str(q): float(np.quantile(returns, q)) for q in quantiles}

@@ -29,7 +29,7 @@ from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
-from decisionllm.registry import Node
+from decisionllm.registry import Node, is_none
 from decisionllm.runs import directory
 from decisionllm.runs.model import make_model
 from decisionllm.scaling import executors
@@ -198,7 +198,7 @@ def roll_out(
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
     _, info = directory.read(best.run)
     parts = info.get("parts", {})
-    if any(each["env"]["_target_"] == "none" for each in parts.values() or [best.config]):
+    if any(is_none(each["env"]) for each in parts.values() or [best.config]):
         return score, {}
 
     place = {"run": str(best.run), "out": str(folder), "device": device}

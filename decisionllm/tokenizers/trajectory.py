@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.checks import one_of, ranges
+from decisionllm.checks import one_of, ranges, share
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
@@ -70,9 +70,7 @@ class TrajectoryTokenizer(nn.Module):
         super().__init__()
         one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
         one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
-        if not 0 <= hide_actions <= 1:
-            wanted = "a share within 0 .. 1"
-            raise ValueError(f"tokenizer.hide_actions: expected {wanted}, got {hide_actions}")
+        share("tokenizer.hide_actions", hide_actions)
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
             wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
             remedy = "take tokenizer.timesteps=none or a smaller horizon"

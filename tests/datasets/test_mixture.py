@@ -19,10 +19,10 @@ from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
 from decisionllm.datasets.mixture import (
     described,
-    evaluated,
+    embodiment_config,
+    embodiment_parts,
+    evaluation_parts,
     load,
-    of_embodiment,
-    of_embodiments,
     part_shares,
 )
 from decisionllm.datasets.mixture import stores as of_stores
@@ -91,7 +91,7 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
     if kind == "mixture":
         made = described(**{key: value for key, value in chosen.items() if key != "_target_"})
     else:
-        made = of_embodiments(chosen)
+        made = embodiment_parts(chosen)
     envs = {label: part.env for label, part in made.items()}
     assert {label: env["text"] for label, env in envs.items()} == {
         "run's": "goal",
@@ -346,7 +346,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     }
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
     assert {
-        label: part.env["_target_"] for label, part in of_embodiments(dataset).items()
+        label: part.env["_target_"] for label, part in embodiment_parts(dataset).items()
     }.keys() == parts.keys()
     words = (
         "dataset=embodiments",
@@ -360,7 +360,9 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     options = directory.read(run)[0]
     c = train_config(options)
     stores = of_stores(c.dataset, c.cache_dir)
-    data = {name: open_data(of_embodiment(c, name), each, [1.0]) for name, each in stores.items()}
+    data = {
+        name: open_data(embodiment_config(c, name), each, [1.0]) for name, each in stores.items()
+    }
     for draw in ("sampler", "validators"):
         made = {name: getattr(each, draw) for name, each in data.items()}
         shapes = {
@@ -379,7 +381,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
 def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
     parts = {"walks": {"dataset": "mixture", "parts": LABELS, "window": 3}}
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
-    known = evaluated(dataset, of_stores(dataset, tmp_path))
+    known = evaluation_parts(dataset, of_stores(dataset, tmp_path))
     assert {label: part["window"] for label, part in known.items()} == {"few": 3, "many": 3}
     assert of_part({"window": 20, "text": "none"}, "few", known["few"])["window"] == 3
 
@@ -429,7 +431,7 @@ def test_the_window_of_an_embodiment_is_a_whole_number(window):
     with pytest.raises(
         ValueError, match="dataset.parts: few: expected a window of 1 or more steps, got"
     ):
-        of_embodiments(node("dataset", "embodiments", parts=parts, text_wordings=0))
+        embodiment_parts(node("dataset", "embodiments", parts=parts, text_wordings=0))
 
 
 def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):

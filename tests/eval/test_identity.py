@@ -1,7 +1,9 @@
 """The options that identify the configuration of a run: few, and the same for all seeds."""
 
+import pytest
+
 from decisionllm.config import TrainConfig, plain
-from decisionllm.eval.identity import options_of
+from decisionllm.eval.identity import effective, options_of
 from decisionllm.registry import choice
 
 
@@ -55,3 +57,21 @@ def test_an_environment_is_named_where_it_is_not_that_of_the_data():
     assert options_of(run_config(env=choice("env", "synthetic", goal="south"))) == PLAIN | {
         "env.goal": "south"
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "usual"),
+    [
+        ("objective", "likelihood"),
+        ("tokenizer.embedding", "linear"),
+        ("planner", "none"),
+        ("env", "synthetic"),
+        ("optim.lr_backbone", 0.001),
+    ],
+)
+def test_an_option_that_a_row_leaves_out_has_its_default(key, usual):
+    assert effective(PLAIN, key) == usual
+
+
+def test_a_baseline_has_none_of_the_choices_of_a_model():
+    assert effective({"dataset": "synthetic", "algorithm": "cql"}, "objective") == "none"

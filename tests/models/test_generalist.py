@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from decisionllm.config import train_config
 from decisionllm.datasets import mixture, sampling, store, windows
 from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.mixture import embodiment_of
+from decisionllm.datasets.mixture import drawn_embodiment
 from decisionllm.models.generalist import Generalist
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -89,14 +89,14 @@ def test_the_things_that_a_step_draws_are_independent():
 
 def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
     shares = {"plane": [1.0, 2.0], "moves": [1.0], "never": [0.0]}
-    drawn = [embodiment_of(shares, 7, step) for step in range(2000)]
+    drawn = [drawn_embodiment(shares, 7, step) for step in range(2000)]
     assert abs(drawn.count("plane") / 2000 - 0.75) < 0.03 and "never" not in drawn
     assert (
         drawn
-        == [embodiment_of(shares, 7, step) for step in range(2000)]
-        != [embodiment_of(shares, 8, step) for step in range(2000)]
+        == [drawn_embodiment(shares, 7, step) for step in range(2000)]
+        != [drawn_embodiment(shares, 8, step) for step in range(2000)]
     )
-    assert embodiment_of({"": [1.0, 1.0]}, 7, 0) == ""
+    assert drawn_embodiment({"": [1.0, 1.0]}, 7, 0) == ""
 
 
 def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
@@ -187,7 +187,9 @@ def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):
     )
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
     # or this says little
-    assert len({embodiment_of({"plane": [1, 1], "moves": [1]}, 7, step) for step in range(4)}) == 2
+    assert (
+        len({drawn_embodiment({"plane": [1, 1], "moves": [1]}, 7, step) for step in range(4)}) == 2
+    )
 
 
 def test_embodiments_are_no_dataset_of_one_space(tmp_path, capsys):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.moments import Moments, scale
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
 
@@ -35,3 +35,17 @@ def test_units_fitted_to_blocks_are_those_of_all_rows():
     ):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, err_msg=name)
     assert fitted[0].observation_scale[0] == np.float32(x[:, 0].std(dtype=np.float64))
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "wanted"),
+    [
+        (0.0, 0.5, 0.5),
+        (3.0, 0.0, 1.0),  # constant
+        (0.0, 1e-7, 1.0),  # so small that no observation says it
+        (1e6, 0.06, 1.0),  # the rounding of float32
+        (1e6, 2.0, 2.0),
+    ],
+)
+def test_a_constant_column_keeps_its_unit(mean, deviation, wanted):
+    assert scale(np.array([mean]), np.array([deviation])).tolist() == [wanted]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from decisionllm.checks import one_of
+from decisionllm.checks import at_least, one_of
 from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
 from decisionllm.domains.auction import auctionnet, teacher
 from decisionllm.domains.auction.auctionnet import Log, format_periods, log_files, parse_periods
@@ -37,7 +37,6 @@ from decisionllm.schema import Episode, Json, Spec
 TEACHERS = ("oracle", "teacher")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
 NUM_CAMPAIGNS = 4000  # of a teacher by default, which its name does not say
-VERSION = 1  # raised when `load` says other facts of its campaigns
 
 
 @register("dataset", "auction", text="${text}")
@@ -78,10 +77,8 @@ def load(
     one_of("dataset.text", text, TEXTS)
     spec = ObservationSpec(observation, context_features, reward, text)
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
-    if relabel < 0:
-        raise ValueError(f"dataset.relabel: expected a number of copies, 0 or more, got {relabel}")
-    if num_campaigns < 1:
-        raise ValueError(f"dataset.num_campaigns: expected 1 or more, got {num_campaigns}")
+    at_least("dataset.relabel", relabel, 0)
+    at_least("dataset.num_campaigns", num_campaigns, 1)
     if relabel and behaviour in TEACHERS:
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
@@ -483,4 +480,4 @@ def save(path: str, store: Store) -> None:
     auctionnet.write(path, log)
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=1, files=files, data_options=data_options, worded=worded)

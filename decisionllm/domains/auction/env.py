@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.checks import listed, one_of, ranges
+from decisionllm.checks import at_least, listed, one_of, ranges
 from decisionllm.datasets.wordings import KINDS, Worded, is_held_out, turns
 from decisionllm.domains.auction.auctionnet import format_periods
 from decisionllm.domains.auction.auctionnet_dt import AuctionNetDT
@@ -417,12 +417,6 @@ class Auction(Env):
 
         bidder.reset()
         return ScriptedPlayer(bid, tasks)
-
-
-def at_least(option: str, number: int, least: int) -> None:
-    """Raise a ValueError if a number is too small."""
-    if number < least:
-        raise ValueError(f"{option}: expected a number from {least}, got {number}")
 
 
 def budget_factors(budgets: str | float | Sequence[float]) -> list[float]:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import at_least, one_of
 from decisionllm.datasets import arrays
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
 from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
@@ -33,7 +32,6 @@ HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 PIECE = 1000
 CHAINS = 50  # most balls that a regenerated log is walked by
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
-VERSION = 2  # raised when `load` says other facts of a file or its tasks
 GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 VERTICAL = ("top", "middle", "bottom")
 HORIZONTAL = ("left", "centre", "right")
@@ -98,8 +96,7 @@ def load(
     """
     of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, of_goals)
-    if steps < 0:
-        raise ValueError(f"dataset.steps: expected 0 or more, got {steps}")
+    at_least("dataset.steps", steps, 0)
     simulator = Maze.named(maze)
     left_out = simulator.cells(without_goals, "dataset.without_goals")
 
@@ -234,9 +231,11 @@ def data_options(*, text: str = "none", **options: object) -> Json:
     return {"text": canonical.get(text, text), **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+def worded(
+    store: Store, *, maze: str, text: str = "none", seed: int = 0, **options: object
+) -> Store:
     """See `datasets.store`."""
-    return with_texts(store, text, texts(facts_of(store), text=text, **options))
+    return with_texts(store, text, texts(facts_of(store), maze=maze, text=text, seed=seed))
 
 
 def texts(
@@ -245,7 +244,6 @@ def texts(
     maze: str,
     text: str = "none",
     seed: int = 0,
-    **options: object,
 ) -> list[str]:
     """The task text of each episode by its facts (E,), see `goal_facts`. Options as in `load`."""
     if text == "constant":
@@ -574,4 +572,4 @@ def file_names(maze: str, dense: bool) -> list[str]:
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
 
 
-READER = DatasetReader(version=VERSION, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)

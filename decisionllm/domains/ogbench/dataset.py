@@ -29,7 +29,6 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec, refuse
 
-VERSION = 1  # of how a log is cut into episodes
 FOLDER = "~/.ogbench/data"  # where OGBench's own package keeps its files
 STITCH = 4  # moves from the start of a stitch episode to its goal
 TEXTS = ("none", "goal")
@@ -325,4 +324,4 @@ def describe_file(file: Path, log: Log, published: str) -> Json:
     return {"name": published if alike else f"{published}@file-{digest[:8]}", "digest": digest}
 
 
-READER = DatasetReader(version=VERSION, files=files)
+READER = DatasetReader(version=1, files=files)

@@ -46,9 +46,10 @@ class SmaxTeams(WorldTeams[Smax]):
     ) -> None:
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         labels = ["", *(f"crash at {c}" for c in crashes)]
-        options = {"text": text, "wordings": wordings, "frames": frames}
         self.name = f"smax-{map}"
-        super().__init__(game(map), num_episodes, labels, **options)
+        super().__init__(
+            game(map), num_episodes, labels, text=text, wordings=wordings, frames=frames
+        )
         self.crash = np.array([HORIZON, *crashes])[self.condition]  # the step of the crash
 
     def reset(self, seed: int) -> np.ndarray:

@@ -19,7 +19,6 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
 
-VERSION = 2  # raised when a store holds other data
 LOGS = ("expert", "medium", "random", "mixed", "convention")
 TASK = "Cover every landmark, each with one agent, without touching another"
 REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step"
@@ -158,4 +157,4 @@ def describe(agents: Iterable[int], actions: str, **generator: object) -> Json:
     }
 
 
-READER = DatasetReader(version=VERSION)
+READER = DatasetReader(version=2)

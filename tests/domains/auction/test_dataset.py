@@ -847,7 +847,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
             {"behaviour": "oracle", "relabel": 2},
             "dataset.relabel: expected 0 with behaviour=oracle, .* got 2",
         ),
-        ({"relabel": -1}, "dataset.relabel: expected a number of copies, 0 or more, got -1"),
+        ({"relabel": -1}, "dataset.relabel: expected 0 or more, got -1"),
         ({"num_campaigns": 0}, "dataset.num_campaigns: expected 1 or more, got 0"),
     ],
 )

@@ -509,8 +509,8 @@ def test_the_picture_shows_spend_multiplier_and_cost():
         ({"budgets": "half"}, "got 'half'"),
         ({"positions": "47,48"}, "env.positions: expected 0 .. 47, got 48"),
         ({"positions": "-1"}, "env.positions: expected such as"),
-        ({"opportunities": 0}, "env.opportunities: expected a number from 1, got 0"),
-        ({"repeats": -1}, "env.repeats: expected a number from 0, got -1"),
+        ({"opportunities": 0}, "env.opportunities: expected 1 or more, got 0"),
+        ({"repeats": -1}, "env.repeats: expected 0 or more, got -1"),
         ({"protocol": "market", "path": "prices"}, "env.path: a market makes its own prices"),
     ],
 )
