@@ -370,6 +370,11 @@ def test_only_the_named_maps_are_adapted(targets):
     assert adapted == {"q_proj", "v_proj"}
 
 
+def test_a_rank_of_0_is_refused_by_its_option():
+    with pytest.raises(ValueError, match="backbone.lora_rank: expected 1 or more, got 0"):
+        build(node("backbone", "nano", layers=1, tune="lora", lora_rank=0), 0)
+
+
 @pytest.mark.parametrize("cut", [WHOLE, {}], ids=["whole", "cut"])
 def test_a_name_of_no_map_is_refused(cut, tmp_path):
     message = "backbone.lora_targets: no module 'v_prj'; did you mean v_proj\\?"
