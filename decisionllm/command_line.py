@@ -270,7 +270,8 @@ def references_to_runs(config: "DictConfig") -> Node:
         return {}
     names = [key for key in config.env if OmegaConf.is_interpolation(config.env, key)]
     references = {key: config.env._get_node(key)._value() for key in names}
-    config.env = {key: config.env[key] for key in config.env if key not in references}
+    for key in references:
+        del config.env[key]
     return references
 
 
