@@ -3,7 +3,7 @@ its default, and no key is one that nothing reads.
 """
 
 import json
-import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -33,7 +33,20 @@ KINDS = {
 }
 
 
-PLACES = ("run", "out", "init_from")  # options of commands that are paths
+# options that are paths, of commands and of choices
+PLACES = (
+    "run",
+    "out",
+    "init_from",
+    "path",
+    "minari_id",
+    "journal",
+    "to",
+    "from",
+    "tokens",
+    "models_dir",
+    "shadow",
+)
 
 
 class UsageError(Exception):
@@ -250,7 +263,8 @@ def references_to_runs(config: "DictConfig") -> Node:
         return {}
     names = [key for key in config.env if OmegaConf.is_interpolation(config.env, key)]
     references = {key: config.env._get_node(key)._value() for key in names}
-    config.env = {key: config.env[key] for key in config.env if key not in references}
+    for key in references:
+        del config.env[key]
     return references
 
 
@@ -263,7 +277,7 @@ def expanded(path: object) -> object:
 
 def typed(key: str, value: Any, default: Any) -> Any:
     """The value in the type of its default: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". Where the default is
-    null, any value.
+    null, any value; the name of a folder may be a number too.
 
     Raises:
         UsageError: the value is of another type, or a seed below 0.
@@ -271,6 +285,8 @@ def typed(key: str, value: Any, default: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and value < 0 and key.rpartition(".")[2] == "seed":
         raise UsageError(f"{key}: expected 0 or more, got {value}")
+    if default is None and is_number and key.rpartition(".")[2] in PLACES:
+        return str(value)
     kind = type(default)
     if default is None or type(value) is kind:
         return value
@@ -358,21 +374,28 @@ def no_dataset() -> str:
 
 
 def unquoted(words: Iterable[str]) -> str | None:
-    """The first word whose value Hydra reads in quotes alone, and how to write it; None if all are
-    read, or for another reason.
+    """The first word that is no KEY=VALUE, or whose value Hydra reads in quotes alone, and how to
+    write it; None if all are read, or for another reason.
     """
     for word in words:
-        key, _, value = word.partition("=")
-        special = re.search(r"[=~#!&;<>^`]|(?<=.){", value)
-        if not special or word.startswith("-") or is_read(word):
+        if word.startswith("-") or is_read(word):
+            continue
+        key, equals, value = word.partition("=")
+        if not equals:
+            example = "as in run=runs/first; quotes keep the spaces of a value: 'run=my runs/first'"
+            return f"{word}: expected KEY=VALUE, {example}"
+        is_list = value.startswith("[") and value.endswith("]")
+        inner = value[1:-1] if is_list else value
+        special = [letter for letter in inner if letter != "," and not is_read(f"x=a{letter}a")]
+        if not special or inner.startswith(("[", "{")):
             continue
         written = f"{key}={in_quotes(value)}"
-        if value.startswith("[") and value.endswith("]"):
-            each = [in_quotes(part.strip()) for part in value[1:-1].split(",")]
+        if is_list:
+            each = [in_quotes(part.strip()) for part in inner.split(",")]
             written = f"{key}=[{','.join(each)}]"
         if is_read(written):
             needs = f"Hydra reads a value with {special[0]} in quotes alone"
-            return f"{word}: {needs}; write '{written}'"
+            return f"{word}: {needs}; write {shlex.quote(written)}"
     return None
 
 

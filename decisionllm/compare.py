@@ -116,7 +116,7 @@ def check_options(config: Node) -> None:
         raise ValueError(f"discount: expected above 0 and at most 1, got {config['discount']}")
     held_out = config["held_out"]
     if held_out is not None and not 0 < held_out < 1:
-        raise ValueError(f"held_out: expected a share within 0 .. 1, got {held_out}")
+        raise ValueError(f"held_out: expected a share above 0 and below 1, got {held_out}")
     for key in ("episodes", "fit_episodes", "least_episodes"):
         at_least(key, config[key], 1)
 

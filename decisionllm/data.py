@@ -8,6 +8,7 @@ from inspect import signature
 import numpy as np
 from rich.console import Console
 
+from decisionllm.config import train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import Survey, reported, survey
@@ -42,6 +43,7 @@ def data(config: Node) -> Store | None:
     if export_raw is not None:
         export_raw(target, config["dataset"], console.print)
         return None
+    check_shared(config)
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
         store = prepare(config["dataset"], config["cache_dir"], transform)
@@ -69,6 +71,12 @@ def data(config: Node) -> Store | None:
         size = f"{len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
         console.print(f"written: {config['export']}, {size}")
     return store
+
+
+def check_shared(config: Node) -> None:
+    """Raise a ValueError if an option that `train` has too breaks one of its rules."""
+    nothing: Node = {"dataset": {}, "backbone": {}, "head": {}}
+    train_config(nothing | {name: config[name] for name in ("window", "model", "seed")})
 
 
 def destination(export: str) -> tuple[str, str]:

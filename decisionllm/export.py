@@ -6,12 +6,14 @@
 import json
 import logging
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -76,7 +78,7 @@ def language_model(run: Path, path: Path) -> None:
     if "policy" in config:
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     backbone = checkpoint.load_model(run, config, info).backbone
-    with sealed(path) as partial:
+    with written(path), sealed(path) as partial:
         apart = save_merged(backbone, partial)
     merged = ", adapters merged in float32" if backbone.tune == "lora" else ""
     print(
@@ -85,6 +87,13 @@ def language_model(run: Path, path: Path) -> None:
         "the largest",
         flush=True,
     )
+
+
+def written(path: Path) -> AbstractContextManager[None]:
+    """Explain an error of writing a folder, such as a full disk."""
+    remedy = "nothing of it is left; make room, or choose another path=..."
+    what = f"{path}: could not be written"
+    return explained(what, OSError, SafetensorError, remedy=remedy, raised=OSError)
 
 
 def write(
@@ -121,7 +130,7 @@ def write(
         model.backbone.model.merge_adapter()
     decoder = Decoder(policy)
     info = described(policy, decoder, run_info, name)
-    with sealed(path) as partial:
+    with written(path), sealed(path) as partial:
         outputs = ["actions", "return_to_go", "longer_cache"]
         graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
         if run_info["dataset"].get("text", "none") != "none":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 # returns to aim for: one for all episodes, or (N,); None: the policy's own
 Targets = float | Sequence[float] | np.ndarray | None
+MOST_ACTIONS = 1 << 24  # of a discrete action, whose index a store keeps as float32
 Seed = int | Sequence[int] | np.random.SeedSequence  # as numpy's generators take it
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 Letters = list[tuple[str, bool]]  # (letter, whether one more) of each dimension
@@ -217,6 +218,12 @@ class Spec:
         if self.num_actions < 0:
             wanted = "a number of discrete actions, or 0 for continuous ones"
             raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
+        if self.num_actions > MOST_ACTIONS:
+            wanted = f"at most {MOST_ACTIONS:,} discrete actions, whose indices float32 holds"
+            remedy = "give low and high if the integers of the log are amounts"
+            raise ValueError(
+                f"Spec.num_actions: expected {wanted}, got {self.num_actions:,}; {remedy}"
+            )
         if not self.num_actions:
             self._check_bounds()
         elif self.action_dim != 1:

@@ -57,6 +57,7 @@ USAGE = {
     "train data.seed=-2": "data.seed: expected 0 or more, got -2",
     "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
+    "evaluate run=a env=gymnasium": "env.id: expected a value, got none; give env.id=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
     "train": (
         "dataset: expected one, got none; give dataset=synthetic for a first try, "
@@ -65,13 +66,16 @@ USAGE = {
     "train backbone=nano dataset.episodes=4": "dataset: expected one, got none; give dataset=synthetic",
     "data text=goal": "dataset: expected one, got none; give dataset=synthetic",
     "baseline algorithm=iql": "dataset: expected one, got none; give dataset=synthetic",
-    "train steps": "missing EQUAL",
+    "train steps": "steps: expected KEY=VALUE, as in run=runs/first",
+    "evaluate run=my runs/first": "runs/first: expected KEY=VALUE, as in run=runs/first",
     "train optim.lr=1,2": "To sweep over it, add --multirun",
     "train run=runs/x/lr=3": """run=runs/x/lr=3: Hydra reads a value with = in quotes alone; write 'run="runs/x/lr=3"'""",
     "train steps=2 run=~/x": """run=~/x: Hydra reads a value with ~ in quotes alone; write 'run="~/x"'""",
     "train dataset.task=To-{goal}": """dataset.task=To-{goal}: Hydra reads a value with { in quotes alone; write 'dataset.task="To-{goal}"'""",
     "train +env.arguments.a=b=c": """write '+env.arguments.a="b=c"'""",
     "evaluate run=[~/a,runs/b,x/lr=3]": """write 'run=["~/a",runs/b,"x/lr=3"]'""",
+    "data dataset=arrays dataset.path=données.npz": """a value with é in quotes alone; write 'dataset.path="données.npz"'""",
+    "train run=runs/a(1)": """a value with ( in quotes alone; write 'run="runs/a(1)"'""",
     "train run=[a": "no viable alternative at input '[a'",
     "train --multirun --cfg job seed=0,1": "--cfg and --info print the configuration of one job: leave --multirun out",
     "train -c job -m seed=0,1": "--cfg and --info print the configuration of one job: leave --multirun out",
@@ -101,6 +105,22 @@ def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys)
     for given in ('run="~/x/*"', 'run=["~/x/lr=3"]', f'run="{tmp_path}/x/lr=[0-9]"'):
         assert command("evaluate", given, "episodes=1", 'out="~/out"', "report=false") == 0
     assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data dataset=arrays dataset.path=12", "12: expected an .npz or HDF5 file"),
+        ("data dataset=minari dataset.minari_id=12", "12: no such Minari dataset"),
+        ("export run=12 path=13", "12: expected a run directory"),
+        ("export run=12 path=13 format=transformers", "12: expected a run directory"),
+        ("journal verify journal=12", "journal: expected"),
+    ],
+)
+def test_a_name_of_a_file_may_be_a_number(words, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert command(*words.split()) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_help_and_usage_errors_do_not_wait_for_torch():

@@ -159,7 +159,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
         "estimators=[importance]": "expected a log with propensities",
         f"dataset=store dataset.path={data['path']}": "unpaid: expected rewards that tell policies",
         "discount=1.5": "discount: expected above 0 and at most 1, got 1.5",
-        "held_out=1.0": "held_out: expected a share within 0 .. 1, got 1.0",
+        "held_out=1.0": "held_out: expected a share above 0 and below 1, got 1.0",
     }
     for words, message in cases.items():
         given = words.split() if words.startswith("run") else [f"run={runs}/one", *words.split()]

@@ -167,6 +167,18 @@ def test_the_command_prints_what_the_functions_say(tmp_path, capsys):
     assert open_store(store.path).fingerprint == store.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"window": -1}, "window: expected more than 0, got -1"),
+        ({"model": {"return_horizon": -3}}, "model.return_horizon: expected 0 or more, got -3"),
+    ],
+)
+def test_the_command_has_the_rules_of_training(tmp_path, changed, message):
+    with pytest.raises(ValueError, match=message):
+        data(config(tmp_path, node("dataset", "synthetic", episodes=6), **changed))
+
+
 def test_the_command_exports_to_minari(tmp_path, capsys):
     store = data(
         config(tmp_path, node("dataset", "synthetic", episodes=6), export="minari:mine/points-v0")

@@ -174,6 +174,7 @@ def test_a_history_may_hold_the_first_observation_alone():
             "expected a number of discrete actions, or 0 for continuous ones, got -1",
         ),
         ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
+        ({"num_actions": 1 << 25}, "at most 16,777,216 .*, got 33,554,432; give low and high"),
         ({"horizon": 2.5}, "Spec.horizon: expected one int64, got 2.5"),
         ({"low": zeros(1, 2)}, r"Spec.low: expected a number for .*, got shape \(1, 2\), float32"),
         ({"high": "ab"}, r"Spec.high: expected a number for .*, got shape \(\), <U2"),

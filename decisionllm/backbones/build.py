@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -270,10 +271,14 @@ def smollm2(
 
 @contextmanager
 def could_not_load(source: str, hint: str) -> Iterator[None]:
-    """Raise an OSError of one line in place of one in the block: the source, the hint, the reason."""
+    """Raise an OSError of one line in place of one in the block, or of another error of a damaged
+    file: the source, the hint, the reason.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError, JSONDecodeError, StrictDataclassError) as error:
         why = str(error).splitlines()[0]
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decisionllm.backbones.cut import only_blocks
 from decisionllm.backbones.layouts import GPT2, Llama
+from decisionllm.files import explained
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -186,12 +187,15 @@ def whole_model(source: str, **options: object) -> PreTrainedModel:
     """The model of a folder or of the hub, see `AutoModel.from_pretrained`.
 
     Raises:
-        OSError: its files lack weights, which transformers would draw at random.
+        OSError: its files lack weights, which transformers would draw at random, or have some of
+            other sizes than its config.json says.
     """
     from transformers import AutoModel
 
     model: PreTrainedModel
-    model, loading = AutoModel.from_pretrained(source, output_loading_info=True, **options)
+    other = "its weights have other sizes than its config.json says"
+    with explained(other, RuntimeError, raised=OSError):
+        model, loading = AutoModel.from_pretrained(source, output_loading_info=True, **options)
     lacking = loading["missing_keys"]
     if lacking:
         raise OSError(f"it lacks weights of {type(model).__name__}, such as {min(lacking)}")

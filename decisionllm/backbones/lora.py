@@ -38,11 +38,13 @@ def add_adapters(
         first: the first block that is adapted, counted from 0.
 
     Raises:
-        ValueError: the model has no map of such a name.
+        ValueError: the model has no map of such a name, or the rank is no rank.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
+    if rank < 1:
+        raise ValueError(f"backbone.lora_rank: expected 1 or more, got {rank}")
     names: str | list[str] = targets
     if targets != "all-linear":
         names = listed(targets)

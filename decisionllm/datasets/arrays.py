@@ -13,7 +13,7 @@ import numpy as np
 
 from decisionllm.checks import is_numbers, one_of
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.row_blocks import Columns, ending
+from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
 from decisionllm.datasets.store import DatasetReader, Store, check_episode, open_store, write
 from decisionllm.files import AGAIN, explained
@@ -31,6 +31,7 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
     "timeouts": ("timeout", "truncations", "truncation", "truncated"),
     "next_observations": ("next_obs", "next_observation", "next_states"),
 }
+ENDS = ("terminals", "timeouts")  # flags of the last row of an episode
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
 
@@ -184,8 +185,8 @@ def as_episode(columns: Columns, group: int, task: str) -> Episode:
 
 def ends(columns: Columns) -> np.ndarray:
     """Whether an episode ends with each row of D4RL's columns: (n,) bool."""
-    flags = [columns[key].astype(bool) for key in ("terminals", "timeouts") if key in columns]
-    return np.asarray(np.any(flags, axis=0))
+    ended = [columns[key].astype(bool) for key in ENDS if key in columns]
+    return np.asarray(np.any(ended, axis=0))
 
 
 def check_ends(path: Path, blocks: Iterable[Columns]) -> None:
@@ -323,7 +324,9 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[Columns]:
                 block = {key: column[start : start + rows] for key, column in columns.items()}
             for key, x in block.items():
                 check_finite(path, key, x, start)
-                if key in ("rewards", "terminals", "timeouts"):
+                if key in ENDS:
+                    block[key] = flags(f"{path}: {key}", x.reshape(-1), start)
+                elif key == "rewards":
                     block[key] = x.reshape(-1)
             yield block
 
@@ -466,5 +469,5 @@ class Member:
 
 # Version 2: an episode may be both terminated and truncated, actions with bounds are continuous, and
 # the card says where next observations contradict the rows. Version 3: the card says where float32
-# rounds observations visibly.
-READER = DatasetReader(version=3, files=files)
+# rounds observations visibly. Version 4: flags are 0 or 1.
+READER = DatasetReader(version=4, files=files)

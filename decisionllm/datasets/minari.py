@@ -90,8 +90,13 @@ def load(
         hint = "dataset.goal=own keeps the goal in the observation" if part else ""
         write = writer("dataset.task", words, parts, hint=hint)
 
+    early: list[int] = []  # episodes that go on after an end
+
     def episodes() -> Iterator[Episode]:
+        early.clear()
         for e, raw in enumerate(_raw_episodes(dataset)):
+            if np.any(raw.terminations[:-1]) or np.any(raw.truncations[:-1]):
+                early.append(e)
             try:
                 episode = _episode(dataset, raw, part, fixed)
                 text = words if write is None else write(episode.observations[0])
@@ -102,6 +107,11 @@ def load(
     spec = _spec(dataset, episodes(), horizon)  # the first of two passes
     info: Json = {"name": dataset.id, "env": "minari", "text": text}
     faults = unread(text, task)
+    if early:
+        said = (
+            f"{len(early):,} episodes, the first is {early[0]}, go on after a step that ended them"
+        )
+        faults.append(f"{said}: the rewards behind it count in their returns")
     if faults:
         info["faults"] = faults
     info["goal"] = goal if is_pointmaze(dataset) else ""

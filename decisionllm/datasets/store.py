@@ -49,6 +49,7 @@ from decisionllm.schema import (
 )
 
 FORMAT = 1
+CARD = ("format", "spec", "tasks", "info", "fingerprint", "arrays")  # keys of a store's card
 NO_TRANSFORM = no_choice()
 REMEDY = "delete the folder to make it again"
 HEADER = 128  # bytes, of each .npy file
@@ -358,6 +359,11 @@ def open_store(path: str | Path) -> Store:
         )
     with explained(f"{path}/card.json is damaged", ValueError, remedy=REMEDY):
         card = json.loads((path / "card.json").read_text())
+        if not isinstance(card, dict):
+            raise ValueError(f"expected {{KEY: VALUE}}, got {card!r}")
+        absent = [key for key in CARD if key not in card]
+        if absent:
+            raise ValueError(f"it lacks {', '.join(absent)}")
     if card.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}"

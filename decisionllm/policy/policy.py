@@ -22,7 +22,7 @@ from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import Node
-from decisionllm.schema import History, Json, Targets
+from decisionllm.schema import History, Json, Targets, one_number
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Policy(WindowReader):
 
     def __post_init__(self) -> None:
         model = self.model
+        self._check_numbers()
         one_of("decode", self.decode, DECODES)
         one_of("team.execution", self.execution, ("per_agent", "joint"))
         if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
@@ -67,6 +68,9 @@ class Policy(WindowReader):
             raise ValueError(
                 "team.execution=joint: needs a model trained with team.execution=joint or both"
             )
+        if self.planning_horizon < 0:
+            got = self.planning_horizon
+            raise ValueError(f"act.planning_horizon: expected 0 or more steps, got {got}")
         if self.planning_horizon and model.team is not None:
             raise ValueError(
                 "act.planning_horizon: expected 0 with a model of teams, got "
@@ -85,6 +89,17 @@ class Policy(WindowReader):
         self.decider = self.direct
         if self.planning_horizon:
             self.decider = ValuePlan(self.direct, self.planning_horizon, self.planning_value)
+
+    def _check_numbers(self) -> None:
+        """Raise a ValueError unless the options that are numbers are such: those of a command line,
+        whose default is null, may be anything.
+        """
+        self.stride = int(one_number("stride", self.stride, np.int64))
+        steps = one_number("act.planning_horizon", self.planning_horizon, np.int64)
+        self.planning_horizon = int(steps)
+        one_number("act.planning_value", self.planning_value, np.float64)
+        if self.target_return is not None:
+            one_number("target_return", self.target_return, np.float32)
 
     def reseed(self, seed: int) -> None:
         """Draw samples and orders of deciding from this seed, from here on."""

@@ -3,6 +3,7 @@ every registered backbone must be able to do is in tests/contracts.
 """
 
 import copy
+import json
 from functools import partial
 
 import pytest
@@ -370,6 +371,11 @@ def test_only_the_named_maps_are_adapted(targets):
     assert adapted == {"q_proj", "v_proj"}
 
 
+def test_a_rank_of_0_is_refused_by_its_option():
+    with pytest.raises(ValueError, match="backbone.lora_rank: expected 1 or more, got 0"):
+        build(node("backbone", "nano", layers=1, tune="lora", lora_rank=0), 0)
+
+
 @pytest.mark.parametrize("cut", [WHOLE, {}], ids=["whole", "cut"])
 def test_a_name_of_no_map_is_refused(cut, tmp_path):
     message = "backbone.lora_targets: no module 'v_prj'; did you mean v_proj\\?"
@@ -557,6 +563,31 @@ def test_an_incomplete_folder_says_so(tmp_path):
     (write(tmp_path) / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"could not be loaded \(is the folder complete\?\)"):
         pretrained(0, folder=str(tmp_path))
+
+
+def cut_off(file):
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+
+
+def with_option(file, name, value):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda at: cut_off(at / "model.safetensors"), "deserializing header"),
+        (lambda at: with_option(at / "config.json", "hidden_size", 64), "have other sizes than"),
+        (lambda at: with_option(at / "config.json", "num_hidden_layers", "two"), "num_hidden_la"),
+        (lambda at: cut_off(at / "tokenizer.json"), "line 1|Unterminated|Expecting"),
+    ],
+    ids=["weights", "sizes", "config", "tokenizer"],
+)
+def test_a_damaged_folder_is_named(tmp_path, spoil, why):
+    spoil(write(tmp_path))
+    with pytest.raises(OSError, match=rf"{tmp_path}: could not be loaded \(is the .*({why})"):
+        pretrained(0, folder=str(tmp_path)).encode(["Go"])
 
 
 def test_a_tokenizer_in_place_of_what_loads_it_is_refused():

@@ -12,6 +12,7 @@ from decisionllm.policy import loading
 from tests.backbones import test_gguf
 from tests.backbones.test_backbones import write
 from tests.conftest import DT, LOOP, NANO, command, damage, near
+from tests.policy.test_checkpoint import full_disk
 
 pytestmark = pytest.mark.numeric
 IDS = torch.arange(12).view(2, 6)
@@ -92,6 +93,15 @@ def test_what_is_there_already_is_kept(tmp_path, capsys):
     assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 1
     assert "out: is there already; move it away, or choose another path" in capsys.readouterr().err
     assert not any((tmp_path / "out").iterdir())
+
+
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(tmp_path, capsys):
+    run = trained(tmp_path / "run", *NANO)
+    with full_disk(tmp_path):
+        assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 1
+    said = capsys.readouterr().err
+    assert "out: could not be written (" in said and "make room, or choose another path" in said
+    assert not (tmp_path / "out").exists() and not [*tmp_path.glob(".partial*")]
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,8 @@ def test_an_hdf5_file_has_the_same_layout(tmp_path):
             r"expected observations of some columns, got shape \(5,\), <U1",
         ),
         ({"rewards": np.array([1, 2, np.nan, 4, 5])}, "expected finite rewards, got nan in row 2"),
+        ({"terminals": np.arange(5)}, "terminals: expected 0 or 1, got 2 in row 2"),
+        ({"timeouts": np.full(5, 0.5)}, "timeouts: expected 0 or 1, got 0.5 in row 0"),
     ],
 )
 def test_what_is_not_such_a_file_is_refused(tmp_path, changed, message):

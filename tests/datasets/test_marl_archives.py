@@ -244,14 +244,23 @@ def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     near(own.returns[1], made["rews_1"][:25].sum(), 1e-6, scale=25)
 
 
-def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["obs", "acs", "rews"])
+def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path, name):
     omar(tmp_path / "a")
-    (tmp_path / "a/rews_1.npy").unlink()
-    with pytest.raises(
-        ValueError,
-        match=r"a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i .*rews_1.npy",
-    ):
+    (tmp_path / f"a/{name}_1.npy").unlink()
+    wanted = "a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
+    with pytest.raises(ValueError, match=f"{wanted} .*{name}_1.npy"):
         team.load(path=str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("cut", [0, -5])
+def test_worlds_of_omar_have_a_step_or_more(tmp_path, cut):
+    omar(tmp_path / "a")
+    with pytest.raises(ValueError, match=f"dataset.cut: expected 1 step or more, got {cut}"):
+        team.load(path=str(tmp_path / "a"), cut=cut)
+
+
+def test_an_omar_folder_of_too_few_steps_is_refused(tmp_path):
     omar(tmp_path / "short", steps=20)
     message = (
         "expected as many steps in each array and at least 25, got obs_0 20, obs_1 20, acs_0 20"
@@ -261,15 +270,17 @@ def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"),
+    ("array", "message"),
     [
-        ((75,), "expected as many steps in each array .* rews_0 53, rews_1 75"),
-        ((53, 1), r"rews_1: expected one number for each step, got the shape \(53, 1\)"),
+        (np.ones(75), "expected as many steps in each array .* rews_0 53, rews_1 75"),
+        (np.ones(()), "expected as many steps in each array .* rews_0 53, rews_1 1"),
+        (np.ones((53, 1)), r"rews_1: expected one number for each step, got the shape \(53, 1\)"),
+        (np.full(53, "1"), "rews_1: expected numbers, got <U1"),
     ],
 )
-def test_an_array_of_omar_that_does_not_fit_the_others_is_refused(tmp_path, shape, message):
+def test_an_array_of_omar_that_does_not_fit_the_others_is_refused(tmp_path, array, message):
     omar(tmp_path / "a")
-    np.save(tmp_path / "a/rews_1.npy", np.ones(shape))
+    np.save(tmp_path / "a/rews_1.npy", array)
     with pytest.raises(ValueError, match=message):
         team.load(path=str(tmp_path / "a"))
 
@@ -368,6 +379,9 @@ def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
     [
         ("reward", np.ones((3, 6, 2)), "one number for each world and step, got the shape"),
         ("terminated", np.zeros((3, 6, 2)), "one number for each world and step, got the shape"),
+        ("terminated", np.full((3, 6, 1), np.nan), "0 or 1, got nan in row 0"),
+        ("filled", np.full((3, 6, 1), 0.5), "0 or 1, got 0.5 in row 0"),
+        ("reward", np.full((3, 6, 1), b"1"), "numbers, got"),
         ("obs", np.ones((3, 6, 4)), r"\(worlds, steps, agents, numbers\), got the shape"),
         ("obs", np.ones((3, 6, 2, 5, 5)), r"\(worlds, steps, agents, numbers\), got the shape"),
         ("avail_actions", np.ones((3, 6, 1, 3)), r"\(worlds, steps, agents, numbers\), got"),

@@ -25,9 +25,9 @@ BOX = spaces.Box(-1, 1, (2,), np.float32)
 UMAZE = [[1, 1, 1, 1, 1], [1, "g", 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]
 
 
-def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, **options):
+def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, also=(), **options):
     """A local Minari dataset of (observations, actions, rewards), each episode's last step
-    terminated.
+    terminated. also: further episodes of Minari.
     """
     buffers = [
         EpisodeBuffer(
@@ -42,6 +42,7 @@ def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, **optio
         )
         for seen, done, got in episodes
     ]
+    buffers += also
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spaced = {"observation_space": observation_space, "action_space": action_space}
@@ -225,6 +226,14 @@ def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     source = load(minari_id="mine/free-v0")
     assert (source.spec.low, source.spec.high) == ((-7, -3), (5, 3))
     write(tmp_path / "s", source)
+
+
+def test_an_episode_that_goes_on_after_its_end_is_a_fault():
+    ended = np.array([False, True, False])
+    on = EpisodeBuffer(None, None, None, rows(4), rows(3), np.ones(3), ended, ended[::-1])
+    put("mine/on-v0", [(rows(4), rows(3), [0, 0, 1])], also=[on])
+    (fault,) = load(minari_id="mine/on-v0").info["faults"]
+    assert fault.startswith("1 episodes, the first is 1, go on after a step that ended them")
 
 
 def test_a_missing_action_is_no_bound_of_the_data():

@@ -165,6 +165,8 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
             r"rewards.npy is damaged or missing .*delete the folder",
         ),
         (lambda: card.write_text(good_card[:-9]), r"card.json is damaged"),
+        (lambda: card.write_text("[]"), r"card.json is damaged \(expected {KEY: VALUE}, got \[\]"),
+        (lambda: card.write_text('{"format": 1}'), r"card.json is damaged \(it lacks spec, tasks"),
         (
             lambda: card.write_text(json.dumps(json.loads(good_card) | {"format": 0})),
             r"expected store format 1, got 0",

@@ -665,6 +665,7 @@ def test_columns_that_do_not_fit_are_refused_by_name():
         ({"horizon": "5"}, "horizon: expected a whole number above 0, got '5'"),
         ({"horizon": None}, "horizon: expected a whole number above 0, got None"),
         ({"types": ["guard"]}, r"types: expected {NAME: DESCRIPTION}, got \['guard'\]"),
+        ({"task": 5}, "task: expected text, got 5"),
     ],
 )
 def test_meta_of_other_types_is_refused_by_its_key(meta, message):
@@ -683,6 +684,11 @@ def test_meta_of_other_types_is_refused_by_its_key(meta, message):
         ({"low": [-1], "high": [1, 1]}, r", low, high: expected .* got \[-1\] and \[1, 1\]"),
         ({"low": [-1, "a"], "high": [1, 1]}, r", low, high: expected .* got \[-1, 'a'\] and"),
         ({"observations": [["own", 2, 1]]}, ", observations: expected {length: "),
+        ({"observations": {"two": [["own", 2, 1]]}}, ", observations: expected .* got {'two': "),
+        ({"observations": {"2": [["own", 2]]}}, ", observations: expected .* got {'2': "),
+        ({"observations": {"2": [["own", "2", 1]]}}, ", observations: expected .* got {'2': "),
+        ({"observations": {"2": [["own", -2, 1]]}}, ", observations: expected .* got {'2': "),
+        ({"role": None}, ", role: expected text, got None"),
     ],
 )
 def test_a_type_of_agents_of_other_values_is_refused(description, message):

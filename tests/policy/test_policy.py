@@ -462,6 +462,21 @@ def test_a_policy_that_cannot_act_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": 1.5}, "stride: expected one int64, got 1.5"),
+        ({"target_return": np.nan}, "target_return: expected one float32, got nan"),
+        ({"target_return": "high"}, "target_return: expected one float32, got 'high'"),
+        ({"planning_horizon": 2.5}, "act.planning_horizon: expected one int64, got 2.5"),
+        ({"planning_horizon": -1}, "act.planning_horizon: expected 0 or more steps, got -1"),
+    ],
+)
+def test_an_option_of_acting_that_is_no_such_number_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_policy(CONTINUOUS, window=6, **options)
+
+
+@pytest.mark.parametrize(
     "options", [{}, {"target_return": None, "objective": MAX_RETURN}, {"head": "discrete"}], ids=str
 )
 def test_deciding_for_some_rows_leaves_the_others_unchanged(options):

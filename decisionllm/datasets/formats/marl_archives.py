@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
-from decisionllm.datasets.row_blocks import Columns, ending
+from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.files import AGAIN, explained
 from decisionllm.schema import Json, refuse
 
@@ -109,7 +109,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
                 observations=steps["observations"],
                 actions=steps["actions"],
                 rewards=steps["rewards"],
-                terminals=steps["terminals"] != 0,
+                terminals=steps["terminals"],
                 available=steps.get("infos.legals"),
                 state=steps.get("infos.state"),
             )
@@ -124,7 +124,7 @@ def vault_errors(folder: Path) -> AbstractContextManager[None]:
 
 def ends_of_agents(steps: Columns) -> np.ndarray:
     """The steps of a Vault in which each agent has ended: (n, N) bool."""
-    return np.asarray((steps["terminals"] != 0) | (steps["truncations"] != 0))
+    return np.asarray(steps["terminals"] | steps["truncations"])
 
 
 def ends_of_worlds(steps: Columns) -> np.ndarray:
@@ -158,6 +158,8 @@ def read_lane(folder: Path, lane: int, length: int, files: Json) -> Iterator[Col
         with vault_errors(folder):
             columns = {name: x[lane, start:end].read().result() for name, x in files.items()}
         check_written(folder, lane, start, length, columns)
+        for name in ("terminals", "truncations"):
+            columns[name] = flags(f"{folder}, row {lane} of B, {name}", columns[name], start)
         yield columns
 
 
@@ -202,9 +204,12 @@ def check_written(
 
 def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worlds]:
     """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on, in worlds of `cut` steps."""
+    if cut < 1:
+        raise ValueError(f"dataset.cut: expected 1 step or more, got {cut}")
     what = f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
-    agents = range(len(list(folder.glob("obs_*.npy"))))
     files: dict[str, list[np.ndarray]] = {"obs": [], "acs": [], "rews": []}  # an array an agent
+    # A file that is not there must not make a smaller team.
+    agents = range(max(len(list(folder.glob(f"{name}_*.npy"))) for name in files))
     with explained(what, OSError, ValueError, EOFError):
         for name, arrays in files.items():
             arrays += [np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents]
@@ -234,12 +239,14 @@ def equal_length(folder: Path, files: dict[str, list[np.ndarray]], cut: int) -> 
     """The steps of each array of OMAR.
 
     Raises:
-        ValueError: they differ or are fewer than `cut`, or a step has several rewards.
+        ValueError: they differ or are fewer than `cut`, a step has several rewards, or an array
+            holds no numbers.
     """
     sizes = {}
     for name, arrays in files.items():
         for i, array in enumerate(arrays):
-            sizes[f"{name}_{i}"] = len(array)
+            check_numbers(f"{folder}, {name}_{i}", array)
+            sizes[f"{name}_{i}"] = len(np.atleast_1d(array))
     steps = sizes["obs_0"]
     if steps < cut or len(set(sizes.values())) > 1:
         got = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -251,6 +258,12 @@ def equal_length(folder: Path, files: dict[str, list[np.ndarray]], cut: int) -> 
             got = f"the shape {array.shape}"
             raise ValueError(f"{folder}, rews_{i}: expected {wanted}, got {got}")
     return steps
+
+
+def check_numbers(place: str, column: np.ndarray | h5py.Dataset) -> None:
+    """Raise a ValueError for an array of texts or of Python objects."""
+    if column.dtype.kind not in "biuf":
+        raise ValueError(f"{place}: expected numbers, got {column.dtype}")
 
 
 def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
@@ -269,10 +282,12 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
         ended_late = columns["terminated"][:, -1].any()
         for start in range(0, worlds, size):
             block = {name: column[start : start + size] for name, column in columns.items()}
+            for name in ("terminated", "filled"):
+                block[name] = flags(f"{file}, {name}", block[name], start)
             real = real_steps(block, ended_late)
             check_filled(file, start, real)
             steps = {name: column[real] for name, column in block.items()}
-            terminated = steps["terminated"].reshape(-1, 1) != 0
+            terminated = steps["terminated"].reshape(-1, 1)
             actions = steps["actions"]
             if "avail_actions" in steps:
                 actions = indices(file, actions)
@@ -295,8 +310,8 @@ def real_steps(block: Columns, ended_late: bool) -> np.ndarray:
         ended_late: whether the last column of the file may be a step.
     """
     shape = block["obs"].shape[:2]
-    over = block["terminated"].reshape(shape) != 0
-    real: np.ndarray = block["filled"].reshape(shape) != 0
+    over = block["terminated"].reshape(shape)
+    real: np.ndarray = block["filled"].reshape(shape).copy()
     real &= over.cumsum(1) - over == 0
     real[:, -1] &= ended_late
     return real
@@ -324,6 +339,7 @@ def check_columns(file: Path, columns: Json) -> None:
         raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
     agents = columns["obs"].shape[2:3]
     for name, column in columns.items():
+        check_numbers(f"{file}, {name}", column)
         each = column.shape[2:]
         if name in ("obs", "avail_actions"):
             wanted = "(worlds, steps, agents, numbers)"

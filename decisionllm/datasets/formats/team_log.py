@@ -77,6 +77,7 @@ LISTS = ("state", "observation", "action_values", "available")  # a list of numb
 # Columns of names in a file, and in a Log of indices into this entry of meta
 NAMES = {"agent_type": "types", "behaviour": "behaviours"}
 ZERO = ("team", "agent_type")  # columns that are 0 where a log lacks them
+BLOCKS = "{length: [[kind, width, count], ...]} of whole numbers"  # of observations, in messages
 MISSING = {"action": -1, "reward": np.nan, "won": False}  # in place of null
 
 
@@ -195,6 +196,8 @@ def _check_meta(where: str, meta: Json) -> None:
         found = ", ".join(meta) or "nothing"
         raise ValueError(f"{where}: expected meta to have types and horizon, got {found}")
     _check_count(f"{where}, meta, horizon", meta["horizon"])
+    for key in ("name", "task", "reward_rule"):
+        _check_sentence(f"{where}, meta, {key}", meta.get(key, ""))
     types = meta["types"]
     if not isinstance(types, dict):
         raise ValueError(f"{where}, meta, types: expected {{NAME: DESCRIPTION}}, got {types!r}")
@@ -216,8 +219,33 @@ def _check_agent_type(where: str, agent_type: object) -> None:
             raise ValueError(f"{where}, low, high: expected {wanted}, got {got}")
     observations = agent_type.get("observations") or {}
     if not isinstance(observations, dict):
-        wanted = "{length: [[kind, width, count], ...]}"
-        raise ValueError(f"{where}, observations: expected {wanted}, got {observations!r}")
+        raise ValueError(f"{where}, observations: expected {BLOCKS}, got {observations!r}")
+    for length, blocks in observations.items():
+        if not _are_blocks(length, blocks):
+            got = {length: blocks}
+            raise ValueError(f"{where}, observations: expected {BLOCKS}, got {got!r}")
+    _check_sentence(f"{where}, role", agent_type.get("role", ""))
+
+
+def _are_blocks(length: object, blocks: object) -> bool:
+    """Whether an entry of `observations` has the form of BLOCKS."""
+    if not str(length).isdigit() or not isinstance(blocks, list | tuple):
+        return False
+    for block in blocks:
+        if not isinstance(block, list | tuple) or len(block) != 3:
+            return False
+        kind, width, count = block
+        if not isinstance(kind, str) or not isinstance(width, int) or not isinstance(count, int):
+            return False
+        if width < 1 or count < 0:
+            return False
+    return True
+
+
+def _check_sentence(where: str, value: object) -> None:
+    """Raise a ValueError unless a value of meta is text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: expected text, got {value!r}")
 
 
 def _check_count(where: str, value: object) -> None:

@@ -49,7 +49,11 @@ Check = tuple[str, Callable[[np.ndarray], np.ndarray]]
 # a remaining budget may be a rounding error below 0
 NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)
 ABOVE_0: Check = ("a number above 0", lambda x: x > 0)
-COUNT: Check = ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x)))
+# float64 holds no other whole numbers: two longer ids would be one
+COUNT: Check = (
+    "a whole number from 0 to 2^53",
+    lambda x: (x >= 0) & (x < 2**53) & (x == np.rint(x)),
+)
 STEP: Check = (
     f"a step from 0 to {STEPS - 1}",
     lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)),

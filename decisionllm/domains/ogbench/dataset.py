@@ -17,6 +17,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
+from decisionllm.datasets.row_blocks import flags
 from decisionllm.datasets.store import DatasetReader
 from decisionllm.domains.ogbench.world import (
     HORIZON,
@@ -295,9 +296,11 @@ def read(file: Path, published: str, maze: Maze) -> Log:
         raise ValueError(f"{file}: expected {wanted}, got {', '.join(found) or 'none'}; {remedy}")
     positions, actions, ends = (found[key] for key in ("observations", "actions", "terminals"))
     n = len(ends) if ends.ndim == 1 else -1
-    if positions.shape != (n, 2) or actions.shape != (n, 2) or not n:
-        wanted = "observations (n, 2), actions (n, 2) and terminals (n,) of a point maze"
-        got = f"{positions.shape}, {actions.shape} and {ends.shape}"
+    are_numbers = all(column.dtype.kind in "biuf" for column in (positions, actions, ends))
+    if positions.shape != (n, 2) or actions.shape != (n, 2) or not n or not are_numbers:
+        wanted = "numbers: observations (n, 2), actions (n, 2) and terminals (n,) of a point maze"
+        each = [f"{column.shape} {column.dtype}" for column in (positions, actions, ends)]
+        got = "{}, {} and {}".format(*each)
         raise ValueError(f"{file}: expected {wanted}, got {got}; {remedy}")
     place = f"{file}: "
     rows = np.arange(n)
@@ -305,7 +308,7 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     refuse(place, ~maze.inside(positions), outside, rows, positions)
     wild = f"row {{}}: expected an action within -1 .. 1, got {{}}; {remedy}"
     refuse(place, ~(np.abs(actions) <= 1).all(1), wild, rows, actions)
-    ends = ends.astype(bool)
+    ends = flags(f"{file}: terminals", ends)
     if not ends[-1]:
         raise ValueError(f"{file}: expected terminals to end with the last row; {AGAIN}")
     return Log(positions, actions, ends)

@@ -556,7 +556,13 @@ IN_TRAFFIC = [
         "advertiserNumber",
         5,
         1.5,
-        r"row 5, advertiserNumber: expected a whole number from 0, got 1.5",
+        r"row 5, advertiserNumber: expected a whole number from 0 to 2\^53, got 1.5",
+    ),
+    (
+        "deliveryPeriodIndex",
+        5,
+        1_700_000_000_000_000_001,
+        r"row 5, deliveryPeriodIndex: expected a whole number from 0 to 2\^53, got 1.7e\+18",
     ),
     ("isExposed", 5, 2, r"row 5, isExposed: expected 0 or 1, got 2"),
     (

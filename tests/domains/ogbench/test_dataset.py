@@ -185,7 +185,7 @@ def test_a_dataset_that_is_not_there_is_refused():
             {"actions": None},
             r"expected the keys .*, got observations, terminals, qpos; give the file",
         ),
-        ({"observations": np.zeros((12, 29))}, r"expected observations \(n, 2\).*got \(12, 29\)"),
+        ({"observations": np.zeros((12, 29))}, r"observations \(n, 2\).*got \(12, 29\) float64"),
         ({"terminals": np.zeros((12, 1))}, r"and terminals \(n,\) of a point maze, got"),
         (
             {"observations": WALK + [0, 30]},
@@ -193,7 +193,9 @@ def test_a_dataset_that_is_not_there_is_refused():
         ),
         ({"observations": WALK * np.nan}, r"row 0: expected a position in a free cell"),
         ({"actions": np.full((12, 2), 2.0)}, r"row 0: expected an action within -1 .. 1, got \[2"),
+        ({"actions": np.full((12, 2), "east")}, r"expected numbers: .*got .*, \(12, 2\) <U4 and"),
         ({"terminals": np.zeros(12, bool)}, r"expected terminals to end with the last row"),
+        ({"terminals": np.full(12, 0.5)}, r"terminals: expected 0 or 1, got 0.5 in row 0"),
     ],
 )
 def test_a_file_of_another_world_is_refused(tmp_path, changed, words):
