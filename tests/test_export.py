@@ -56,7 +56,7 @@ def exported(path, spec, text="", **options):
     policy.model.normalizer.fit(
         [(rng.normal(2, 3, (50, 3)).astype(np.float32), rng.uniform(0, 9, 50))]
     )
-    write(policy, path, {"dataset": {"name": "test", "text": "goal" if text else "none"}}, name="x")
+    write(policy, path, {"dataset": {"name": "test"}, "tasks": [text]}, name="x")
     return policy, ExportedPolicy(path)
 
 
