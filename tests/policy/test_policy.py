@@ -544,7 +544,7 @@ def test_a_row_may_be_given_to_another_episode(family, tmp_path):
         (None, 0, 9, 1),
         seed=1,
     )
-    session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
+    session = policy.begin(["", "", "Go north."], 15, [9.0, 9.0, 9.0])
     for rows, t in (([0, 2], 0), ([1], 5)):
         session.restore([world.history(i, t) for i in rows], rows)
     other.actions[:] = 0.5
