@@ -197,6 +197,9 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     begun = checkpoint.find(config.run) and not config.fresh
     make = continue_run if begun else begin_new
     training = make(config, accelerator)
+    if training.watch is not None:
+        # as each rollout does, so that held-out losses before and after the first have equal bits
+        training.inner.backbone.pack()
     if training.main:
         for values in trim(Path(config.run) / "metrics.jsonl", training.loop.step):
             take_note(training.loop, values)
