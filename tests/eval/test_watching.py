@@ -85,6 +85,10 @@ def test_a_loss_that_falls_without_a_higher_score_is_said_once(tmp_path, monkeyp
     [
         (("log.rollout_every=1", "env=none"), "log.rollout_every=1: expected an environment"),
         (
+            ("log.rollout_every=1", "team.execution=joint"),
+            "log.rollout_every=1: expected an environment with groups of agents",
+        ),
+        (
             ("log.keep_best=score",),
             "log.keep_best: expected with log.keep_best=score log.rollout_every above 0",
         ),
