@@ -133,7 +133,7 @@ def write(
     with written(path), sealed(path) as partial:
         outputs = ["actions", "return_to_go", "longer_cache"]
         graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
-        if run_info["dataset"].get("text", "none") != "none":
+        if directory.has_texts(run_info):
             write_text_reader(decoder, partial)
         (partial / "policy.json").write_text(json.dumps(info, indent=1))
 

@@ -219,6 +219,9 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
         training = continue_run(config, accelerator)
     else:
         training = begin_new(config, accelerator)
+    if training.watch is not None:
+        # as each rollout does, so that held-out losses before and after the first have equal bits
+        training.inner.backbone.pack()
     if training.main:
         for values in trim(Path(config.run) / "metrics.jsonl", training.loop.step):
             remember(training.loop, values)

@@ -56,7 +56,7 @@ def exported(path, spec, text="", **options):
     policy.model.normalizer.fit(
         [(rng.normal(2, 3, (50, 3)).astype(np.float32), rng.uniform(0, 9, 50))]
     )
-    write(policy, path, {"dataset": {"name": "test", "text": "goal" if text else "none"}}, name="x")
+    write(policy, path, {"dataset": {"name": "test"}, "tasks": [text]}, name="x")
     return policy, ExportedPolicy(path)
 
 
@@ -181,6 +181,8 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
         found.begin(["left"], STEPS)
     with pytest.raises(ValueError, match="horizon: expected at most 12 steps"):
         found.begin([""], STEPS + 1)
+    with pytest.raises(ValueError, match="history 0: expected .* got .* and actions of 1 numbers"):
+        found.act([History(np.zeros((2, 3)), np.zeros((1, 1)), np.zeros(1))])
     with pytest.raises(ValueError, match="expected finite numbers"):
         found.begin([""], STEPS).observe(np.full((1, 3), np.nan))
     (tmp_path / "onnx" / "policy.json").write_text(json.dumps(found.info | {"format": 0}))

@@ -677,3 +677,10 @@ def test_paraphrased_texts_of_a_team_are_refused(tmp_path, capsys):
     assert (
         "text: expected team.execution=per_agent with text=paraphrased" in capsys.readouterr().err
     )
+
+
+def test_a_decoding_that_the_head_lacks_is_refused_before_a_run_begins(tmp_path, capsys):
+    options = (*LOOP, *NANO, "head=bins", "act.decode=unclipped", f"run={tmp_path}/run")
+    assert command("train", *options) == 1
+    assert "decode: unclipped needs head=gaussian, got BinsHead" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

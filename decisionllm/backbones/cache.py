@@ -121,7 +121,7 @@ class SessionCache:
 
         Args:
             rows: of the cache.
-            tasks: their texts, of no more tokens than there is room for.
+            tasks: their texts.
             read: called with the distinct tasks that the cache lacks, if any.
         """
         self.text_index[rows] = NONE  # what they had is free, if no other row has it
@@ -160,11 +160,11 @@ class SessionCache:
                 found.append(buffer[rows, :, : place.end])
         return found[0], found[1]
 
-    def reserve(self, texts: int) -> None:
-        """Have places for so many texts at least."""
+    def reserve(self, texts: int, tokens: int = 0) -> None:
+        """Have places for so many texts of so many tokens at least."""
         U, L = self.texts.text_mask.shape
-        if texts > U or not self.own_texts:
-            self.texts = self.texts.resized(max(texts, U), L)
+        if texts > U or tokens > L or not self.own_texts:
+            self.texts = self.texts.resized(max(texts, U), max(tokens, L))
             self.own_texts = True
 
     def rows(self, index: Tensor) -> "SessionCache":
@@ -204,7 +204,7 @@ class SessionCache:
             # Twice the places, so that a server that takes over campaigns one by one copies each
             # text a few times in all.
             room = max(needed, min(2 * U, len(self.text_index)))
-        self.reserve(room)
+        self.reserve(room, texts.text_mask.shape[1])
         places = [*free, *range(U, needed)][: len(tasks)]
         self.texts.replace(torch.tensor(places, device=self.text_index.device), texts)
         self.places = {task: place for task, place in self.places.items() if place not in places}

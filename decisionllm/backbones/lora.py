@@ -152,6 +152,9 @@ def _names_below_output(names: Iterable[str], core: nn.Module) -> dict[str, str]
 def linear(x: Tensor, *layers: nn.Module) -> list[Tensor]:
     """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes."""
     packed = layers[0].__dict__.get("packed")
+    if packed is not None and torch.is_grad_enabled():
+        # they may be trained now, and torch's fused AdamW counts no new version of what it changes
+        packed.versions = []
     if packed is not None and not torch.is_grad_enabled() and packed.serves(x, layers):
         outputs = packed(x.flatten(0, -2))
     elif _all_adapted(layers):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from decisionllm.config import TrainConfig
+from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import mixture
 from decisionllm.datasets.store import Store
 from decisionllm.eval.layout import check_env
@@ -47,7 +47,8 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
 
     Raises:
         ValueError: an environment can't be built, or its observations, actions, horizon, texts or
-            world are not those of the data; or log.rollout_every needs one and there is none.
+            world are not those of the data; or log.rollout_every needs one, or its teams, and
+            there is none.
     """
     notes: list[str] = []
     for trained in parts(config, stores):
@@ -57,6 +58,7 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
         with explained("env: could not be built", ValueError, ImportError, OSError, remedy=WITHOUT):
             env = one_copy(json.dumps(trained.env, sort_keys=True))
         notes += compare(env, trained, longest=longest_episode(config, trained.spec))
+        check_watched_team(config, env, trained.label)
     return notes
 
 
@@ -67,6 +69,19 @@ def check_unwatched(config: TrainConfig, label: str) -> None:
         raise ValueError(
             f"log.rollout_every={config.log.rollout_every}: expected an environment{of_part} to roll "
             "out in, got env=none; give one, or log.rollout_every=0"
+        )
+
+
+def check_watched_team(config: TrainConfig, env: Env, label: str) -> None:
+    """Raise a ValueError if a team is to be watched in an environment, which was reset, without
+    teams.
+    """
+    if config.log.rollout_every and not one_agent_reads(config) and env.groups is None:
+        of_part = f" of the part {label}" if label else ""
+        raise ValueError(
+            f"log.rollout_every={config.log.rollout_every}: expected an environment{of_part} with "
+            f"groups of agents, since team.execution={config.team.execution}, got none; take "
+            "team.execution=per_agent or log.rollout_every=0"
         )
 
 

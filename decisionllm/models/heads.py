@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.checks import at_least, more_than_0
+from decisionllm.protocols import Head
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import bins
@@ -269,6 +270,14 @@ class PointerHead(nn.Module):
         match = (self.key(entities) @ self.query(hidden)[..., None])[..., 0]  # (B, T, K)
         aimed = match * entities.shape[-1] ** -0.5
         return Discrete.masked(torch.cat([self.out(hidden), aimed], -1), action_masks)
+
+
+def check_decode(decode: str, head: Head) -> None:
+    """Raise a ValueError if the distributions of a head have no such action, see
+    `SequenceModel.choose`.
+    """
+    if decode == "unclipped" and not isinstance(head, GaussianHead):
+        raise ValueError(f"decode: unclipped needs head=gaussian, got {type(head).__name__}")
 
 
 def _check_continuous(spec: Spec, name: str) -> None:

@@ -14,15 +14,17 @@ class TeamSequenceModel(SequenceModel):
     """`SequenceModel` whose rows are the members of teams; a row without a team is a team of one.
 
     Raises:
-        ValueError: the objective predicts the return, which is that of a team.
+        ValueError: the objective predicts the return, which is that of a team; or there is a
+            planner, which knows no team.
     """
 
     team: TeamTokenizer
 
     def _team_tokenizer(self) -> TeamTokenizer:
-        if self.objective.predicts_return:
+        of_one_agent = self.objective if self.objective.predicts_return else self.planner
+        if of_one_agent is not None:
             raise ValueError(
-                f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or "
+                f"{type(of_one_agent).__name__}: expected team.execution=per_agent, got joint or "
                 "both"
             )
         hide_actions = self.tokenizer.hide_actions

@@ -190,6 +190,24 @@ class EpisodeBuffer(Player):
         return np.asarray(self.masks[each, self.now[each]])
 
 
+def check_sizes(spec: Spec, histories: Sequence[History]) -> None:
+    """Raise a ValueError if observations, actions or masks have other sizes than in training.
+
+    Without this, numpy repeats the numbers of a narrower one.
+    """
+    wanted = spec.observation_dim, spec.action_dim
+    sizes = "observations of {} and actions of {} numbers"
+    for i, history in enumerate(histories):
+        got = history.observations.shape[1], history.actions.shape[1]
+        if got != wanted:
+            expected = f"{sizes.format(*wanted)}, as in training"
+            raise ValueError(f"history {i}: expected {expected}, got {sizes.format(*got)}")
+        masks = history.action_masks
+        if masks is not None and masks.shape[1] != spec.num_actions:
+            expected = f"action masks of {spec.num_actions} discrete actions, as in training"
+            raise ValueError(f"history {i}: expected {expected}, got {masks.shape[1]}")
+
+
 def check_allowed(masks: np.ndarray) -> None:
     """Raise a ValueError if some row of masks (M, C) allows no action."""
     allowed = np.any(masks, axis=1)  # (M,)

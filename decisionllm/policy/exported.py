@@ -14,7 +14,7 @@ import numpy as np
 
 from decisionllm.datasets.windows import window_start
 from decisionllm.files import check_all, explained
-from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, resolved
+from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, check_sizes, resolved
 from decisionllm.schema import History, Json, Spec, Targets
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class ExportedPolicy:
 
     def act(self, histories: Sequence[History]) -> np.ndarray:
         """The next actions of N episodes, (N, A) raw units; each window is read afresh."""
+        check_sizes(self.spec, histories)
         actions = []
         for h in histories:
             masks = None if h.action_masks is None else h.action_masks[-1:]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decisionllm.checks import one_of
 from decisionllm.config import DECODES
-from decisionllm.models.heads import GaussianHead
+from decisionllm.models.heads import check_decode
 from decisionllm.policy.buffer import check_allowed
 from decisionllm.policy.deciding import Direct, ValuePlan
 from decisionllm.policy.one_step import Decide, columns, traced
@@ -58,10 +58,7 @@ class Policy(WindowReader):
         self._check_numbers()
         one_of("decode", self.decode, DECODES)
         one_of("team.execution", self.execution, ("per_agent", "joint"))
-        if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
-            raise ValueError(
-                f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}"
-            )
+        check_decode(self.decode, model.head)
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
         if self.execution == "joint" and model.team is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decisionllm.datasets.windows import collate, cut, distinct, of_histories, window_start
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.policy.buffer import resolved
+from decisionllm.policy.buffer import check_sizes, resolved
 from decisionllm.protocols import Decider
 from decisionllm.schema import Batch, History, Spec, Window
 
@@ -86,7 +86,7 @@ class WindowReader:
         """The windows of N histories, the place of the last observation in each (N,), and (N,)
         bool: whether the return-to-go is to be predicted, and 0 in the windows.
         """
-        self.check_sizes(histories)
+        check_sizes(self.spec, histories)
         self.check_horizon(max(len(h.observations) for h in histories))
         targets = self.resolve_targets([h.target_return for h in histories])
         predicted = np.isnan(targets)
@@ -104,16 +104,6 @@ class WindowReader:
         """A window of B rows with these texts (B,), on the model's device."""
         read, index = distinct(texts)
         return collate(window, self.model.backbone.encode(read), index).to(self.device)
-
-    def check_sizes(self, histories: Sequence[History]) -> None:
-        """Raise a ValueError if observations or actions have other sizes than in training."""
-        wanted = self.spec.observation_dim, self.spec.action_dim
-        sizes = "observations of {} and actions of {} numbers"
-        for i, history in enumerate(histories):
-            got = history.observations.shape[1], history.actions.shape[1]
-            if got != wanted:
-                expected = f"{sizes.format(*wanted)}, as in training"
-                raise ValueError(f"history {i}: expected {expected}, got {sizes.format(*got)}")
 
     def on_device(self, masks: np.ndarray | None) -> Tensor | None:
         """Action masks (M, C) as a tensor on the model's device; None without masks."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decisionllm.backbones.cache import NONE, KVCache, SessionCache
 from decisionllm.datasets.windows import Steps, collate, cut, window_start
-from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
+from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, check_sizes
 from decisionllm.policy.reading import WindowReader
 from decisionllm.schema import History, Targets
 
@@ -68,6 +68,7 @@ class Session(EpisodeBuffer):
         Returns:
             The session.
         """
+        check_sizes(self.policy.spec, histories)
         if rows is None:
             rows = range(len(self.now))
         else:

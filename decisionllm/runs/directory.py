@@ -102,6 +102,13 @@ def _described(store: Store) -> Json:
     return found
 
 
+def has_texts(info: Json) -> bool:
+    """Whether the data of a run have task texts. info: of run.json."""
+    if "tasks" not in info:  # they are more than MOST_TASKS, or each has many wordings
+        return True
+    return any(info["tasks"])
+
+
 def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
     """The run_info of a run that was begun with this config and this data; a ValueError if it was
     not.

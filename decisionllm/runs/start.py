@@ -16,6 +16,7 @@ from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store, next_rows
 from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
+from decisionllm.models.heads import check_decode
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Planner
 from decisionllm.runs import checkpoint, directory, hardware
@@ -30,6 +31,8 @@ def new_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
     with init_from it begins with the weights of that run.
     """
     model = unfitted_model(config, data)
+    for member in members(model).values():
+        check_decode(config.act.decode, member.head)
     started: set[str] = set()  # embodiments that begin with weights of another run
     if config.init_from:
         started = checkpoint.start_from(config.init_from, model, config)

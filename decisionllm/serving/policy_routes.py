@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from decisionllm.policy.policy import Policy
+from decisionllm.runs.directory import has_texts
 from decisionllm.schema import History, Json
 from decisionllm.serving import schemas
 from decisionllm.serving.answers import Deadline, errors, json_text
@@ -100,7 +101,7 @@ def parse_history(policy: Policy, request: Json) -> History:
         raise RequestError(
             422, "target_return", "expected none: this policy conditions on no return"
         )
-    if request["text"] and policy.info.get("tasks") == [""]:
+    if request["text"] and not has_texts(policy.info):
         message = "expected none: this policy was trained without task texts"
         raise RequestError(422, "text", message)
     arrays: dict[str, np.ndarray] = {

@@ -16,8 +16,10 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import _Packed, linear
 from decisionllm.backbones.readers import attach
+from decisionllm.config import OptimOptions
 from decisionllm.policy import loading
 from decisionllm.registry import build
+from decisionllm.runs.optimizer import make_optimizer
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.text import own_tokenizer
 from tests.conftest import BACKBONES, LOOP, NANO, SMALL, command, damage, make_model, node
@@ -351,7 +353,7 @@ def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
         == model.core.layers[0].self_attn.q_proj.base_layer.weight.data_ptr()
     )
     model(*given).square().sum().backward()
-    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
+    make_optimizer(model, OptimOptions(lr=0.1, lr_backbone=0.1)).step()
     check(model, True)
     check(copy.deepcopy(model), False)
     with torch.no_grad():

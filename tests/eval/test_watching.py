@@ -47,8 +47,9 @@ def test_a_watched_run_is_trained_as_any_other_and_its_score_is_that_of_evaluate
     np.testing.assert_allclose(rows[-1]["score"], result["score"], atol=1e-3)
 
 
-def test_a_watched_run_is_resumed_exactly(tmp_path, monkeypatch):
-    given = ("train", *LOOP, *NANO, *WATCHED, "log.keep_best=score")
+@pytest.mark.parametrize("model", [NANO, LORA], ids=" ".join)
+def test_a_watched_run_is_resumed_exactly(model, tmp_path, monkeypatch):
+    given = ("train", *LOOP, *model, *WATCHED, "log.keep_best=score", "data.held_out=0.2")
     assert command(*given, f"run={tmp_path}/straight") == 0
     with monkeypatch.context() as patch:
         interrupt(patch, step=2)
@@ -83,6 +84,10 @@ def test_a_loss_that_falls_without_a_higher_score_is_said_once(tmp_path, monkeyp
     "words, message",
     [
         (("log.rollout_every=1", "env=none"), "log.rollout_every=1: expected an environment"),
+        (
+            ("log.rollout_every=1", "team.execution=joint"),
+            "log.rollout_every=1: expected an environment with groups of agents",
+        ),
         (
             ("log.keep_best=score",),
             "log.keep_best: expected with log.keep_best=score log.rollout_every above 0",

@@ -387,6 +387,9 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
                 History(np.zeros((1, 4), np.float32), np.zeros((0, 2)), np.zeros(0)),
             ]
         )
+    narrow = History(np.zeros((2, 3)), np.zeros((1, 1)), np.zeros(1))
+    with pytest.raises(ValueError, match="history 0: expected .* got .* and actions of 1 numbers"):
+        policy.begin([""], 15).restore([narrow])
     with pytest.raises(ValueError, match=r"horizon: expected at most 15 steps, .* got 16"):
         policy.act([world.history(0, 15)])
     with pytest.raises(
@@ -440,6 +443,8 @@ def test_a_mask_of_another_number_of_actions_or_without_any_is_refused():
     nothing = np.zeros((1, 4), bool)
     with pytest.raises(ValueError, match="^action_masks: expected an allowed action"):
         policy.act([History(*start, action_masks=nothing)])
+    with pytest.raises(ValueError, match="^history 0: expected action masks of 4 .* got 1"):
+        policy.act([History(*start, action_masks=np.ones((1, 1), bool))])
     session = policy.begin([""], 5)
     with pytest.raises(ValueError, match="^action_masks: expected an allowed action"):
         session.act(np.zeros((1, 3)), action_masks=nothing)
@@ -559,7 +564,7 @@ def test_a_row_may_be_given_to_another_episode(family, tmp_path):
         (None, 0, 9, 1),
         seed=1,
     )
-    session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
+    session = policy.begin(["", "", "Go north."], 15, [9.0, 9.0, 9.0])
     for rows, t in (([0, 2], 0), ([1], 5)):
         session.restore([world.history(i, t) for i in rows], rows)
     other.actions[:] = 0.5

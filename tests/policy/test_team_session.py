@@ -18,7 +18,7 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Episode, History, Spec
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
-from tests.conftest import MAX_RETURN, NANO, command, make_model
+from tests.conftest import MAX_RETURN, NANO, command, make_model, node
 
 pytestmark = pytest.mark.numeric
 
@@ -485,6 +485,8 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
         policy_of(joint(), execution="both")
     with pytest.raises(ValueError, match="MaxReturn: expected team.execution=per_agent"):
         joint(objective=MAX_RETURN)
+    with pytest.raises(ValueError, match="ImaginedValue: expected team.execution=per_agent"):
+        joint(planner=node("planner", "value"))
     with pytest.raises(
         ValueError, match="tokenizer.hide_actions: expected a share within 0 .. 1, got 2"
     ):
