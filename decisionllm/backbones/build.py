@@ -379,7 +379,9 @@ def model_of_run(
                 own[name.removeprefix("backbone.")] = weight
         backbone.load_state_dict(own)
     setattr(backbone.config, TRAINED_CUT, 0)
-    return backbone.model.to(dtype), backbone.load_tokenizer
+    for weight in backbone.model.parameters():  # not buffers: rotary frequencies stay float32
+        weight.data = weight.data.to(dtype)
+    return backbone.model, backbone.load_tokenizer
 
 
 def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":

@@ -26,7 +26,9 @@ class Llama:
     attention_dropout = attrgetter("self_attn.attention_dropout")
 
     def enter(self, core: LlamaModel, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
-        cos, sin = (part[:, None] for part in core.rotary_emb(x, positions))  # (B, 1, n, d)
+        cos, sin = core.rotary_emb(x, positions)  # (B, n, d), of Olmo in float32
+        cos = cos[:, None].to(x.dtype)
+        sin = sin[:, None].to(x.dtype)
         left, right = sin.chunk(2, -1)
         return x, (cos, torch.cat([-left, right], -1))
 

@@ -41,13 +41,16 @@ FAMILIES = {
     "Llama": {},
     "Mistral": {},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "Olmo": {},
     "StableLm": {},
+    "Helium": {"head_dim": 8},  # positions turn neighbouring numbers
+    "GPTBigCode": {"n_embd": 32, "n_layer": 2, "n_head": 2},  # one key head
     "OPT": {"word_embed_proj_dim": 32, "ffn_dim": 48},
     "Gemma3Text": {"head_dim": 8},
     # a convolution, then attention
     "Lfm2": {"full_attn_idxs": [1], "block_ff_dim": 48, "initializer_range": 0.3},
 }
-UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "GPT2"}
+UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "Olmo", "GPT2"}
 both = pytest.mark.parametrize("backbone", BACKBONES)
 
 
@@ -413,11 +416,28 @@ def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
     assert model.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
 
 
+@pytest.mark.parametrize("family", ["Llama", "Olmo", "Helium"])
+def test_rounding_hides_no_other_layout(family, tmp_path):
+    """The comparison changes no weight; keys have the type of their values, as a GPU wants."""
+    from transformers import AutoModel
+
+    folder = str(write(tmp_path, family, dtype=torch.bfloat16))
+    model = pretrained(0, folder=folder, dtype="bfloat16", tune="frozen", **WHOLE)
+    assert (model.layout is not None) == (family in UNDERSTOOD)
+    for name, weight in AutoModel.from_pretrained(folder).named_parameters():
+        assert torch.equal(model.core.get_parameter(name), weight)
+    if model.layout is not None:
+        texts = model.read_text(*inputs(model.width)[1:3])
+        assert {x.dtype for x in (*texts.keys, *texts.values)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("family", "options"), [("Bert", {}), ("Gemma3Text", {"use_bidirectional_attention": True})]
 )
-def test_a_backbone_that_reads_later_tokens_is_refused(family, options, tmp_path):
-    model = pretrained(0, folder=str(write(tmp_path, family, **options)), tune="frozen")
+def test_a_backbone_that_reads_later_tokens_is_refused(family, options, dtype, tmp_path):
+    folder = str(write(tmp_path, family, **options))
+    model = pretrained(0, folder=folder, dtype=dtype, tune="frozen")
     with pytest.raises(ValueError, match=f"expected a language model .*, got {family}.*text_enco"):
         attach(model, {"_target_": "none"}, 0)
 
@@ -507,6 +527,9 @@ def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
         and ours.keys() == theirs.keys()
     )
     assert any(not torch.equal(weight, random[name]) for name, weight in ours.items())
+    rounded = pretrained(0, folder=str(tmp_path / "a"), dtype="bfloat16", tune="frozen")
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(rounded.core.rotary_emb.inv_freq, loaded.core.rotary_emb.inv_freq)
     words = (
         "backbone=pretrained",
         f"backbone.folder={tmp_path}/a",
