@@ -1,8 +1,11 @@
 """Every file in configs/experiment composes, and what it says is what is trained."""
 
+import re
+
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from decisionllm import registry
@@ -11,6 +14,7 @@ from decisionllm.command_line import configs, store_choices
 pytestmark = pytest.mark.slow
 
 EXPERIMENTS = sorted(path.stem for path in (configs() / "experiment").glob("*.yaml"))
+TRAINING = re.compile(r"^#.*\bdecisionllm train ((?:--multirun )?experiment=[^;]*)", re.M)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,3 +62,19 @@ def test_an_experiment_opens_with_its_lab_note():
         if lines[0] != "# @package _global_" or len(note) < 2 or not commands:
             wrong.append(name)
     assert not wrong, wrong
+
+
+def test_the_trainings_of_a_lab_note_compose():
+    """Swept options with their first value."""
+    wrong = []
+    for name in EXPERIMENTS:
+        note = (configs() / "experiment" / f"{name}.yaml").read_text()
+        for command in TRAINING.findall(note):
+            words = [re.sub(r"^([\w.]+=[^\[,]+),.*", r"\1", word) for word in command.split()]
+            overrides = [word for word in words if "=" in word]
+            try:
+                with initialize_config_dir(str(configs()), version_base="1.3"):
+                    compose("train", overrides)
+            except HydraException as error:
+                wrong.append(f"{name}: {command}: {error}")
+    assert not wrong, "\n".join(wrong)
