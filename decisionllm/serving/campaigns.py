@@ -328,7 +328,7 @@ class CampaignManager:
         index = pending.request["index"]
         found = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
         if pending.last:
-            found.append(journals.ended(id, "over"))
+            found.append(journals.ended_by(found[0]))
         return found
 
     def commit(self, pending: PendingTick) -> None:

@@ -21,6 +21,7 @@ from decisionllm.domains.auction.journal import (
     VERSIONS,
     Journal,
     RowCheck,
+    moved_campaign,
     opened,
     ticked,
 )
@@ -337,6 +338,27 @@ def test_a_journal_of_a_later_version_is_refused_and_stays(tmp_path):
             ValueError, match=f"expected one of version {len(VERSIONS)}, got version 99:"
         ):
             Journal(tmp_path / "j")
+
+
+def test_a_last_tick_that_is_refused_ends_no_campaign(tmp_path):
+    policy = policy_of()
+    one, other = (
+        CampaignManager(policy, SPEC, Journal(tmp_path / "j"), name="m1") for _ in range(2)
+    )
+    id = one.open(**settings(0))
+    one.tick(id, **drawn(0, 0))
+    other.replay(id)
+    one.tick(id, **drawn(0, 1))
+    with pytest.raises(RequestError, match="step 1 was answered to another request"):
+        other.tick(id, **drawn(0, 1) | {"coming": None})
+    other.replay(id)
+    other.journal.write([moved_campaign(id, "m2", "m1")])
+    last = drawn(0, 2) | {"coming": None}
+    with pytest.raises(RequestError, match="the campaign is answered by model m2, this is m1"):
+        one.tick(id, **last)
+    new = CampaignManager(policy, SPEC, one.journal, name="m2")
+    assert new.tick(id, **last) == new.tick(id, **last)
+    assert one.journal.campaign(id)["ended"] == "over" and one.journal.steps(id) == 3
 
 
 def test_repeated_ticks_count_once_and_wrong_ones_are_refused():

@@ -775,6 +775,19 @@ def ended(id: str, how: str) -> Entry:
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
 
 
+def ended_by(tick: Entry) -> Entry:
+    """The entry of the end of a campaign by its last tick, an entry of `ticked` before it.
+
+    A tick that is not written, as another one of its step was, or another model's, ends nothing.
+    """
+    _, (id, step, _, _, _, sum, *_) = tick
+    written = "EXISTS (SELECT 1 FROM ticks WHERE campaign = ? AND step = ? AND sum = ?)"
+    return (
+        f"UPDATE campaigns SET ended = 'over' WHERE id = ? AND ended IS NULL AND {written}",
+        (id, id, step, sum),
+    )
+
+
 def moved(model: str, of: str | None) -> Entry:
     """The entry after which a model answers all campaigns of another one that have not ended.
 
