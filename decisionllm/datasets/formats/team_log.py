@@ -222,8 +222,8 @@ def _check_agent_type(where: str, agent_type: object) -> None:
         raise ValueError(f"{where}, observations: expected {BLOCKS}, got {observations!r}")
     for length, blocks in observations.items():
         if not _are_blocks(length, blocks):
-            got = {length: blocks}
-            raise ValueError(f"{where}, observations: expected {BLOCKS}, got {got!r}")
+            entry = {length: blocks}
+            raise ValueError(f"{where}, observations: expected {BLOCKS}, got {entry!r}")
     _check_sentence(f"{where}, role", agent_type.get("role", ""))
 
 
