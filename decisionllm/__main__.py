@@ -88,6 +88,8 @@ def run(command: str, overrides: list[str]) -> int:
     except ValueError as error:  # of a package that registers a choice
         return fail(1, error)
     overrides = with_action(command, overrides)
+    if command in ACTIONS and overrides and is_bare(overrides[0]):
+        return fail(2, unknown(f"{command} action", overrides[0], ACTIONS[command]))
     codes = []
 
     def job(config: "DictConfig") -> None:
@@ -135,6 +137,11 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
             raise
         return fail(1, error)
     return 0
+
+
+def is_bare(word: str) -> bool:
+    """Whether a word behind a command is neither key=value nor a flag."""
+    return "=" not in word and not word.startswith(("-", "~"))
 
 
 def is_for_hydra(overrides: list[str]) -> bool:

@@ -182,6 +182,9 @@ class Composed:
 
         at, _, name = key.rpartition(".")
         node = OmegaConf.select(self.config, at) if at else self.config
+        if not OmegaConf.is_config(node):
+            nested = "keys without a dot; write them nested, as in {a: {b: 1}}"
+            raise UsageError(f"{key}: expected {nested}")
         is_default = key in self.known and key not in self.given
         replaced = bool(at) and self.is_replaced(at)
         if replaced and is_default and name != "_target_":

@@ -230,13 +230,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     other damage.
     """
     values = []
-    with path.open() as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if _is_cut_short(line):
                 break
             damaged = f"{path}: line {number} is damaged"
             with explained(damaged, ValueError, remedy="delete the line, or restore a copy"):
-                values.append(json.loads(line))
+                value = json.loads(line.decode())
+                if not isinstance(value, dict):
+                    raise ValueError(f"expected {{KEY: VALUE}}, got {value!r}")
+            values.append(value)
     return values
 
 
@@ -262,12 +265,12 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
-def _is_cut_short(line: str) -> bool:
+def _is_cut_short(line: bytes) -> bool:
     """Whether a writer was killed within this line: only the last one of a file can be."""
-    if line.endswith("\n"):
+    if line.endswith(b"\n"):
         return False
     try:
-        json.loads(line)
+        json.loads(line.decode())
     except ValueError:
         return True
     return False

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,7 @@ def train(config: TrainConfig | Json) -> Path:
             files, or is being trained in.
         FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is
             kept.
+        ImportError: the package of log.tracker is not installed.
         ConnectionError: another process of the run was lost; the first one left that notices raises
             it, others a SystemExit.
         KeyboardInterrupt: interrupted; the run is saved.
@@ -163,6 +165,10 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its
     processes.
     """
+    # accelerate would warn alone, and train without a tracker
+    if config.log.tracker == "wandb" and find_spec("wandb") is None:
+        remedy = "pip install 'decisionllm[track]', or take log.tracker=tensorboard"
+        raise ImportError(f"log.tracker=wandb: expected the package wandb, found none; {remedy}")
     accelerator = distributed.begin(
         hardware.precision(config.device, config.optim.precision),
         cpu=hardware.usable(config.device) == "cpu",

@@ -57,6 +57,8 @@ USAGE = {
     "train data.seed=-2": "data.seed: expected 0 or more, got -2",
     "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
+    "scale +study.axes.size.w={backbone.width:8}": "backbone.width: expected keys without a dot;",
+    "journal verfy journal=a": "no journal action 'verfy'; did you mean verify? there are report,",
     "evaluate run=a env=gymnasium": "env.id: expected a value, got none; give env.id=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
     "train": (

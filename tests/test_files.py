@@ -161,3 +161,10 @@ def test_a_damaged_line_is_named(tmp_path):
     log.write_text('{"a": 1}\n{"a"{"a": 2}\n')
     with pytest.raises(ValueError, match="log.jsonl: line 2 is damaged .*delete the line"):
         read_lines(log)
+    for wrong, why in (
+        (b"\xff\xfe\n", "can't decode byte"),
+        (b"[1]\n", "expected {KEY: VALUE}, got"),
+    ):
+        log.write_bytes(b'{"a": 1}\n' + wrong)
+        with pytest.raises(ValueError, match=f"log.jsonl: line 2 is damaged .*{why}"):
+            read_lines(log)

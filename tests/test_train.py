@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from hashlib import blake2b
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -175,6 +176,14 @@ def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "act.stride=9", f"run={tmp_path}/run") == 1
     wanted = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"
     assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path, capsys):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/a", "log.tracker=wandb") == 1
+    said = capsys.readouterr().err
+    assert "log.tracker=wandb: expected the package wandb, found none; pip install" in said
+    assert not (tmp_path / "a").exists()
 
 
 def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):

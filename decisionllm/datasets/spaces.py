@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import ArrayLike, DTypeLike
 
+from decisionllm.files import explained
 from decisionllm.schema import Json, refuse
 
 AnySpace = Space[Any]
@@ -170,7 +171,12 @@ def stated_parts(parts: Sequence[NamedPart], observation_dim: int) -> list[list[
     Raises:
         ValueError: a name comes twice, or the numbers do not add up to S.
     """
-    stated: list[tuple[str, int]] = [(str(name), int(size)) for name, size in parts]
+    with explained(
+        f"observation_parts: expected (name, numbers) of each part, got {parts!r}",
+        ValueError,
+        TypeError,
+    ):
+        stated: list[tuple[str, int]] = [(str(name), int(size)) for name, size in parts]
     names = [name for name, _ in stated]
     total = sum(size for _, size in stated)
     if total != observation_dim or len(set(names)) < len(names):

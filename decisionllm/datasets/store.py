@@ -677,6 +677,11 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
     place = f"{name}, step "
+    log_prob = episode.action_log_prob
+    if C and log_prob is not None:
+        wanted = "expected the logarithm of a probability as action_log_prob, at most 0"
+        remedy = "np.log makes it of a probability"
+        refuse(place, log_prob > 1e-4, f"{{}}: {wanted}, got {{}}; {remedy}", steps, log_prob)
     beyond = f"{{}}: expected an action {space}, got {{}}"
     refuse(place, wrong.any(1) & recorded, beyond, steps, taken)
     if C and masks is not None:

@@ -501,6 +501,7 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
         ({"action_masks": np.ones((2, 3))}, "expected action_masks of true and false, got float64"),
         ({"action_weight": np.array([1.0, 2.0])}, "expected action_weight within 0 .. 1, got 2.0"),
         ({"final_observation": np.full(1, 1e300)}, "expected final_observation within float32"),
+        ({"action_log_prob": np.full(2, 0.25)}, "expected the logarithm of .*, got 0.25; np.log"),
     ],
     ids=str,
 )
@@ -511,7 +512,7 @@ def test_numbers_that_a_store_would_change_are_refused(changed, message, tmp_pat
         "rewards": np.ones(2),
     }
     spec = Spec(observation_dim=1, action_dim=1, horizon=2, num_actions=3)
-    with pytest.raises(ValueError, match=f"episode 0: {message}"):
+    with pytest.raises(ValueError, match=f"episode 0(, step 0)?: {message}"):
         from_episodes([Episode(**given | changed)], tmp_path / "store", name="mine", spec=spec)
 
 

@@ -49,6 +49,11 @@ def test_stated_parts_make_up_an_observation():
             match="observation_parts: expected names that differ, and sizes that add up to 3",
         ):
             stated_parts(wrong, 3)
+    for wrong in (["goal", "pos"], {"goal": 3}, [("goal", "one")]):
+        with pytest.raises(
+            ValueError, match=r"observation_parts: expected \(name, numbers\) of each"
+        ):
+            stated_parts(wrong, 3)
 
 
 @pytest.mark.parametrize(

@@ -1017,11 +1017,23 @@ def test_agents_of_a_type_with_other_actions_are_refused(spaces, message):
             "expected an observation to be numbers, or .* got a dict of position",
         ),
         (None, {"teams": {"aa": 1}}, "teams: expected one of a, got 'aa'"),
-        (None, {"behaviours": 129}, "act: expected at most 128 behaviours, got 129"),
+        (None, {"behaviours": 129}, "act: expected 1 to 128 behaviours, got 129"),
+        (None, {"behaviours": 0}, "act: expected 1 to 128 behaviours, got 0"),
+        (None, {"episodes": 0}, "episodes: expected 1 or more, got 0"),
     ],
 )
 def test_what_cannot_be_collected_is_refused_before_play(seen, options, message):
     act = lambda seen, infos: dict.fromkeys(seen, 0)  # noqa: E731
     acts = {str(k): act for k in range(options.pop("behaviours", 1))}
     with pytest.raises(ValueError, match=message):
-        collect(Counting({"a_0": Discrete(2)}, seen=seen), acts, episodes=1, **options)
+        collect(Counting({"a_0": Discrete(2)}, seen=seen), acts, **{"episodes": 1} | options)
+
+
+@pytest.mark.parametrize("action", [0, 3, 1.5, "left", np.eye(2)[0]], ids=str)
+def test_an_action_that_is_not_in_its_space_is_refused_while_it_is_recorded(action):
+    """0 would be -1, counted from 0, which is an action that was not recorded."""
+    space = Discrete(2, start=1)
+    with pytest.raises(
+        ValueError, match=r"expected an action of a_0 in Discrete\(2, start=1\), got"
+    ):
+        collect(Counting({"a_0": space}), lambda seen, infos: {"a_0": action}, episodes=1)

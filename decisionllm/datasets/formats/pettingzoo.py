@@ -121,8 +121,10 @@ def collect(
     fixed = _fixed_columns(env, list(limits), teams)
     acts = list(act.values()) if isinstance(act, Mapping) else [act]
     most = np.iinfo(TABLES["agents"]["behaviour"]).max + 1
-    if len(acts) > most:
-        raise ValueError(f"act: expected at most {most} behaviours, got {len(acts)}")
+    if not 1 <= len(acts) <= most:
+        raise ValueError(f"act: expected 1 to {most} behaviours, got {len(acts)}")
+    if episodes < 1:
+        raise ValueError(f"episodes: expected 1 or more, got {episodes}")
 
     steps: Rows = []
     agents: Rows = []
@@ -204,16 +206,29 @@ class Moment:
         """The observation, action and results of an agent, for the table `agents`."""
         observation, mask = self.views[agent]
         action = self.actions[agent]
+        taken: Json
         if not discrete:
             taken = {"action_values": flat(action), "available": np.ones(0, bool)}
         else:
             space = env.action_space(agent)
             allowed = np.ones(space.n, bool) if mask is None else mask
-            index = np.asarray(action).item()  # a policy may give an array of one number
-            taken = {"action": index - space.start, "available": allowed}
+            taken = {"action": index_of(action, agent, space), "available": allowed}
         reward = self.rewards[agent]
         terminated = bool(self.terminated[agent])
         return taken | {"reward": reward, "terminated": terminated, "observation": observation}
+
+
+def index_of(action: object, agent: str, space: Discrete) -> int:
+    """A value of a space, or an array that holds one alone, counted from 0.
+
+    Raises:
+        ValueError: it is no value of the space. The environment may take it, but the log would not
+            hold it: -1 is an action that was not recorded.
+    """
+    value = np.asarray(action)
+    if value.size != 1 or value.item() not in range(space.start, space.start + space.n):
+        raise ValueError(f"act: expected an action of {agent} in {space}, got {action!r}")
+    return int(value.item() - space.start)
 
 
 def _play(env: "ParallelEnv", act: Act, seed: int) -> Iterator[Moment]:
