@@ -28,6 +28,7 @@ from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
 from decisionllm.train import due_after, trim
+from tests.backbones.test_backbones import write
 from tests.conftest import (
     DT,
     LOOP,
@@ -693,3 +694,22 @@ def test_a_decoding_that_the_head_lacks_is_refused_before_a_run_begins(tmp_path,
     assert command("train", *options) == 1
     assert "decode: unclipped needs head=gaussian, got BinsHead" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_that_leaves_no_room_for_a_window_is_refused_before_a_run_begins(tmp_path, capsys):
+    """It is one of many, so that it may be drawn late."""
+    folder = write(tmp_path / "model", "GPT2", n_positions=32)
+    texts = ["Go north."] * 20 + ["Go north, then south, then north, then south, then north."]
+    episodes = [episode(np.ones(6), task=task, group=i) for i, task in enumerate(texts)]
+    log = make_store(tmp_path / "log", episodes)
+    options = (
+        "dataset=store",
+        f"dataset.path={log.path}",
+        "backbone=pretrained",
+        f"backbone.folder={folder}",
+        *LOOP[2:],
+    )
+    assert command("train", *options, f"run={tmp_path}/run") == 1
+    assert "text and window: expected at most 32 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert command("train", *options, "window=1", f"run={tmp_path}/short") == 0

@@ -181,7 +181,7 @@ class Backbone(nn.Module):
             Hidden states at the output positions (B, n', D).
         """
         L, n = text_ids.shape[1], tokens.shape[1]
-        self._check_positions(L, n)
+        self.check_positions(L, n)
         on_cpu = not tokens.is_cuda
         if on_cpu and torch.is_autocast_enabled("cpu") and self.dtype == torch.float16:
             wanted = "float32 or bfloat16, since a CPU does not mix float16 with bfloat16"
@@ -201,7 +201,7 @@ class Backbone(nn.Module):
         before = texts.attention(text_index)
         return self._run(tokens, positions, visible, _new_alone, output_positions, before)[0]
 
-    def _check_positions(self, before: int, n: int) -> None:
+    def check_positions(self, before: int, n: int) -> None:
         """Raise a ValueError if there are no positions for n tokens behind so many others."""
         if before + n > self.positions:
             wanted = f"at most {self.positions} tokens, {POSITIONS}"
@@ -264,7 +264,7 @@ class Backbone(nn.Module):
         if rows is None:
             rows = torch.arange(len(cache.text_index), device=tokens.device)
         length = cache.texts.text_length[cache.text_index[rows]]
-        self._check_positions(int((length + filled).max()), tokens.shape[1])
+        self.check_positions(int((length + filled).max()), tokens.shape[1])
         # a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
         whole = not tokens.is_cuda and self.dtype != torch.float32
         place = cache.place(rows, filled, tokens.shape[1], whole=whole)

@@ -18,6 +18,7 @@ from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.heads import check_decode
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.protocols import Planner
 from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs.model import make_model
@@ -31,8 +32,9 @@ def new_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
     with init_from it begins with the weights of that run.
     """
     model = unfitted_model(config, data)
-    for member in members(model).values():
+    for name, member in members(model).items():
         check_decode(config.act.decode, member.head)
+        check_positions(member, data[name])
     started: set[str] = set()  # embodiments that begin with weights of another run
     if config.init_from:
         started = checkpoint.start_from(config.init_from, model, config)
@@ -50,6 +52,20 @@ def new_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
             texts += some_texts(each)
         model.backbone.features.fit(*model.backbone.encode(texts))
     return model
+
+
+def check_positions(model: SequenceModel, data: Data) -> None:
+    """Raise a ValueError if the backbone can't read a window after the longest text, which may be
+    drawn late.
+    """
+    if model.team is not None:  # how much a team reads depends on who is there
+        return
+    tokens = data.window * model.tokenizer.tokens - 1
+    room = model.backbone.positions - tokens
+    # a text has at most a token for each byte, and one before it
+    long = [task for task in data.store.tasks if len(task.encode()) + 1 > room]
+    ids, _ = model.backbone.encode(long)
+    model.backbone.check_positions(ids.shape[1], tokens)
 
 
 def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
