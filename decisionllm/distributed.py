@@ -147,6 +147,13 @@ def prepare(
     return prepared, stepped
 
 
+def gather(model: nn.Module) -> None:
+    """Gather the weights of a sharded model that are in no block, for who calls its parts: a policy
+    that acts. A forward of the whole model does so itself."""
+    if isinstance(model, FSDPModule):
+        model.unshard()
+
+
 def reshard(model: nn.Module) -> None:
     """Divide the weights of a sharded model that are in no block, such as word embeddings; a
     forward without a backward pass leaves them gathered."""

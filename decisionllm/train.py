@@ -627,6 +627,7 @@ def take_note(loop: Loop, values: Mapping[str, float]) -> None:
 def watched(training: Training, watch: ScoreWatch) -> dict[str, float]:
     """The scores of a rollout of the policy as it is now."""
     training.model.eval()
+    distributed.gather(training.inner)
     found = watch.look(training.inner)
     training.model.train()
     distributed.reshard(training.inner)

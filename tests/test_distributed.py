@@ -64,7 +64,7 @@ def near_one(one, two):
 CASES = {  # what accelerate is given, and words of the run
     "ddp, word embeddings unused, weighted actions": ({}, WEIGHTED),
     "ddp, lora": ({}, LORA),
-    "fsdp2": (SHARDED, ("text=goal",)),
+    "fsdp2, with rollouts": (SHARDED, ("text=goal", "log.rollout_every=4")),
     "fsdp2, lora, weighted actions": (SHARDED, (*LORA, *WEIGHTED)),
 }
 TWO = """
