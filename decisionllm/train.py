@@ -246,6 +246,8 @@ def prepared(
 ) -> Training:
     """A run whose model and optimiser are divided among the processes."""
     stores = {name: each.store for name, each in data.items()}
+    if accelerator.is_fsdp2:
+        check_sharded_texts(stores)
     alike = has_equal_steps(config, stores)
     wrapped_model, wrapped_optimizer = distributed.prepare(
         accelerator, model, optimizer, alike=alike
@@ -275,6 +277,20 @@ def has_equal_steps(config: TrainConfig, stores: Mapping[str, Store]) -> bool:
     with_texts = {bool(task) for store in stores.values() for task in store.tasks}
     is_one_kind = len(stores) == 1 and len(with_texts) == 1
     return is_one_kind and one_agent_reads(config)
+
+
+def check_sharded_texts(stores: Mapping[str, Store]) -> None:
+    """Raise a ValueError if some rows of a step may have a text and others none.
+
+    Sharded, all processes must read a block at the same time. One whose rows have no text would read
+    none, and the others would wait for it.
+    """
+    for store in stores.values():
+        if any(store.tasks) and not all(store.tasks):
+            raise ValueError(
+                "FSDP2: expected a text in every episode or in none, got some without; give each "
+                "part a text, or take configs/accelerate/ddp.yaml"
+            )
 
 
 def watch_of(config: TrainConfig, accelerator: Accelerator) -> ScoreWatch | None:

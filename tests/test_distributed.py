@@ -19,7 +19,7 @@ import torch
 import decisionllm
 from decisionllm import distributed
 from decisionllm.runs import checkpoint
-from decisionllm.train import interruptible
+from decisionllm.train import check_sharded_texts, interruptible
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 from tests.test_train import same_bits, saved
 
@@ -287,3 +287,10 @@ def test_a_cut_backbone_is_not_sharded():
     )
     with pytest.raises(ValueError, match=wanted):
         distributed.prepare(accelerator, model, None, alike=True)
+
+
+def test_a_sharded_model_needs_a_text_in_every_row_or_in_none():
+    for tasks in ([""], ["a", "b"]):
+        check_sharded_texts({"": SimpleNamespace(tasks=tasks)})
+    with pytest.raises(ValueError, match="FSDP2: expected a text in every episode or in none"):
+        check_sharded_texts({"": SimpleNamespace(tasks=["a", ""])})
