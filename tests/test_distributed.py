@@ -258,6 +258,7 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         ),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "shard by FSDP2"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "take optim.accumulate=4"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend of accelerate: expected no"),
         (
             {"ACCELERATE_MIXED_PRECISION": "bf16"},
             "expected no, or that of optim.precision, no; got bf16",
