@@ -194,8 +194,7 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     """Data, model and optimiser of a run: a new one, or one that goes on from its last
     checkpoint.
     """
-    begun = checkpoint.find(config.run) and not config.fresh
-    make = continue_run if begun else begin_new
+    make = continue_run if has_begun(config, accelerator) else begin_new
     training = make(config, accelerator)
     if training.main:
         for values in trim(Path(config.run) / "metrics.jsonl", training.loop.step):
@@ -204,6 +203,25 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
         accelerator.init_trackers("decisionllm")
     announce(training)
     return training
+
+
+def has_begun(config: TrainConfig, accelerator: Accelerator) -> bool:
+    """Whether a run goes on from a checkpoint; a ValueError if only some of its processes see one.
+
+    Those would train on from its step and its moments, the others from the first step.
+    """
+    begun = checkpoint.find(config.run) is not None and not config.fresh
+    if accelerator.num_processes == 1:
+        return begun
+    seen = torch.tensor(float(begun), device=accelerator.device)
+    share = float(accelerator.reduce(seen, "mean"))
+    if 0 < share < 1:
+        remedy = "take an absolute path on a file system that all machines share"
+        raise ValueError(
+            f"run: expected a checkpoint that all processes see, or none, got one in {config.run} "
+            f"that some do not; {remedy}"
+        )
+    return begun
 
 
 def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:

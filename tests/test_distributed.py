@@ -83,14 +83,19 @@ def stopped(sampler, step):
 def train(folder, words, sampler=draw):
     sampling.Sampler.__call__ = sampler
     os.environ["MASTER_PORT"] = str(next(ports))  # one that is early would connect to the group before
-    return run("train", [*words, f"run={path}/{folder}"])
+    return run("train", [*words, f"run={folder}"])
 codes = []
+os.chdir(path)
 for number, (given, words) in enumerate(cases):
     os.environ.clear()
     os.environ |= alone | given | {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
     codes.append(train(f"{number}/two", words))
     codes.append(train(f"{number}/again", words, stopped) - 130)
     codes.append(train(f"{number}/again", words))
+    if not child:
+        os.chdir("/")  # a machine that does not share the folder
+    codes.append(train(f"{number}/two", words) - 1)
+    os.chdir(path)
 if child:
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os.environ.clear()
@@ -124,6 +129,7 @@ def two(tmp_path_factory):
 def test_one_of_two_processes_speaks(two):
     _, done = two
     assert done.stdout.count("2 x cpu") == 3 * len(CASES)
+    assert done.stderr.count("got one in 0/two that some do not") == 2
     assert done.stdout.count("training:") == 4 * len(CASES)
     assert "find_unused_parameters" not in done.stderr and "Warning" not in done.stderr
 
