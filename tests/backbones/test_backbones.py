@@ -380,6 +380,13 @@ def test_a_name_of_no_map_is_refused(cut, tmp_path):
         pretrained(0, folder=str(write(tmp_path)), lora_targets="q_proj, v_prj", **cut)
 
 
+def test_maps_that_peft_refuses_are_named_with_their_option(tmp_path):
+    folder = str(write(tmp_path, "Mamba"))
+    with pytest.raises(ValueError, match=r"^backbone.lora_targets=all-linear: .*; name others"):
+        pretrained(0, folder=folder)
+    pretrained(0, folder=folder, lora_targets="in_proj")
+
+
 def test_the_fingerprint_is_of_what_is_frozen():
     model = build(node("backbone", "nano", layers=1, tune="lora"), 0)
     before = fingerprint(model)
