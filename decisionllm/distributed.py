@@ -52,6 +52,12 @@ def check(precision: str) -> bool:
     for name, remedy in REFUSED.items():
         if on(name):
             raise ValueError(f"{name}={given[name]}: expected false; {remedy}")
+    compiler = given.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if compiler.lower() != "no":
+        raise ValueError(
+            f"dynamo_backend of accelerate: expected no, got {compiler}; leave dynamo_config out, "
+            "since a training here compiles nothing"
+        )
     parts = int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
     if parts > 1:
         raise ValueError(
@@ -145,6 +151,13 @@ def prepare(
     prepared, stepped = accelerator.prepare(model, optimizer)
     prepared.backbone.shard()
     return prepared, stepped
+
+
+def gather(model: nn.Module) -> None:
+    """Gather the weights of a sharded model that are in no block, for who calls its parts: a policy
+    that acts. A forward of the whole model does so itself."""
+    if isinstance(model, FSDPModule):
+        model.unshard()
 
 
 def reshard(model: nn.Module) -> None:

@@ -221,7 +221,7 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
     """Data, model and optimiser of a run: a new one, or one that goes on from its last
     checkpoint.
     """
-    if checkpoint.find(config.run) and not config.fresh:
+    if has_begun(config, accelerator):
         training = continue_run(config, accelerator)
     else:
         training = begin_new(config, accelerator)
@@ -235,6 +235,25 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
         accelerator.init_trackers("decisionllm")
     announce(training)
     return training
+
+
+def has_begun(config: TrainConfig, accelerator: Accelerator) -> bool:
+    """Whether a run goes on from a checkpoint; a ValueError if only some of its processes see one.
+
+    Those would train on from its step and its moments, the others from the first step.
+    """
+    begun = checkpoint.find(config.run) is not None and not config.fresh
+    if accelerator.num_processes == 1:
+        return begun
+    seen = torch.tensor(float(begun), device=accelerator.device)
+    share = float(accelerator.reduce(seen, "mean"))
+    if 0 < share < 1:
+        remedy = "take an absolute path on a file system that all machines share"
+        raise ValueError(
+            f"run: expected a checkpoint that all processes see, or none, got one in {config.run} "
+            f"that some do not; {remedy}"
+        )
+    return begun
 
 
 def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
@@ -292,6 +311,8 @@ def prepared(
 ) -> Training:
     """A run whose model and optimiser are divided among the processes."""
     stores = {name: each.store for name, each in data.items()}
+    if accelerator.is_fsdp2:
+        check_sharded_texts(stores)
     alike = has_equal_steps(config, stores)
     wrapped_model, wrapped_optimizer = distributed.prepare(
         accelerator, model, optimizer, alike=alike
@@ -321,6 +342,20 @@ def has_equal_steps(config: TrainConfig, stores: Mapping[str, Store]) -> bool:
     with_texts = {bool(task) for store in stores.values() for task in store.tasks}
     is_one_kind = len(stores) == 1 and len(with_texts) == 1
     return is_one_kind and one_agent_reads(config)
+
+
+def check_sharded_texts(stores: Mapping[str, Store]) -> None:
+    """Raise a ValueError if some rows of a step may have a text and others none.
+
+    Sharded, all processes must read a block at the same time. One whose rows have no text would read
+    none, and the others would wait for it.
+    """
+    for store in stores.values():
+        if any(store.tasks) and not all(store.tasks):
+            raise ValueError(
+                "FSDP2: expected a text in every episode or in none, got some without; give each "
+                "part a text, or take configs/accelerate/ddp.yaml"
+            )
 
 
 def watch_of(config: TrainConfig, accelerator: Accelerator) -> ScoreWatch | None:
@@ -635,6 +670,7 @@ def remember(loop: Loop, values: Mapping[str, float]) -> None:
 def scores_now(training: Training, watch: ScoreWatch) -> dict[str, float]:
     """The scores of a rollout of the policy as it is now."""
     training.model.eval()
+    distributed.gather(training.inner)
     found = watch.look(training.inner)
     training.model.train()
     distributed.reshard(training.inner)

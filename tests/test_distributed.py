@@ -19,7 +19,7 @@ import torch
 import decisionllm
 from decisionllm import distributed
 from decisionllm.runs import checkpoint
-from decisionllm.train import interruptible
+from decisionllm.train import check_sharded_texts, interruptible
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 from tests.test_train import same_bits, saved
 
@@ -64,7 +64,7 @@ def near_one(one, two):
 CASES = {  # what accelerate is given, and words of the run
     "ddp, word embeddings unused, weighted actions": ({}, WEIGHTED),
     "ddp, lora": ({}, LORA),
-    "fsdp2": (SHARDED, ("text=goal",)),
+    "fsdp2, with rollouts": (SHARDED, ("text=goal", "log.rollout_every=4")),
     "fsdp2, lora, weighted actions": (SHARDED, (*LORA, *WEIGHTED)),
 }
 TWO = """
@@ -83,14 +83,19 @@ def stopped(sampler, step):
 def train(folder, words, sampler=draw):
     sampling.Sampler.__call__ = sampler
     os.environ["MASTER_PORT"] = str(next(ports))  # one that is early would connect to the group before
-    return run("train", [*words, f"run={path}/{folder}"])
+    return run("train", [*words, f"run={folder}"])
 codes = []
+os.chdir(path)
 for number, (given, words) in enumerate(cases):
     os.environ.clear()
     os.environ |= alone | given | {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
     codes.append(train(f"{number}/two", words))
     codes.append(train(f"{number}/again", words, stopped) - 130)
     codes.append(train(f"{number}/again", words))
+    if not child:
+        os.chdir("/")  # a machine that does not share the folder
+    codes.append(train(f"{number}/two", words) - 1)
+    os.chdir(path)
 if child:
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os.environ.clear()
@@ -124,6 +129,7 @@ def two(tmp_path_factory):
 def test_one_of_two_processes_speaks(two):
     _, done = two
     assert done.stdout.count("2 x cpu") == 3 * len(CASES)
+    assert done.stderr.count("got one in 0/two that some do not") == 2
     assert done.stdout.count("training:") == 4 * len(CASES)
     assert "find_unused_parameters" not in done.stderr and "Warning" not in done.stderr
 
@@ -258,6 +264,7 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         ),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "shard by FSDP2"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "take optim.accumulate=4"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend of accelerate: expected no"),
         (
             {"ACCELERATE_MIXED_PRECISION": "bf16"},
             "expected no, or that of optim.precision, no; got bf16",
@@ -287,3 +294,10 @@ def test_a_cut_backbone_is_not_sharded():
     )
     with pytest.raises(ValueError, match=wanted):
         distributed.prepare(accelerator, model, None, alike=True)
+
+
+def test_a_sharded_model_needs_a_text_in_every_row_or_in_none():
+    for tasks in ([""], ["a", "b"]):
+        check_sharded_texts({"": SimpleNamespace(tasks=tasks)})
+    with pytest.raises(ValueError, match="FSDP2: expected a text in every episode or in none"):
+        check_sharded_texts({"": SimpleNamespace(tasks=["a", ""])})

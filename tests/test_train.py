@@ -11,6 +11,7 @@ import sys
 import time
 from hashlib import blake2b
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.domains.synthetic.dataset import load
 from decisionllm.policy import loading
-from decisionllm.runs import checkpoint, directory
+from decisionllm.runs import checkpoint, directory, hardware
 from decisionllm.runs import model as runs_model
 from decisionllm.runs.optimizer import parameter_groups
 from decisionllm.scaling.run import measure
@@ -583,6 +584,17 @@ def load(*, spoilt: list):
         != metrics(tmp_path / "held-out")[-1]["held_out_nll"]
     )
     assert not same_bits(clean, saved(tmp_path / "trained"))
+
+
+@pytest.mark.parametrize(("generation", "wanted"), [(7, "no"), (8, "bf16")])
+def test_bfloat16_is_for_gpus_that_do_not_emulate_it(generation, wanted, monkeypatch):
+    """Turing and earlier ones compute it, slower than float32."""
+    gpu = SimpleNamespace(major=generation)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
+    assert hardware.precision("auto", "auto") == wanted
 
 
 def test_a_sweep_over_precisions_trains_each(tmp_path):

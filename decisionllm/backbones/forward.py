@@ -83,8 +83,11 @@ class Backbone(nn.Module):
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
         # None: the blocks of this architecture are not supported
         self.layout: Llama | GPT2 | None = library.matching_layout(self)
-        if self.layout is not None:  # our forward attends to all earlier tokens
-            self.positions = min(self.positions, _sliding_window(self.config))
+        if (
+            self.layout is not None
+        ):  # our forward attends to all earlier tokens, and keeps their keys
+            window = _sliding_window(self.config)
+            self.positions = min(self.positions, window, _same_rotations(self.config))
 
     @property
     def core(self) -> Any:
@@ -407,6 +410,17 @@ def _sliding_window(config: "PreTrainedConfig") -> float:
         return math.inf
     window: int | None = getattr(config, "sliding_window", None)
     return window or math.inf
+
+
+def _same_rotations(config: "PreTrainedConfig") -> float:
+    """How long a sequence may be until the rotary frequencies of a model are others, also those of
+    its beginning.
+    """
+    rotations = getattr(config, "rope_parameters", None) or {}
+    if rotations.get("rope_type") != "longrope":
+        return math.inf
+    longest: int = rotations["original_max_position_embeddings"]
+    return longest
 
 
 def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:

@@ -41,7 +41,7 @@ def attention_to_text(
     backbone: Backbone, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
 ) -> Tensor:
     """How much each of the tokens attends to each token of its text, mean over the heads: (layers,
-    B, n, L).
+    B, n, L), of the layers with softmax attention.
     """
     core = backbone.core
     before = core.config._attn_implementation
@@ -52,13 +52,17 @@ def attention_to_text(
         )
     finally:
         core.set_attn_implementation(before)
+    B, n = tokens.shape[:2]
+    L = text_ids.shape[1]
     no_word = ~text_mask[text_index][:, None]  # (B, 1, L)
-    found = []
-    for weights in out.attentions:
+    found = tokens.new_zeros(0, B, n, L)
+    for weights in out.get("attentions") or ():  # Mamba has none
+        if weights.ndim != 4:  # of RWKV other numbers
+            continue
         of_tokens = weights.float().mean(1).take_along_dim(places[..., None], 1)
-        of_words = of_tokens[..., : text_ids.shape[1]]
-        found.append(of_words.masked_fill(no_word, 0.0))
-    return torch.stack(found)
+        of_words = of_tokens[..., :L].masked_fill(no_word, 0.0)
+        found = torch.cat([found, of_words[None]])
+    return found
 
 
 def _read(

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from decisionllm.backbones.cut import blocks_of
 from decisionllm.backbones.parts import AdaptedLinear, Saved
 from decisionllm.checks import listed, unknown
+from decisionllm.files import explained
 from decisionllm.randomness import seeded
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def add_adapters(
         first: the first block that is adapted, counted from 0.
 
     Raises:
-        ValueError: the model has no map of such a name, or the rank is no rank.
+        ValueError: the model has no map of such a name, peft does not adapt it, or the rank is no
+            rank.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
@@ -60,7 +62,12 @@ def add_adapters(
         fan_in_fan_out=transposed,
         target_modules=names,
     )
-    with seeded(seed), warnings.catch_warnings():
+    refused = explained(
+        f"backbone.lora_targets={targets}: peft does not adapt these maps of the model",
+        ValueError,
+        remedy="name others, such as backbone.lora_targets=in_proj",
+    )
+    with refused, seeded(seed), warnings.catch_warnings():
         # peft uses a name that transformers deprecates
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(model, config)

@@ -56,10 +56,10 @@ def attention(policy: Policy, episodes: Sequence[Episode]) -> list[tuple[list[st
 def draw(policy: Policy, episodes: Sequence[Episode], title: str) -> "Figure | None":
     """A heat map of layers by tokens for each text.
 
-    None for episodes without text, or a policy that reads teams.
+    None for episodes without text, a policy that reads teams, or a backbone without attention.
     """
     found = [] if policy.model.team is not None else attention(policy, episodes)
-    if not found:
+    if not found or not len(found[0][1]):
         return None
     longest = max(len(words) for words, _ in found)
     made = figure(2 + 0.22 * longest, 1 + 1.3 * len(found), title)

@@ -37,9 +37,11 @@ class TeamSequenceModel(SequenceModel):
         tokens, lists, team = self.team_tokens(batch)
         places = lists.queries
         alone = torch.bincount(team) == 1  # (W,)
+        # The short lists of teams of one are not padded to the length of the others. A sharded
+        # backbone is read once: its processes must read it equally often, whatever teams they have.
+        parts = [torch.ones_like(alone)] if self.backbone.sharded else [alone, ~alone]
         hidden, order = [], []
-        # The short lists of teams of one are not padded to the length of the others.
-        for part in (alone, ~alone):
+        for part in parts:
             rows = part[team].nonzero()[:, 0]
             if not len(rows):
                 continue

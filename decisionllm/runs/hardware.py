@@ -21,7 +21,7 @@ def precision(device: str, choice: str) -> str:
     if choice != "auto":
         return choice
     if usable(device) == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
     for unit in ("avx512_bf16", "amx_tile"):
         is_supported = vars(torch.cpu).get(f"_is_{unit}_supported", bool)
         if is_supported():

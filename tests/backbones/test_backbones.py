@@ -198,6 +198,24 @@ def test_a_sliding_window_bounds_what_our_forward_reads(tmp_path):
         model(*inputs(model.width, (6, 3, 1), n=7))
 
 
+def test_rotations_that_change_in_a_longer_sequence_bound_what_our_forward_reads(tmp_path):
+    """Longrope has other frequencies in a sequence of more than twelve tokens."""
+    rotations = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 12,
+        "factor": 4.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    folder = write(tmp_path, "Llama", rope_parameters=rotations)
+    model = pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
+    within = inputs(model.width, (6, 3, 1), n=6)
+    with torch.no_grad():
+        close(model(*within), library.plain(model, *within))
+    with pytest.raises(ValueError, match=r"at most 12 tokens, .* got 6 \+ 7"):
+        model(*inputs(model.width, (6, 3, 1), n=7))
+
+
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
     """There whole buffers are attended to, so that what is not yet filled must have no weight,
     whatever it holds.
@@ -386,6 +404,13 @@ def test_a_name_of_no_map_is_refused(cut, tmp_path):
     message = "backbone.lora_targets: no module 'v_prj'; did you mean v_proj\\?"
     with pytest.raises(ValueError, match=message):
         pretrained(0, folder=str(write(tmp_path)), lora_targets="q_proj, v_prj", **cut)
+
+
+def test_maps_that_peft_refuses_are_named_with_their_option(tmp_path):
+    folder = str(write(tmp_path, "Mamba"))
+    with pytest.raises(ValueError, match=r"^backbone.lora_targets=all-linear: .*; name others"):
+        pretrained(0, folder=folder)
+    pretrained(0, folder=folder, lora_targets="in_proj")
 
 
 def test_the_fingerprint_is_of_what_is_frozen():

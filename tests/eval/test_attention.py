@@ -8,7 +8,9 @@ import torch
 
 from decisionllm.eval import attention
 from decisionllm.schema import Episode, Spec
+from tests.backbones.test_backbones import write
 from tests.conftest import make_policy, near
+from tests.policy.test_policy import from_folder
 
 SPEC = Spec(observation_dim=2, action_dim=1, horizon=50, low=(-1.0,), high=(1.0,))
 
@@ -56,3 +58,10 @@ def test_episodes_without_text_have_no_picture():
     assert (
         attention.draw(make_policy(SPEC), [episode("Go north."), episode("")], "title") is not None
     )
+
+
+@pytest.mark.parametrize("family", ["Mamba", "Rwkv"])
+def test_a_backbone_without_attention_has_no_picture(family, tmp_path):
+    policy = from_folder(write(tmp_path, family), tune="frozen")
+    steps = np.zeros((3, 3), np.float32), np.zeros((3, 2), np.float32), np.zeros(3, np.float32)
+    assert attention.draw(policy, [Episode(*steps, task="Go north.")], "title") is None

@@ -251,6 +251,21 @@ def test_teams_of_different_size_share_a_batch(backbone, spec, tmp_path):
 
 
 @torch.no_grad()
+def test_a_sharded_backbone_is_read_once_whatever_the_teams(tmp_path):
+    """Other processes, whose teams may all be of one or of several, wait for each time."""
+    window, log = drawn(tmp_path / "s", stays=[[(0, 3)], [(0, 3), (1, 4)]])
+    model = joint()
+    calls = []
+    model.backbone.register_forward_hook(lambda *_: calls.append(1))
+    wanted = model.read(batch_of(window, log))
+    model.backbone.shard()
+    found = model.read(batch_of(window, log))
+    assert len(calls) == 2 + 1
+    real = torch.from_numpy(window.mask)
+    assert (found - wanted)[real].abs().max() < 1e-4
+
+
+@torch.no_grad()
 def moved(model, batch, name, at):
     """How far each row's hidden states move when this part changes at these (row, step)."""
     part = getattr(batch, name).clone()
