@@ -335,7 +335,7 @@ WRONG = {
     ): "study.train: expected team.execution=per_agent, got both",
     "study.exclude=[{size:w17}]": "study.exclude: expected axes and values of the grid",
     "study.exclude=[{depth:1}]": "study.exclude: expected axes and values of the grid",
-    "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
+    "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, got 'forever'",
     "study.exclude=[{quality:[0.0,0.5]}]": "study.exclude: it leaves no run of the grid",
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
     "study.budget.steps=1.5": "study.budget.steps: expected a whole number",
@@ -408,21 +408,6 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
     for run in found.values():
         assert run["flops"] == pytest.approx(1e7, rel=0.5 / run["steps"])
     assert found["w16"]["steps"] > found["w32"]["steps"]
-
-
-@pytest.mark.parametrize(("tolerance", "steps", "converged"), [(1e9, 8, True), (1e-9, 16, False)])
-def test_rule_converged_doubles_the_steps_until_the_gain_is_small(
-    tolerance, steps, converged, tmp_path
-):
-    words = (
-        "study.budget.rule=converged",
-        f"study.budget.tolerance={tolerance}",
-        "study.budget.doublings=2",
-        "study.lr.rule=fixed",
-    )
-    assert small(tmp_path / "out", *words, *ONE, "~study.axes.size.w32") == 0
-    (run,) = runs(tmp_path / "out")
-    assert (run["steps"], run["converged"]) == (steps, converged)
 
 
 def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(

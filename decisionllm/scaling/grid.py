@@ -28,15 +28,10 @@ from decisionllm.schema import Json
 
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
 AXES = ("size", "fraction", "quality")
-RULES = {  # the keys that each rule reads
-    "budget": {
-        "steps": ("steps",),
-        "compute": ("flops",),
-        "converged": ("steps", "doublings", "tolerance"),
-    },
+RULES: dict[str, dict[str, tuple[str, ...]]] = {  # the keys that each rule reads
+    "budget": {"steps": ("steps",), "compute": ("flops",)},
     "lr": {"fixed": (), "sweep": ("values",)},
 }
-WHOLE = ("steps", "doublings")  # of these keys
 TINY = sys.float_info.min  # the least number above 0
 MOST = sys.float_info.max  # all but infinity
 FOLLOWS = re.compile(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}")  # options that the grid sets
@@ -125,8 +120,8 @@ def check_rule(part: str, options: Node) -> None:
         given = options.get(key)
         if key == "values":
             check_numbers(f"study.{part}.{key}", given, "a list of rates above 0", TINY)
-        elif not is_number(given, TINY, whole=key in WHOLE):
-            kind = "a whole number" if key in WHOLE else "a number"
+        elif not is_number(given, TINY, whole=key == "steps"):
+            kind = "a whole number" if key == "steps" else "a number"
             wanted = f"rule={rule} needs it, expected {kind} above 0"
             raise ValueError(f"study.{part}.{key}: {wanted}, got {given}")
 
@@ -441,7 +436,7 @@ def size_cost(grid: Grid, config: Node, size: str, runs: int) -> Json:
     train = job["train"]
     counted = grid.count(size, grid.qualities[0])
     runs += max(len(grid.rates) - 1, 0)  # one of the tuning runs is in the grid
-    steps = train["steps"] * (2 ** (job["budget"].get("doublings", 0) + 1) - 1)  # at the most
+    steps = train["steps"]
     seconds = math.nan
     if config["probe"]:
         where = {"cache_dir": config["cache_dir"], "device": config["device"]}

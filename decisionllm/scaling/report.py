@@ -35,7 +35,6 @@ COLUMNS = [
     "tokens",
     "flops",
     "train_seconds",
-    "converged",
     "reason",
 ]
 
@@ -314,14 +313,9 @@ def tuning(found: Json) -> list[str]:
     shape = "batch size, width against depth, weight decay, warm-up"
     lines.append(f"Not tuned: {shape}; the learning rate on larger data.")
     budget = found["study"]["budget"]["rule"]
-    if budget == "converged":
-        early = sum(run.get("converged") is False for run in found["runs"])
-        gain = "Trained until twice the steps gained less than the tolerance"
-        lines.append(f"{gain}; {early} runs ended before that.")
-    else:
-        unconverged = "runs are not trained to convergence, and small data is repeated many times"
-        lines.append(f"Budget rule `{budget}`: {unconverged}.")
-        lines.append("D counts distinct steps of data, C all computation.")
+    unconverged = "runs are not trained to convergence, and small data is repeated many times"
+    lines.append(f"Budget rule `{budget}`: {unconverged}.")
+    lines.append("D counts distinct steps of data, C all computation.")
     return lines
 
 

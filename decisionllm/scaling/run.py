@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,14 +40,6 @@ FLOPS = (
     "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window, N parameters "
     "that it passes, without embeddings; without the text"
 )
-
-
-class Trained(NamedTuple):
-    """A trained run: its directory, its config, and its losses, see `measure`."""
-
-    run: Path
-    config: Node
-    losses: dict[str, float]
 
 
 def execute(
@@ -85,19 +76,20 @@ def execute(
     store = prepare(config["dataset"], cache_dir, config["transform"])
     reference = prepare(job["reference"], cache_dir)
     check_unchanged(job, config, store)
-    best, converged = train_to_budget(folder, job, config, reference, processes, threads)
-    score, metrics = roll_out(folder, job, best, device)
-    lines = read_lines(best.run / "metrics.jsonl")
+    run = launch(config | {"run": str(folder / "run-0")}, processes, threads)
+    policy = loading.load_policy(run, device=config["device"])
+    losses = measure(policy, policy.config, reference, job["windows"])
+    score, metrics = roll_out(run, job, device)
+    lines = read_lines(run / "metrics.jsonl")
     if not keep:
-        for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
+        for path in (*run.glob("checkpoint*"), *run.glob("best")):
             shutil.rmtree(path)
     return {
-        **best.losses,
+        **losses,
         **score,
         "metrics": metrics,
-        **compute(config | {"steps": best.config["steps"]}, store.spec),
+        **compute(config, store.spec),
         **data_used(config["data"], store, reference),
-        "converged": converged,
         "train_seconds": lines[-1]["seconds"],
         "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
@@ -150,43 +142,9 @@ def check_unchanged(job: Json, config: Node, store: Store) -> None:
             raise ValueError(f"{place}: other weights than this run was planned for: plan again")
 
 
-def train_to_budget(
-    folder: Path,
-    job: Json,
-    config: Node,
-    reference: Store,
-    processes: int,
-    threads: int,
-) -> tuple[Trained, bool | None]:
-    """Train a run, with rule=converged again with twice the steps until that gains little.
-
-    Returns:
-        The run of the least held-out loss; and whether it has converged, None with other rules.
-    """
-    budget = job["budget"]
-    best: Trained | None = None
-    converged = None
-    for doubling in range(budget.get("doublings", 0) + 1):
-        steps = config["steps"] * 2**doubling
-        changes = {"steps": steps, "run": str(folder / f"run-{doubling}")}
-        run = launch(config | changes, processes, threads)
-        policy = loading.load_policy(run, device=config["device"])
-        losses = measure(policy, policy.config, reference, job["windows"])
-        gained = math.inf if best is None else best.losses["held_out"] - losses["held_out"]
-        if best is None or gained > 0:
-            best = Trained(run, policy.config, losses)
-        if budget["rule"] == "converged":
-            converged = gained < budget["tolerance"]
-        if converged:
-            break
-    assert best is not None
-    return best, converged
-
-
 def roll_out(
-    folder: Path,
+    run: Path,
     job: Json,
-    best: Trained,
     device: str,
 ) -> tuple[dict[str, float | None], dict[str, float]]:
     """Evaluate a run in its environment.
@@ -196,12 +154,12 @@ def roll_out(
         metrics: further measurements of the environment; {} for a mixture.
     """
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
-    _, info = directory.read(best.run)
+    config, info = directory.read(run)
     parts = info.get("parts", {})
-    if any(is_none(each["env"]) for each in parts.values() or [best.config]):
+    if any(is_none(each["env"]) for each in parts.values() or [config]):
         return score, {}
 
-    place = {"run": str(best.run), "out": str(folder), "device": device}
+    place = {"run": str(run), "out": str(run.parent), "device": device}
     rows = read_lines(evaluate(job["evaluate"] | place | {"baselines": False, "report": False}))
     headlines = {row.get("part"): row for row in rows if row["headline"]}  # the last of each part
     for key in score:

@@ -50,7 +50,6 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
                 "flops": 6 * N * 1000,
                 "train_seconds": 1.0,
                 "quality": 1.3 if mixture == "0.5" else 1.0,
-                "converged": None,
                 "metrics": {
                     "reached": 0.25 if size == "30k" else 0.5 + 0.1 * seed,
                     "by_goal.north.reached": 1.0,
