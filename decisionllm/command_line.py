@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -380,10 +380,12 @@ def unquoted(words: Iterable[str]) -> str | None:
     """The first word that is no KEY=VALUE, or whose value Hydra reads in quotes alone, and how to
     write it; None if all are read, or for another reason.
     """
-    for word in words:
+    for before, word in pairwise(["", *words]):
         if word.startswith("-") or is_read(word):
             continue
         key, equals, value = word.partition("=")
+        if not equals and before.startswith("-"):  # of a flag, such as --cfg job
+            continue
         if not equals:
             example = "as in run=runs/first; quotes keep the spaces of a value: 'run=my runs/first'"
             return f"{word}: expected KEY=VALUE, {example}"
