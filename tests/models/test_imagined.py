@@ -175,6 +175,7 @@ def line(monkeypatch, sides=(1,)):
     return made
 
 
+@pytest.mark.slow
 def test_a_value_tells_texts_apart(monkeypatch):
     """One text pays at the upper end, the other one at the lower: from the middle the first goes up
     and the second down.

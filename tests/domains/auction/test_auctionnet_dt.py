@@ -95,6 +95,7 @@ def test_conversions_are_counted_down(golden):
     )
 
 
+@pytest.mark.slow
 def test_its_day_in_the_market_is_auctionnets():
     """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the
     last. Another build of torch rounds a bid otherwise, which may win or lose one opportunity of

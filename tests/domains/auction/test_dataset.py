@@ -1116,6 +1116,7 @@ def test_target_returns_come_from_similar_budgets_and_cpas():
     ]
 
 
+@pytest.mark.slow
 def test_a_generated_log_survives_its_export(tmp_path):
     store = write(
         tmp_path / "store",

@@ -338,6 +338,7 @@ def test_a_bidder_receives_its_own_features():
     )
 
 
+@pytest.mark.slow
 def test_every_baseline_plays():
     env = Auction(1, periods="0", **SMALL)
     players = env.baselines(0)
@@ -442,6 +443,7 @@ def test_half_a_budget_lasts_for_less():
     assert half < 0.8 * whole and whole < 0.9 * more
 
 
+@pytest.mark.slow
 def test_each_position_is_played_in_its_own_market():
     env = Auction(100, protocol="market", periods="0-1", positions="3,40", **SMALL)
     assert (
@@ -569,6 +571,7 @@ def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
     assert len({column.header for column in table.columns}) == len(names) + 1, "and the policy"
 
 
+@pytest.mark.slow
 def test_the_best_constant_in_hindsight_bounds_every_other_constant():
     env = Auction(1, periods="0-1", positions="0-7", repeats=60, **SMALL)
     episodes, _ = played(env, env.baselines(0)["best constant, hindsight"])

@@ -334,6 +334,7 @@ def test_a_period_of_the_reference_roster_is_auctionnets(period):
             )
 
 
+@pytest.mark.slow
 def test_a_period_played_freely_ends_like_auctionnets():
     golden = columns("reference_roster_periods_0_7.parquet")
     x = {name: column[golden["episode"] == 0].reshape(48, 48) for name, column in golden.items()}

@@ -152,6 +152,7 @@ def test_the_pooled_table_is_the_mean_of_its_days():
 
 
 @pytest.mark.numeric
+@pytest.mark.slow
 def test_a_fitted_network_beats_half_the_limit_and_repeats():
     traffic = list(scaled_traffic(1, 2000))
     curves = Curves(
