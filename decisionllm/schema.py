@@ -86,7 +86,7 @@ def check_record(record: StepColumns[Array] | History) -> None:
         sizes |= found
         if not isinstance(value, np.ndarray):
             continue
-        if value.dtype.kind not in "biuf":
+        if not are_numbers(value.dtype):
             raise ValueError(f"{kind.__name__}.{name}: expected numbers, got {value.dtype}")
         if value.dtype.kind != "f":
             continue
@@ -136,6 +136,11 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None
     raise ValueError(place + message.format(*found))
 
 
+def are_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this type hold real numbers or bool, and no texts or Python objects."""
+    return dtype.kind in "biuf"
+
+
 def one_number(place: str, value: object, dtype: type) -> bool | int | float:
     """A number as `dtype` holds it.
 
@@ -144,7 +149,7 @@ def one_number(place: str, value: object, dtype: type) -> bool | int | float:
             begins.
     """
     array = np.asarray(value)
-    if array.ndim == 0 and array.dtype.kind in "biuf":
+    if array.ndim == 0 and are_numbers(array.dtype):
         with np.errstate(invalid="ignore", over="ignore"):  # is found by the comparison
             held: np.ndarray = array.astype(dtype)
         fits = np.isfinite(held) if dtype is np.float32 else held == array
@@ -234,7 +239,7 @@ class Spec:
         """The bounds of this name as plain numbers, which JSON can hold."""
         given = vars(self)[name]
         array = np.asarray(given)
-        if array.ndim > 1 or array.dtype.kind not in "biuf":
+        if array.ndim > 1 or not are_numbers(array.dtype):
             wanted = "a number for each number of an action"
             got = f"shape {array.shape}, {array.dtype}"
             raise ValueError(f"Spec.{name}: expected {wanted}, got {got}")

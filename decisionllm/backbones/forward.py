@@ -83,9 +83,8 @@ class Backbone(nn.Module):
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
         # None: the blocks of this architecture are not supported
         self.layout: Llama | GPT2 | None = library.matching_layout(self)
-        if (
-            self.layout is not None
-        ):  # our forward attends to all earlier tokens, and keeps their keys
+        if self.layout is not None:
+            # our forward attends to all earlier tokens, and keeps their keys
             window = _sliding_window(self.config)
             self.positions = min(self.positions, window, _same_rotations(self.config))
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.cut import blocks_of
 from decisionllm.backbones.parts import AdaptedLinear, Saved
-from decisionllm.checks import listed, unknown
+from decisionllm.checks import at_least, listed, unknown
 from decisionllm.files import explained
 from decisionllm.randomness import seeded
 
@@ -45,8 +45,7 @@ def add_adapters(
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    if rank < 1:
-        raise ValueError(f"backbone.lora_rank: expected 1 or more, got {rank}")
+    at_least("backbone.lora_rank", rank, 1)
     names: str | list[str] = targets
     if targets != "all-linear":
         names = listed(targets)

@@ -19,7 +19,7 @@ from decisionllm.datasets.store import DatasetReader, Store, check_episode, open
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Json, Spec
+from decisionllm.schema import Episode, Json, Spec, are_numbers
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
@@ -375,7 +375,7 @@ def check_shapes(
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
     for key, x in columns.items():
         width = numbers_of(x)
-        fits = len(x.shape) in (1, 2) and x.dtype.kind in "biuf" and width
+        fits = len(x.shape) in (1, 2) and are_numbers(x.dtype) and width
         if not fits or (widths[key] and width != widths[key]):
             wanted = f"{key} of {widths[key] or 'some'} columns"
             raise ValueError(f"{path}: expected {wanted}, got shape {x.shape}, {x.dtype}")

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -95,7 +95,7 @@ def load(
     def episodes() -> Iterator[Episode]:
         early.clear()
         for e, raw in enumerate(_raw_episodes(dataset)):
-            if np.any(raw.terminations[:-1]) or np.any(raw.truncations[:-1]):
+            if goes_on(raw):
                 early.append(e)
             try:
                 episode = _episode(dataset, raw, part, fixed)
@@ -106,12 +106,7 @@ def load(
 
     spec = _spec(dataset, episodes(), horizon)  # the first of two passes
     info: Json = {"name": dataset.id, "env": "minari", "text": text}
-    faults = unread(text, task)
-    if early:
-        said = (
-            f"{len(early):,} episodes, the first is {early[0]}, go on after a step that ended them"
-        )
-        faults.append(f"{said}: the rewards behind it count in their returns")
+    faults = [*unread(text, task), *going_on(early)]
     if faults:
         info["faults"] = faults
     info["goal"] = goal if is_pointmaze(dataset) else ""
@@ -122,6 +117,19 @@ def load(
     if len(sizes) > 1:
         info["action_parts"] = sizes
     return Source(spec, episodes(), info)
+
+
+def goes_on(raw: "EpisodeData") -> bool:
+    """Whether an episode has steps after one that ended it."""
+    return bool(np.any(raw.terminations[:-1]) or np.any(raw.truncations[:-1]))
+
+
+def going_on(episodes: Sequence[int]) -> list[str]:
+    """The fault of these episodes, which go on after an end; see `faults.reported`."""
+    if not episodes:
+        return []
+    said = f"{len(episodes):,} episodes, the first is {episodes[0]}, go on after a step that ended them"
+    return [f"{said}: the rewards behind it count in their returns"]
 
 
 def _spec(dataset: "MinariDataset", episodes: Iterable[Episode], horizon: int) -> Spec:

@@ -190,11 +190,16 @@ def test_appended_tokens_beyond_the_positions_are_refused(backbone):
 
 def test_a_sliding_window_bounds_what_our_forward_reads(tmp_path):
     folder = write(tmp_path, "Mistral", sliding_window=12)
+    reads_twelve_tokens(folder, r"at most 12 tokens, .* sliding window .*, got 6 \+ 7")
+
+
+def reads_twelve_tokens(folder, refused):
+    """Our forward is the library's up to twelve tokens, and refuses more."""
     model = pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
     within = inputs(model.width, (6, 3, 1), n=6)
     with torch.no_grad():
         close(model(*within), library.plain(model, *within))
-    with pytest.raises(ValueError, match=r"at most 12 tokens, .* sliding window .*, got 6 \+ 7"):
+    with pytest.raises(ValueError, match=refused):
         model(*inputs(model.width, (6, 3, 1), n=7))
 
 
@@ -208,12 +213,7 @@ def test_rotations_that_change_in_a_longer_sequence_bound_what_our_forward_reads
         "long_factor": [2.0] * 4,
     }
     folder = write(tmp_path, "Llama", rope_parameters=rotations)
-    model = pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
-    within = inputs(model.width, (6, 3, 1), n=6)
-    with torch.no_grad():
-        close(model(*within), library.plain(model, *within))
-    with pytest.raises(ValueError, match=r"at most 12 tokens, .* got 6 \+ 7"):
-        model(*inputs(model.width, (6, 3, 1), n=7))
+    reads_twelve_tokens(folder, r"at most 12 tokens, .* got 6 \+ 7")
 
 
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):

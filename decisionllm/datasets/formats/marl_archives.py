@@ -22,7 +22,7 @@ import numpy as np
 from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.files import AGAIN, explained
-from decisionllm.schema import Json, refuse
+from decisionllm.schema import Json, are_numbers, refuse
 
 # Required and optional columns of each format
 VAULT = ("observations", "actions", "rewards", "terminals", "truncations")
@@ -262,7 +262,7 @@ def equal_length(folder: Path, files: dict[str, list[np.ndarray]], cut: int) -> 
 
 def check_numbers(place: str, column: np.ndarray | h5py.Dataset) -> None:
     """Raise a ValueError for an array of texts or of Python objects."""
-    if column.dtype.kind not in "biuf":
+    if not are_numbers(column.dtype):
         raise ValueError(f"{place}: expected numbers, got {column.dtype}")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import ArrayLike
 
-from decisionllm.checks import one_of
+from decisionllm.checks import at_least, one_of
 from decisionllm.datasets.formats.team_log import TABLES, Log
 from decisionllm.schema import Json
 
@@ -123,8 +123,7 @@ def collect(
     most = np.iinfo(TABLES["agents"]["behaviour"]).max + 1
     if not 1 <= len(acts) <= most:
         raise ValueError(f"act: expected 1 to {most} behaviours, got {len(acts)}")
-    if episodes < 1:
-        raise ValueError(f"episodes: expected 1 or more, got {episodes}")
+    at_least("episodes", episodes, 1)
 
     steps: Rows = []
     agents: Rows = []

@@ -28,7 +28,7 @@ from decisionllm.domains.ogbench.world import (
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Json, Spec, refuse
+from decisionllm.schema import Episode, Json, Spec, are_numbers, refuse
 
 FOLDER = "~/.ogbench/data"  # where OGBench's own package keeps its files
 STITCH = 4  # moves from the start of a stitch episode to its goal
@@ -295,15 +295,13 @@ def read(file: Path, published: str, maze: Maze) -> Log:
         wanted = "the keys observations, actions and terminals"
         raise ValueError(f"{file}: expected {wanted}, got {', '.join(found) or 'none'}; {remedy}")
     positions, actions, ends = (found[key] for key in ("observations", "actions", "terminals"))
-    n = len(ends) if ends.ndim == 1 else -1
-    are_numbers = all(column.dtype.kind in "biuf" for column in (positions, actions, ends))
-    if positions.shape != (n, 2) or actions.shape != (n, 2) or not n or not are_numbers:
+    if not are_columns(positions, actions, ends):
         wanted = "numbers: observations (n, 2), actions (n, 2) and terminals (n,) of a point maze"
         each = [f"{column.shape} {column.dtype}" for column in (positions, actions, ends)]
         got = "{}, {} and {}".format(*each)
         raise ValueError(f"{file}: expected {wanted}, got {got}; {remedy}")
     place = f"{file}: "
-    rows = np.arange(n)
+    rows = np.arange(len(ends))
     outside = f"row {{}}: expected a position in a free cell of {published}, got {{}}; {remedy}"
     refuse(place, ~maze.inside(positions), outside, rows, positions)
     wild = f"row {{}}: expected an action within -1 .. 1, got {{}}; {remedy}"
@@ -312,6 +310,15 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     if not ends[-1]:
         raise ValueError(f"{file}: expected terminals to end with the last row; {AGAIN}")
     return Log(positions, actions, ends)
+
+
+def are_columns(positions: np.ndarray, actions: np.ndarray, ends: np.ndarray) -> bool:
+    """Whether these arrays are numbers of as many steps, one at least, in a point maze."""
+    if not all(are_numbers(column.dtype) for column in (positions, actions, ends)):
+        return False
+    if ends.ndim != 1 or not len(ends):
+        return False
+    return positions.shape == actions.shape == (len(ends), 2)
 
 
 def describe_file(file: Path, log: Log, published: str) -> Json:
