@@ -13,8 +13,8 @@ from benchmarks import measure
 from benchmarks.dt_step import make
 from benchmarks.llm_step_tiny import TASK, repeated_text
 from decisionllm.datasets.windows import collate
+from decisionllm.hardware import precision
 from decisionllm.policy.policy import Policy
-from decisionllm.runs.hardware import precision
 from decisionllm.schema import Window
 from decisionllm.tokenizers import text
 

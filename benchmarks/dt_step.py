@@ -14,11 +14,11 @@ from benchmarks import measure
 from benchmarks.windows import log
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
+from decisionllm.hardware import precision
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.objectives.likelihood import masked_mean
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import build, discover
-from decisionllm.runs.hardware import precision
 from decisionllm.schema import Spec
 
 SPEC = Spec(observation_dim=4, action_dim=2, horizon=1000, low=(-1.0, -1.0), high=(1.0, 1.0))

@@ -16,7 +16,7 @@ from benchmarks import measure
 from benchmarks.dt_step import log, make, our_loss, repeated, trainer
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
-from decisionllm.runs.hardware import precision
+from decisionllm.hardware import precision
 from decisionllm.tokenizers import text
 
 TASK = "0123456789" * 6 + "0123"  # 64 tokens: digits stand apart

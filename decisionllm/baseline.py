@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from decisionllm import hardware
 from decisionllm.baselines.d3rlpy import (
     ALGORITHMS,
     READ_NEXT_ACTION,
@@ -28,7 +29,7 @@ from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import append_line, sealed, write_lines
 from decisionllm.registry import Node
-from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Spec
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from torch import nn
 
-from decisionllm import distributed
+from decisionllm import distributed, hardware
 from decisionllm.config import LogOptions, TrainConfig, one_agent_reads, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
@@ -31,7 +31,7 @@ from decisionllm.eval.before import check_environments
 from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
 from decisionllm.files import append_line, read_lines, write_lines
 from decisionllm.models.generalist import Model, members
-from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs import checkpoint, directory
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
 from decisionllm.runs.start import create_folder, new_model, unfitted_model
 from decisionllm.schema import Batch, Json, Window

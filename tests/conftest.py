@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm import hardware
 from decisionllm.__main__ import run
 from decisionllm.config import ModelOptions
 from decisionllm.datasets import sampling, store
@@ -93,6 +94,12 @@ def nothing_from_outside(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
+
+
+@pytest.fixture
+def bfloat16_is_fast(monkeypatch):
+    """Frozen weights of bfloat16 are held so on this processor, whatever it is."""
+    monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: False)
 
 
 def near(found, wanted, tolerance=1e-5, *, scale=None, axis=None):

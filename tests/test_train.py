@@ -18,11 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decisionllm import hardware
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.domains.synthetic.dataset import load
 from decisionllm.policy import loading
-from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs import checkpoint, directory
 from decisionllm.runs import model as runs_model
 from decisionllm.runs.optimizer import parameter_groups
 from decisionllm.scaling.run import measure

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from decisionllm import hardware
 from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
@@ -156,7 +157,8 @@ def pretrained(
         weights: `pretrained`, or, to measure what language pretraining brings to the same
             architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
                 within each tensor.
-        dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32.
+        dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32. Numbers
+            of bfloat16 are held in float32 on a processor that multiplies those faster.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
             behind them; -1: two fifths of the model, as many as in the run that trained it, or 0
@@ -219,6 +221,8 @@ def pretrained(
     # now, since in bfloat16 such weights round by more than a comparison of layouts allows
     if weights == "shuffled":
         shuffle(backbone.core, seed)
+    if hardware.multiplies_slowly(DTYPES[dtype]):
+        backbone.widen()
     if text_layers:
         backbone.cut_off(text_layers)
     return backbone
@@ -454,7 +458,7 @@ def fingerprint(backbone: Backbone) -> str:
     for name, weight in sorted(backbone.named_parameters()):
         if not weight.requires_grad:
             digest.update(name.encode())
-            digest.update(bytes_of(weight))
+            digest.update(bytes_of(weight.to(backbone.frozen_dtype)))
     if backbone.features is not None:
         digest.update(backbone.features.digest.encode())
     return digest.hexdigest()

@@ -154,6 +154,7 @@ class TextLayers:
         core: the transformers model, whose lower blocks are frozen.
         load_tokenizer: loads that of the model.
         text_layers: how many of its blocks read texts.
+        numbers: the type whose numbers the weights are; they may be held in a wider one.
     """
 
     def __init__(
@@ -161,14 +162,18 @@ class TextLayers:
         core: "PreTrainedModel",
         load_tokenizer: LoadTokenizer,
         text_layers: int,
+        *,
+        numbers: torch.dtype,
     ) -> None:
         self.core = core
         self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
-        self.digest = weights_digest(core, text_layers)
+        self.digest = weights_digest(core, text_layers, numbers)
         lower = _copy(core.config)
         _describe(lower, slice(0, text_layers))
-        folder = folder_of(self.digest, lower)
+        # what is computed in another type is rounded in another way
+        computed = "" if core.dtype == numbers else f"-{str(core.dtype).removeprefix('torch.')}"
+        folder = folder_of(self.digest + computed, lower)
         self.kept = KeptFeatures(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )
@@ -210,13 +215,16 @@ class TextLayers:
         return [row[real].cpu() for row, real in zip(out.last_hidden_state, mask, strict=True)]
 
 
-def weights_digest(core: "PreTrainedModel", text_layers: int) -> str:
-    """A hash of the weights that read texts: the word embeddings and the lower blocks."""
+def weights_digest(core: "PreTrainedModel", text_layers: int, numbers: torch.dtype) -> str:
+    """A hash of the weights that read texts: the word embeddings and the lower blocks.
+
+    numbers: the type whose numbers they are, in which they are hashed.
+    """
     digest = hashlib.blake2b(str(text_layers).encode(), digest_size=12)
     for module in (core.get_input_embeddings(), *blocks_of(core)[:text_layers]):
         for name, weight in module.named_parameters():
             digest.update(name.encode())
-            digest.update(bytes_of(weight))
+            digest.update(bytes_of(weight.to(numbers)))
     return digest.hexdigest()
 
 

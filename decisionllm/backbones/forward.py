@@ -69,6 +69,8 @@ class Backbone(nn.Module):
         self.model = model
         self.load_tokenizer = cache(load_tokenizer)
         self.tune = tune
+        # The type whose numbers the frozen weights are, also where `widen` holds them in float32.
+        self.frozen_dtype = self.dtype
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
         # the lower blocks, see `cut_off`.
@@ -97,13 +99,19 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
 
+    def widen(self) -> None:
+        """Hold the frozen weights in float32, their numbers as they are."""
+        self.model.float()
+
     def cut_off(self, text_layers: int) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
 
         See `cut.TextLayers`.
         """
         self.text_layers = text_layers
-        self.features = TextLayers(self.core, self.load_tokenizer, text_layers)
+        self.features = TextLayers(
+            self.core, self.load_tokenizer, text_layers, numbers=self.frozen_dtype
+        )
 
     @property
     def depth(self) -> int:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decisionllm.hardware import usable
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node, build
 from decisionllm.runs.checkpoint import checkpoint_folder, load_model
 from decisionllm.runs.directory import content, of_part, read, target
-from decisionllm.runs.hardware import usable
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from decisionllm import hardware
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
@@ -20,7 +21,7 @@ from decisionllm.models.heads import check_decode
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.protocols import Planner
-from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs import checkpoint, directory
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from decisionllm import hardware
 from decisionllm.backbones import library
 from decisionllm.backbones.build import fingerprint, pretrained
 from decisionllm.backbones.forward import Backbone
@@ -216,6 +217,7 @@ def test_rotations_that_change_in_a_longer_sequence_bound_what_our_forward_reads
     reads_twelve_tokens(folder, r"at most 12 tokens, .* got 6 \+ 7")
 
 
+@pytest.mark.usefixtures("bfloat16_is_fast")
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
     """There whole buffers are attended to, so that what is not yet filled must have no weight,
     whatever it holds.
@@ -235,6 +237,29 @@ def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
             5e-2,
         )
         close(model.append(tokens[:, 4:], cache, torch.full((4,), 4)), wanted[:, 4:], 5e-2)
+
+
+@pytest.mark.parametrize("text_layers", [0, 1])
+def test_numbers_of_bfloat16_are_held_in_float32_where_that_is_faster(
+    text_layers, tmp_path, monkeypatch
+):
+    """They are the same numbers: a run goes on, and acts, on another processor."""
+    folder = str(write(tmp_path, "Llama"))
+
+    def loaded(*, slow):
+        monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: slow)
+        return pretrained(0, folder=folder, dtype="bfloat16", text_layers=text_layers, layers=2)
+
+    narrow, wide = loaded(slow=False).eval(), loaded(slow=True).eval()
+    assert (narrow.dtype, wide.dtype) == (torch.bfloat16, torch.float32)
+    assert fingerprint(narrow) == fingerprint(wide)
+    for name, weight in narrow.named_parameters():
+        assert torch.equal(wide.get_parameter(name), weight.float())
+    found, wanted = (
+        model.read_text(*model.encode(["Walk north.", "Stop."])).keys[-1].float()
+        for model in (wide, narrow)
+    )
+    close(found, wanted, 5e-2)
 
 
 def test_the_gradient_of_a_frozen_rms_norm_is_that_of_double_precision():
@@ -441,6 +466,7 @@ def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
     assert model.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
 
 
+@pytest.mark.usefixtures("bfloat16_is_fast")
 @pytest.mark.parametrize("family", ["Llama", "Olmo", "Helium"])
 def test_rounding_hides_no_other_layout(family, tmp_path):
     """The comparison changes no weight; keys have the type of their values, as a GPU wants."""
@@ -484,6 +510,7 @@ def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):
     assert fingerprint(drawn) == fingerprint(again)
 
 
+@pytest.mark.usefixtures("bfloat16_is_fast")
 @pytest.mark.parametrize("source", ["pretrained", "random"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_dtype_is_the_given_one(source, dtype, tmp_path):
@@ -539,6 +566,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, messag
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bfloat16_is_fast")
 def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
     policy = loading.load(tmp_path / "a")
@@ -682,6 +710,7 @@ def test_the_librarys_blocks_are_computed_again_too(tmp_path):
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.usefixtures("bfloat16_is_fast")
 # In Qwen3 autocast gives bfloat16 queries and keys to norms of float32 weights.
 @pytest.mark.parametrize(("family", "dtype"), [("Qwen2", "bfloat16"), ("Qwen3", "float32")])
 def test_adapters_of_frozen_weights_are_float32(family, dtype, tmp_path):
