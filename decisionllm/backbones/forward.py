@@ -25,6 +25,7 @@ from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.backbones.parts import LoadTokenizer, TextReader
+from decisionllm.backbones.summary import TextSummary
 from decisionllm.tokenizers import text
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Backbone(nn.Module):
         self.features: TextReader | None = None
         # How many lower blocks read texts alone; the tokens of a trajectory enter behind them.
         self.text_layers = 0
+        self.summary: TextSummary | None = None
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
         self.config = self.core.config
@@ -103,11 +105,12 @@ class Backbone(nn.Module):
         """Hold the frozen weights in float32, their numbers as they are."""
         self.model.float()
 
-    def cut_off(self, text_layers: int) -> None:
+    def cut_off(self, text_layers: int, summary: TextSummary | None = None) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
 
-        See `cut.TextLayers`.
+        See `cut.TextLayers`. summary: what the blocks above attend to; None: every word.
         """
+        self.summary = summary
         self.text_layers = text_layers
         self.features = TextLayers(
             self.core, self.load_tokenizer, text_layers, numbers=self.frozen_dtype
@@ -203,13 +206,17 @@ class Backbone(nn.Module):
         if L:
             texts = self.read_text(text_ids, text_mask)
         # Without padding the mask and the positions of one row are those of all.
-        padded = L > 0 and not bool(text_mask.all())
+        padded = L > 0 and not bool(texts.text_mask.all())
         masked = text_index if padded else text_index[:1]
         slots = torch.arange(n, device=tokens.device)[None]
-        visible = _visible(text_mask[masked], slots, n)
+        visible = _visible(texts.text_mask[masked], slots, n)
         positions = texts.text_length[masked, None] + slots
         before = texts.attention(text_index)
         return self._run(tokens, positions, visible, _new_alone, output_positions, before)[0]
+
+    def text_places(self, words: int) -> int:
+        """How many keys a text of at most so many tokens has."""
+        return words if self.summary is None else self.summary.tokens
 
     def check_positions(self, before: int, n: int) -> None:
         """Raise a ValueError if there are no positions for n tokens behind so many others."""
@@ -224,6 +231,8 @@ class Backbone(nn.Module):
         The output of their last block is not needed and not computed.
         """
         x = self.embed(text_ids)
+        if self.summary is not None:
+            x, text_mask = self.summary(x, text_mask)
         if self.text_layers:
             keys, values = self._keys_values(x)
         else:

@@ -22,6 +22,7 @@ from decisionllm.schema import Json
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
+    from decisionllm.backbones.cache import KVCache
     from decisionllm.backbones.forward import Backbone
 
 # By which hidden states may differ that are equal but for rounding, as a share of the largest.
@@ -60,7 +61,11 @@ def attention_to_text(
         if weights.ndim != 4:  # of RWKV other numbers
             continue
         of_tokens = weights.float().mean(1).take_along_dim(places[..., None], 1)
-        of_words = of_tokens[..., :L].masked_fill(no_word, 0.0)
+        of_words = of_tokens[..., : backbone.text_places(L)]
+        if backbone.summary is not None:
+            shares = backbone.summary.shares(backbone.embed(text_ids), text_mask)
+            of_words = of_words @ shares[text_index]
+        of_words = of_words.masked_fill(no_word, 0.0)
         found = torch.cat([found, of_words[None]])
     return found
 
@@ -76,10 +81,11 @@ def _read(
     """The output of the library's forward on tokens after their texts, and the places of the tokens
     in it (B, n).
     """
-    mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
     x = tokens.to(backbone.dtype)
     slots = torch.arange(tokens.shape[1], device=tokens.device)
+    of_tokens = text_mask.new_ones(tokens.shape[:2])
     if not backbone.text_layers:
+        mask = torch.cat([text_mask[text_index], of_tokens], 1)
         texts = backbone.embed(text_ids)[text_index].to(backbone.dtype)
         x = torch.cat([texts, x], 1)
         # The padding of a text moves behind the tokens: a mask hides it from attention, but not
@@ -96,11 +102,13 @@ def _read(
             **options,
         )
         return out, places
+    cache = backbone.read_text(text_ids, text_mask)
+    mask = torch.cat([cache.text_mask[text_index], of_tokens], 1)
     positions = mask.long().cumsum(1) - 1
     given: Json = options | {
         "attention_mask": mask.long(),
-        "position_ids": positions[:, text_ids.shape[1] :],
-        "past_key_values": _cache(backbone, text_ids, text_mask, text_index),
+        "position_ids": positions[:, cache.text_mask.shape[1] :],
+        "past_key_values": _of_rows(cache, text_index),
         "use_cache": True,
     }
     upper = slice(backbone.text_layers, None)
@@ -110,13 +118,10 @@ def _read(
         return backbone.model(inputs_embeds=x, **given), slots.expand(tokens.shape[:2])
 
 
-def _cache(
-    backbone: Backbone, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
-) -> DynamicCache:
+def _of_rows(texts: KVCache, text_index: Tensor) -> DynamicCache:
     """Keys and values of the text of each row, as the library keeps them."""
     from transformers import DynamicCache
 
-    texts = backbone.read_text(text_ids, text_mask)
     past = DynamicCache()
     for i, (k, v) in enumerate(zip(texts.keys, texts.values, strict=True)):
         past.update(k[text_index], v[text_index], i)

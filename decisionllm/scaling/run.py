@@ -345,6 +345,7 @@ def beside_trajectories(model: Model) -> list[torch.nn.Module]:
     found: list[torch.nn.Module] = []
     if backbone.text_layers:
         found += blocks_of(backbone.core)[: backbone.text_layers]
+        found += [backbone.summary] if backbone.summary is not None else []
     elif isinstance(backbone.features, torch.nn.Module):
         found.append(backbone.features)
     for member in members(model).values():
