@@ -5,6 +5,7 @@ above attend to these states.
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -16,11 +17,14 @@ from decisionllm.backbones.build import fingerprint, pretrained, qwen2
 from decisionllm.backbones.cut import TRAINED_CUT, cut_at, only_blocks
 from decisionllm.backbones.readers import attach
 from decisionllm.policy import loading
+from decisionllm.schema import History
 from tests.backbones.test_backbones import write
 from tests.conftest import LOOP, command, near
 
 pytestmark = pytest.mark.numeric
 
+# the upper blocks attend to every word of a text, or to three tokens that sum it up
+every_layout = pytest.mark.parametrize("text_summary", [0, 3])
 TEXTS = ["Walk to row 2.", "Stay.", "Walk to row 2, then to row 3."]
 LAYERS = 6
 
@@ -56,8 +60,11 @@ def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     near(backbone.embed(rows)[mask], wanted[2][mask].detach())
 
 
-def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_them(folder):
-    backbone = cut(folder)
+@every_layout
+def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_them(
+    folder, text_summary
+):
+    backbone = cut(folder, text_summary=text_summary)
     given = batch(backbone)
     near(backbone(*given).detach(), library.plain(backbone, *given).detach())
 
@@ -86,13 +93,32 @@ def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
         near(values.detach(), v.transpose(1, 2).detach())
 
 
-def test_attention_to_words_is_that_of_the_upper_blocks(folder):
-    backbone = cut(folder)
+@every_layout
+def test_attention_to_words_is_that_of_the_upper_blocks(folder, text_summary):
+    backbone = cut(folder, text_summary=text_summary)
     tokens, ids, mask, index = batch(backbone)
     weights = library.attention_to_text(backbone, tokens, ids, mask, index)
     assert weights.shape == (2, 5, 3, ids.shape[1])
     assert (weights[:, ~mask[index][:, None].expand(-1, 3, -1)] == 0).all(), "padding has none"
     assert (weights.sum(-1) > 0).all() and (weights.sum(-1) < 1).all()
+
+
+def test_a_summary_is_what_each_query_finds_among_the_words_of_its_text(folder):
+    """By hand, text by text; one without words has none."""
+    backbone = cut(folder, text_summary=3)
+    summary = backbone.summary
+    ids, mask = backbone.encode([*TEXTS, ""])
+    states = backbone.embed(ids)
+    tokens, real = summary(states, mask)
+    shares = summary.shares(states, mask)
+    assert real.tolist() == [[True] * 3] * 3 + [[False] * 3]
+    for text in range(len(TEXTS)):
+        words = summary.norm(states[text, mask[text]])
+        for k in range(3):
+            weight = torch.softmax(words @ summary.queries[k], 0)
+            near(shares[text, k, mask[text]].detach(), weight.detach())
+            near(tokens[text, k].detach(), (weight @ words @ summary.maps[k]).detach())
+    assert not shares[:3][~mask[:3][:, None].expand(-1, 3, -1)].any(), "padding has none"
 
 
 def test_a_text_is_read_once_and_found_on_disk(folder, monkeypatch):
@@ -147,8 +173,9 @@ def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
     near(backbone(*given).detach(), library.plain(backbone, *given).detach())
 
 
-def test_gradients_are_those_of_the_library(folder):
-    backbone = cut(folder)
+@every_layout
+def test_gradients_are_those_of_the_library(folder, text_summary):
+    backbone = cut(folder, text_summary=text_summary)
     given = batch(backbone)
     # the norm behind the last block makes a sum of squares constant
     wanted = torch.randn(5, 3, backbone.width)
@@ -221,6 +248,11 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
             "expected text_layers below layers, and layers of at most 6, the blocks of this model, "
             "got 4 and 4",
         ),
+        (
+            {"text_layers": 0, "text_summary": 2},
+            r"expected 0, since no block reads texts alone \(backbone.text_layers\), got 2",
+        ),
+        ({"text_summary": -1}, "backbone.text_summary: expected 0 or more, got -1"),
         ({"layers": 7}, "layers of at most 6, the blocks of this model, got 2 and 7"),
         (
             {"tune": "full"},
@@ -257,9 +289,11 @@ def test_a_small_model_of_its_own_is_not_cut():
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
+@every_layout
+def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):
     run = tmp_path / "run"
     words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
+    words += [f"backbone.text_summary={text_summary}"]
     assert command("train", *LOOP, *words, f"run={run}") == 0
     policy = loading.load(run)
     backbone = policy.model.backbone
@@ -268,6 +302,23 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     adapter = json.loads((run / "checkpoint/adapter/adapter_config.json").read_text())
     assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")
     assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
+    # a text of fewer words than it has tokens in a summary
+    seen = np.zeros((1, policy.model.spec.observation_dim), np.float32)
+    alone = History(seen, np.zeros((0, policy.model.spec.action_dim)), np.zeros(0), task="Go")
+    near(policy.begin(["Go"], horizon=5).act(seen), policy.act([alone]))
+
+
+@every_layout
+def test_what_is_kept_of_a_text_acts_like_a_text_that_is_read_anew(folder, text_summary):
+    """Steps one by one behind a cache of texts, one of them empty, against all at once."""
+    backbone = cut(folder, text_summary=text_summary, tune="frozen")
+    tokens, ids, mask, index = batch(backbone, [*TEXTS[:2], ""])
+    with torch.inference_mode():
+        wanted = backbone(tokens, ids, mask, index)
+        cache = backbone.read_text(ids, mask).with_room(index, tokens.shape[1])
+        for k in range(tokens.shape[1]):
+            found = backbone.append(tokens[:, [k]], cache, torch.full((5,), k))
+            near(found[:, 0], wanted[:, k])
 
 
 # peft reads it
