@@ -35,11 +35,11 @@ TITLES = {
 INTROS = {
     "Run": "Everything that a training run depends on (`TrainConfig`).",
     "Data": "Which episodes of the dataset are trained on.",
-    "Model": "What the model reads and what it learns to predict.",
+    "Model": "What the model conditions on.",
     "Teams": "For agents whose episodes share a `group`.",
     "Optimiser": "AdamW and its schedule.",
     "Log": "Validation, checkpoints and trackers.",
-    "Acting": "How the trained policy acts; `evaluate` and `serve` take the same options.",
+    "Acting": "How the trained policy acts. `evaluate` and `serve` take `act.stride` and `act.decode` too.",
 }
 MEANINGS = {  # where the comment in the source is short
     "dataset": "which data: see the choices below",
@@ -91,7 +91,7 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
         if "lambda" in default:
             chosen = re.search(r"choice\('\w+', '(\w+)'\)", default)
             default = chosen[1] if chosen else "none"
-        default = default.replace("field(default_factory=list)", "[]")
+        default = default.replace("field(default_factory=registry.no_choice)", "none")
         default = {"True": "true", "False": "false"}.get(default, default)
         on_its_line = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
         comment = on_its_line.rpartition("# ")[2].strip() or comment_above(text, node.lineno - 1)

@@ -309,6 +309,13 @@ def test_every_option_is_documented_with_its_meaning():
     assert not wrong, wrong
 
 
+def test_a_default_is_as_one_writes_it_on_the_command_line():
+    text = (ROOT / "docs" / "options.md").read_text()
+    defaults = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.M))
+    assert defaults["planner"] == "`none`" and defaults["objective"] == "`likelihood`"
+    assert not [name for name, default in defaults.items() if "(" in default]
+
+
 def test_every_route_of_the_server_is_documented():
     sources = "".join(path.read_text() for path in (ROOT / "decisionllm" / "serving").glob("*.py"))
     paths = set(re.findall(r"\broutes?r?\.(?:get|post|delete)\(\s*\"(/[^\"]+)\"", sources))

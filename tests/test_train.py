@@ -175,6 +175,13 @@ def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):
         assert (said in capsys.readouterr().out) == (window > longest)
 
 
+@pytest.mark.parametrize(("choice", "shown"), [("no", "float32"), ("bf16", "bf16")])
+def test_the_precision_is_said_by_its_type(choice, shown, tmp_path, capsys):
+    given = ("train", *LOOP, *NANO, "steps=1", f"optim.precision={choice}", f"run={tmp_path}/run")
+    assert command(*given) == 0
+    assert f" of them trained; {shown}, 1 x cpu\n" in capsys.readouterr().out
+
+
 def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "act.stride=9", f"run={tmp_path}/run") == 1
     wanted = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"

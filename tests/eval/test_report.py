@@ -223,6 +223,7 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     for r in rows:
         assert json.dumps(r) in page.text, "as it stands in results.jsonl"
     assert "DT (a paper)" in page.text and "31.5" in page.text and "10.2" in page.text
+    assert "Student's t over training seeds" in page.text, "as `intervals.over_runs`"
 
 
 def test_published_scores_and_units_belong_to_one_world(tmp_path):
