@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
 from decisionllm.backbones.parts import LoadTokenizer
-from decisionllm.tokenizers.text import padded
+from decisionllm.tokenizers.text import check_ids, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -195,6 +195,7 @@ class TextLayers:
         (length, D) each.
         """
         ids, mask = padded(texts)
+        check_ids(ids, self.core.config.vocab_size)
         device = self.core.device
         before = self.core.norm
         training = self.core.training

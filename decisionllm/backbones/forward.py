@@ -133,7 +133,9 @@ class Backbone(nn.Module):
             new = different
         if new:
             ids, mask = text.encode(self.text_tokenizer, new)
-            if self.features is not None:
+            if self.features is None:
+                text.check_ids(ids, self.config.vocab_size)
+            else:
                 ids = self.features.kept.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()

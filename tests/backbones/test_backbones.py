@@ -578,6 +578,19 @@ def test_quantised_weights_are_refused_before_they_are_read(tmp_path):
     assert pretrained(0, folder=str(folder), weights="random").width == SIZES["hidden_size"]
 
 
+@pytest.mark.parametrize("text_layers", [0, 1])
+def test_a_tokenizer_with_more_tokens_than_the_model_has_is_refused(text_layers, tmp_path):
+    """Tokens were added to it, and the word embeddings were not resized."""
+    folder = write(tmp_path)
+    tokenizer = own_tokenizer().__class__.from_pretrained(folder)
+    tokenizer.add_tokens(["<goal>"])
+    tokenizer.save_pretrained(folder)
+    model = pretrained(0, folder=str(folder), text_layers=text_layers, layers=2)
+    model.encode(["Walk north."])
+    with pytest.raises(ValueError, match="expected token ids below 919, .* got 919; its tokenizer"):
+        model.embed(model.encode(["Walk to <goal>."])[0])
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("bfloat16_is_fast")
 def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
