@@ -171,9 +171,7 @@ class TextLayers:
         self.digest = weights_digest(core, text_layers, numbers)
         lower = _copy(core.config)
         _describe(lower, slice(0, text_layers))
-        # what is computed in another type is rounded in another way
-        computed = "" if core.dtype == numbers else f"-{str(core.dtype).removeprefix('torch.')}"
-        folder = folder_of(self.digest + computed, lower)
+        folder = folder_of(self.digest, lower, numbers=numbers, held=core.dtype)
         self.kept = KeptFeatures(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )

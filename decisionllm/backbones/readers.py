@@ -95,7 +95,9 @@ class FrozenFeatures(nn.Module):
         self.size = encoder.width
         named = f"{fingerprint(encoder)}/{layer}"
         self.digest = hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
-        place = folder_of(self.digest, encoder.config)
+        place = folder_of(
+            self.digest, encoder.config, numbers=encoder.frozen_dtype, held=encoder.dtype
+        )
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean = nn.Buffer(torch.zeros(self.size))
         self.scale = nn.Buffer(torch.ones(self.size))
