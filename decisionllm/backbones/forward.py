@@ -105,6 +105,13 @@ class Backbone(nn.Module):
         """Hold the frozen weights in float32, their numbers as they are."""
         self.model.float()
 
+    def narrow(self) -> None:
+        """Hold the frozen weights in the type of their numbers again; buffers, such as rotary
+        frequencies, stay as they are.
+        """
+        for weight in self.core.parameters():
+            weight.data = weight.data.to(self.frozen_dtype)
+
     def cut_off(self, text_layers: int, summary: TextSummary | None = None) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
 
