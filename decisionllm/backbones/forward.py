@@ -203,7 +203,7 @@ class Backbone(nn.Module):
             Hidden states at the output positions (B, n', D).
         """
         L, n = text_ids.shape[1], tokens.shape[1]
-        self.check_positions(L, n)
+        self.check_positions(self.text_places(L), n)
         on_cpu = not tokens.is_cuda
         if on_cpu and torch.is_autocast_enabled("cpu") and self.dtype == torch.float16:
             wanted = "float32 or bfloat16, since a CPU does not mix float16 with bfloat16"
