@@ -227,6 +227,15 @@ def takes(target: str, option: str) -> bool:
     return callable(thing) and option in signature(thing).parameters
 
 
+def with_defaults(node: Node) -> Node:
+    """A node with the default of each option of its callable that it lacks, which `build` takes."""
+    found = dict(node)
+    for name, option in signature(_named(node["_target_"])).parameters.items():
+        if option.kind is Parameter.KEYWORD_ONLY and option.default is not Parameter.empty:
+            found.setdefault(name, option.default)
+    return found
+
+
 def _named(target: str) -> Callable[..., Any]:
     """The class or function of a path, such as `mylab.Flow`."""
     path, _, name = target.rpartition(".")

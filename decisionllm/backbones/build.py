@@ -198,6 +198,10 @@ def pretrained(
         hint = "is the run trained?" if is_run else "is the folder complete?"
     reading = partial(could_not_load, source, hint)
     load_tokenizer: LoadTokenizer = reading()(partial(read, tokenizer_of))
+    if weights != "random" and not is_run:
+        with reading():
+            described = read(config_of)
+        refuse_quantised(source, described)
     with reading():
         if is_run:
             model, load_tokenizer = model_of_run(path, weights, DTYPES[dtype])
@@ -309,13 +313,33 @@ def model_of(
         seed, weights: see `pretrained`.
         dtype: of the weights.
     """
-    from transformers import AutoConfig
-
     if weights == "random":
-        config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
+        config = config_of(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed)
     return whole_model(source, dtype=dtype, local_files_only=local_files_only)
+
+
+def config_of(source: str, *, local_files_only: bool) -> "PreTrainedConfig":
+    """The config of a language model, of a folder or of the hub."""
+    from transformers import AutoConfig
+
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
+    return config
+
+
+def refuse_quantised(source: str, config: "PreTrainedConfig") -> None:
+    """Raise a ValueError if the weights of a model are quantised: each library keeps them in tensors
+    of its own, which can't be hashed, held in another type or adapted as plain ones.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
+        return
+    kind = quantised.get("quant_method", "an unknown method")
+    remedy = "take the model that it was made of, with backbone.dtype=bfloat16"
+    raise ValueError(
+        f"backbone {source}: expected weights that are not quantised, got those of {kind}; {remedy}"
+    )
 
 
 def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizerBase":

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
 from decisionllm.backbones.parts import LoadTokenizer
-from decisionllm.tokenizers.text import padded
+from decisionllm.tokenizers.text import check_ids, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -171,9 +171,7 @@ class TextLayers:
         self.digest = weights_digest(core, text_layers, numbers)
         lower = _copy(core.config)
         _describe(lower, slice(0, text_layers))
-        # what is computed in another type is rounded in another way
-        computed = "" if core.dtype == numbers else f"-{str(core.dtype).removeprefix('torch.')}"
-        folder = folder_of(self.digest + computed, lower)
+        folder = folder_of(self.digest, lower, numbers=numbers, held=core.dtype)
         self.kept = KeptFeatures(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )
@@ -195,6 +193,7 @@ class TextLayers:
         (length, D) each.
         """
         ids, mask = padded(texts)
+        check_ids(ids, self.core.config.vocab_size)
         device = self.core.device
         before = self.core.norm
         training = self.core.training

@@ -105,6 +105,13 @@ class Backbone(nn.Module):
         """Hold the frozen weights in float32, their numbers as they are."""
         self.model.float()
 
+    def narrow(self) -> None:
+        """Hold the frozen weights in the type of their numbers again; buffers, such as rotary
+        frequencies, stay as they are.
+        """
+        for weight in self.core.parameters():
+            weight.data = weight.data.to(self.frozen_dtype)
+
     def cut_off(self, text_layers: int, summary: TextSummary | None = None) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
 
@@ -133,7 +140,9 @@ class Backbone(nn.Module):
             new = different
         if new:
             ids, mask = text.encode(self.text_tokenizer, new)
-            if self.features is not None:
+            if self.features is None:
+                text.check_ids(ids, self.config.vocab_size)
+            else:
                 ids = self.features.kept.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()
@@ -194,7 +203,7 @@ class Backbone(nn.Module):
             Hidden states at the output positions (B, n', D).
         """
         L, n = text_ids.shape[1], tokens.shape[1]
-        self.check_positions(L, n)
+        self.check_positions(self.text_places(L), n)
         on_cpu = not tokens.is_cuda
         if on_cpu and torch.is_autocast_enabled("cpu") and self.dtype == torch.float16:
             wanted = "float32 or bfloat16, since a CPU does not mix float16 with bfloat16"

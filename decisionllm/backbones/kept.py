@@ -26,16 +26,26 @@ MOST_FILES = 10_000
 TokenIds = tuple[int, ...]  # of one text
 
 
-def folder_of(digest: str, config: "PreTrainedConfig") -> Path:
+def folder_of(
+    digest: str, config: "PreTrainedConfig", *, numbers: torch.dtype, held: torch.dtype
+) -> Path:
     """The folder of the features that a model reads with these weights and this config.
 
     The config decides too what is read: how far positions are apart, what a norm adds.
+
+    Args:
+        digest: of the weights.
+        config: of the model.
+        numbers: the type whose numbers the weights are.
+        held: the type in which they are held and multiplied.
     """
+    # what is computed in another type is rounded in another way
+    rounded = "" if held == numbers else f"-{str(held).removeprefix('torch.')}"
     described = config.to_dict()
     described.pop("transformers_version", None)  # also where the features stay the same
     words = json.dumps(described, sort_keys=True, default=str)
     of_config = hashlib.blake2b(words.encode(), digest_size=6).hexdigest()
-    return cache_dir() / "text-features" / f"{digest}-{of_config}"
+    return cache_dir() / "text-features" / f"{digest}{rounded}-{of_config}"
 
 
 class KeptFeatures:

@@ -39,6 +39,8 @@ def save_merged(backbone: Backbone, folder: Path) -> float:
     backbone.model.eval()
     if backbone.tune == "lora":
         backbone.model.float()
+    else:
+        backbone.narrow()
     wanted = _hidden(backbone.model)
     core = backbone.model.merge_and_unload() if backbone.tune == "lora" else backbone.core
     setattr(core.config, TRAINED_CUT, backbone.text_layers)

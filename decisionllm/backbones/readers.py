@@ -13,7 +13,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
 from decisionllm.backbones.library import check_causal
 from decisionllm.registry import Node, build, is_none, register
-from decisionllm.tokenizers.text import padded
+from decisionllm.tokenizers.text import check_ids, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,7 +95,9 @@ class FrozenFeatures(nn.Module):
         self.size = encoder.width
         named = f"{fingerprint(encoder)}/{layer}"
         self.digest = hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
-        place = folder_of(self.digest, encoder.config)
+        place = folder_of(
+            self.digest, encoder.config, numbers=encoder.frozen_dtype, held=encoder.dtype
+        )
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean = nn.Buffer(torch.zeros(self.size))
         self.scale = nn.Buffer(torch.ones(self.size))
@@ -124,6 +126,7 @@ class FrozenFeatures(nn.Module):
     def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
         """The hidden states of the encoder's layer for texts: (length, F) float16 each."""
         ids, mask = padded(texts)
+        check_ids(ids, self.encoder[0].config.vocab_size)
         # features are kept on disk by the text and the weights alone: a caller's autocast must not
         # change them
         with torch.autocast(ids.device.type, enabled=False):

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from decisionllm.config import TrainConfig, default_options, flat
+from decisionllm.config import GROUPS, TrainConfig, default_options, flat
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
     DIGESTS,
@@ -36,7 +36,7 @@ from decisionllm.files import (
     seal,
     write_json,
 )
-from decisionllm.registry import Node
+from decisionllm.registry import Node, is_none, with_defaults
 from decisionllm.schema import Json, Spec
 
 FORMAT = 3  # of run.json, config.yaml and the names of weights
@@ -114,9 +114,10 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     not.
     """
     before, info = read(path)
-    earlier = flat(default_options()) | flat(before)
+    options = asdict(config)
+    earlier = flat(default_options()) | flat(_completed(before, options))
     different = {}  # option: its value when the run was begun, and now
-    for key, value in flat(asdict(config)).items():
+    for key, value in flat(options).items():
         if key not in MAY_DIFFER and earlier.get(key) != value:
             different[key] = (earlier.get(key), value)
     if different:
@@ -135,6 +136,20 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
             "or fresh=true"
         )
     return info
+
+
+def _completed(before: Node, options: Node) -> Node:
+    """The options of a run that was begun, with the defaults of those that its parts had not yet.
+
+    options: of today; a part that is another one now stays as it was.
+    """
+    found = dict(before)
+    for group in GROUPS:
+        node = before.get(group, {})
+        is_same = node.get("_target_") == options[group].get("_target_")
+        if node and is_same and not is_none(node):
+            found[group] = with_defaults(node)
+    return found
 
 
 def longer(path: Path, **different: tuple[object, object]) -> str:

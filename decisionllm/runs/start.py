@@ -66,7 +66,7 @@ def check_positions(model: SequenceModel, data: Data) -> None:
     # a text has at most a token for each byte, and one before it
     long = [task for task in data.store.tasks if len(task.encode()) + 1 > room]
     ids, _ = model.backbone.encode(long)
-    model.backbone.check_positions(ids.shape[1], tokens)
+    model.backbone.check_positions(model.backbone.text_places(ids.shape[1]), tokens)
 
 
 def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:

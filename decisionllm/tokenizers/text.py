@@ -59,6 +59,18 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> tuple[
     return padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
 
+def check_ids(ids: Tensor, vocabulary: int) -> None:
+    """Raise a ValueError if a model with so many word embeddings has none for one of these token
+    ids.
+    """
+    if ids.numel() and int(ids.max()) >= vocabulary:
+        cause = "its tokenizer is that of another model, or has tokens that were added to it alone"
+        raise ValueError(
+            f"text: expected token ids below {vocabulary}, the word embeddings of the model, got "
+            f"{int(ids.max())}; {cause}"
+        )
+
+
 def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Lists of token ids as ids (U, L) and mask (U, L), padded on the right."""
     sizes = torch.tensor([len(row) for row in ids], dtype=torch.long)

@@ -565,6 +565,32 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, messag
     assert "\n" not in str(raised.value)
 
 
+def test_quantised_weights_are_refused_before_they_are_read(tmp_path):
+    """Also where the package that quantised them is not installed."""
+    folder = write(tmp_path)
+    described = json.loads((folder / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": "torchao", "quant_type": {}}
+    (folder / "config.json").write_text(json.dumps(described))
+    with pytest.raises(
+        ValueError, match="expected weights that are not quantised, got those of torchao"
+    ):
+        pretrained(0, folder=str(folder))
+    assert pretrained(0, folder=str(folder), weights="random").width == SIZES["hidden_size"]
+
+
+@pytest.mark.parametrize("text_layers", [0, 1])
+def test_a_tokenizer_with_more_tokens_than_the_model_has_is_refused(text_layers, tmp_path):
+    """Tokens were added to it, and the word embeddings were not resized."""
+    folder = write(tmp_path)
+    tokenizer = own_tokenizer().__class__.from_pretrained(folder)
+    tokenizer.add_tokens(["<goal>"])
+    tokenizer.save_pretrained(folder)
+    model = pretrained(0, folder=str(folder), text_layers=text_layers, layers=2)
+    model.encode(["Walk north."])
+    with pytest.raises(ValueError, match="expected token ids below 919, .* got 919; its tokenizer"):
+        model.embed(model.encode(["Walk to <goal>."])[0])
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("bfloat16_is_fast")
 def test_the_backbone_of_a_run_can_be_loaded(tmp_path):

@@ -288,6 +288,22 @@ def test_a_small_model_of_its_own_is_not_cut():
     assert (backbone.text_layers, backbone.depth) == (0, 2)
 
 
+def test_a_long_text_takes_the_positions_of_its_summary(tmp_path):
+    folder = write(tmp_path, num_hidden_layers=LAYERS, max_position_embeddings=20)
+    long = ["Walk to row 2, then to row 3."]
+    words, summary = cut(folder), cut(folder, text_summary=3)
+    ids, mask = words.encode(long)
+    tokens = torch.randn(1, 21 - ids.shape[1], words.width)
+    first = torch.zeros(1, dtype=torch.long)
+    with pytest.raises(ValueError, match="text and window: expected at most 20 tokens"):
+        words(tokens, ids, mask, first)
+    ids, mask = summary.encode(long)
+    near(
+        summary(tokens, ids, mask, first).detach(),
+        library.plain(summary, tokens, ids, mask, first).detach(),
+    )
+
+
 @pytest.mark.slow
 @every_layout
 def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+from decisionllm import hardware
 from decisionllm.backbones.build import pretrained
+from decisionllm.backbones.merged import save_merged
 from decisionllm.export import language_model
 from decisionllm.policy import loading
 from tests.backbones import test_gguf
@@ -65,6 +67,16 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     again = pretrained(0, folder=str(run / "transformers"), tune="frozen")
     assert (again.text_layers, again.depth) == (backbone.text_layers, backbone.depth)
     near(hidden(again.model), hidden(found))
+
+
+def test_frozen_weights_keep_their_type_where_they_were_held_in_a_wider_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: True)
+    folder = str(write(tmp_path / "model", "Llama", num_hidden_layers=5))
+    backbone = pretrained(0, folder=folder, dtype="bfloat16", tune="frozen")
+    assert backbone.dtype == torch.float32
+    assert save_merged(backbone, tmp_path / "out") == 0
+    found = AutoModel.from_pretrained(tmp_path / "out")
+    assert {weight.dtype for weight in found.parameters()} == {torch.bfloat16}
 
 
 def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm import hardware
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import FrozenFeatures
 from decisionllm.policy import loading
@@ -65,6 +66,17 @@ def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
     assert torch.equal(again.flip(0)[:, : rows.shape[1]], rows)
     other, _ = rows_of(second)
     assert torch.equal(first.kept.table[rows], second.kept.table[other])
+
+
+def test_weights_that_are_held_in_another_type_have_files_of_their_own(folder, monkeypatch):
+    """They are the same numbers, whose products round in another way."""
+    held = []
+    for slow in (False, True):
+        monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype, slow=slow: slow)
+        held.append(reader(folder))
+    narrow, wide = held
+    assert narrow.digest == wide.digest
+    assert narrow.kept.folder != wide.kept.folder
 
 
 def test_another_layer_or_other_weights_have_files_of_their_own(folder, tmp_path):

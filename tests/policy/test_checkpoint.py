@@ -638,3 +638,16 @@ def test_versions_without_git(monkeypatch):
     assert known["commit"] is None
     # a build's name is not everywhere in both
     assert known["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+
+
+def test_a_run_goes_on_after_its_parts_have_got_more_options(tmp_path):
+    """Those that it was begun without have their defaults, with which it is built."""
+    kinds = {"dataset": "synthetic", "backbone": "pretrained", "head": "gaussian"}
+    config = TrainConfig(**{group: node(group, name) for group, name in kinds.items()})
+    before = asdict(config)
+    del before["backbone"]["text_summary"]
+    directory.create(tmp_path, before, {})
+    assert directory.same_run(tmp_path, config, {})
+    config.backbone["text_summary"] = 3
+    with pytest.raises(ValueError, match="backbone.text_summary was 0, is 3"):
+        directory.same_run(tmp_path, config, {})
