@@ -22,6 +22,7 @@ from decisionllm.config import merged
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.estimates.acting import policy_actions
+from decisionllm.estimates.fitted_q import discounted_returns
 from decisionllm.estimates.log import logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
@@ -95,7 +96,7 @@ def compare(config: Node) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     written = write(out, judged, by_name, log, store, config)
     if config["picture"]:
-        draw(judged, log).savefig(out / "compare.png")
+        draw(judged, log, config["discount"]).savefig(out / "compare.png")
     console.print(f"comparison: {written}")
     return written
 
@@ -309,21 +310,21 @@ def ranks(judged: Sequence[Judged], name: str) -> list[int]:
     return [int(rank) for rank in stats.rankdata(values, method="min")]
 
 
-def log_return(log: Logged) -> Estimate:
-    """The mean return of the held-out episodes themselves."""
-    returns = np.add.reduceat(log.rewards, log.offsets[:-1])
-    return mean_of(returns[log.held_out])
+def log_return(log: Logged, discount: float) -> Estimate:
+    """The mean return of the held-out episodes themselves, discounted as the estimates are."""
+    returns = discounted_returns(log.rewards, log.offsets, discount)
+    return mean_of(returns[log.offsets[:-1]][log.held_out])
 
 
 def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) -> Table:
     """Candidates by estimator: rank and value, and below them the 95 % interval."""
-    of_log = log_return(log)
+    of_log = log_return(log, discount)
     title = (
         f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
         f"the log itself: {of_log.value:.4g} ({of_log.low:.4g}..{of_log.high:.4g})"
     )
     if discount < 1:
-        title += f" undiscounted; estimates have discount {discount:g}"
+        title += f"; discount {discount:g}"
     title += "\nfar: share of actions far from the logged ones nearby"
     made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column("policy", overflow="fold")
@@ -381,7 +382,7 @@ def write(
         "fingerprint": store.fingerprint,
         "episodes": int(log.held_out.sum()),
         "fit_episodes": int((~log.held_out).sum()),
-        "log": asdict(log_return(log)),
+        "log": asdict(log_return(log, config["discount"])),
         "discount": config["discount"],
         "seed": config["seed"],
         "options": config["options"],
@@ -392,12 +393,12 @@ def write(
     return out / "compare.json"
 
 
-def draw(judged: Sequence[Judged], log: Logged) -> "Figure":
+def draw(judged: Sequence[Judged], log: Logged, discount: float) -> "Figure":
     """A panel for each estimator: policies with their intervals, and the return of the log."""
     names = list(judged[0].estimates)
     made = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)
     places = np.arange(len(judged))[::-1]
-    of_log = log_return(log)
+    of_log = log_return(log, discount)
     panels = made.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axis, name in zip(panels, names, strict=True):
         estimates = [one.estimates[name] for one in judged]

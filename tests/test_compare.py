@@ -66,6 +66,9 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
         "50 %",
     ]
     assert "the log itself: 3 (3..3)" in made.title
+    # rewards 1 and 2 of the held-out episode
+    made = table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, "d", 0.5)
+    assert "the log itself: 2 (2..2); discount 0.5" in made.title
 
 
 def test_a_policy_that_plans_has_no_density():
