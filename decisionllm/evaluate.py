@@ -126,7 +126,8 @@ class Results:
     def summarise(self) -> None:
         """Print the table of all rows, and write the report."""
         for table in report.tables(report.summarise(report.read_rows(self.folder))):
-            self.console.print(table, soft_wrap=False)
+            # the terminal breaks a table that is wider: no column is lost
+            self.console.print(table, soft_wrap=False, crop=False)
         if self.report:
             self.say(f"report: {report.write_report(self.folder, self.published, self.units)}")
 
@@ -394,8 +395,9 @@ def result_rows(
 
 def line(row: Report) -> str:
     """A result row for the terminal."""
-    target = "-" if row.target_return is None else format(row.target_return, ".1f")
-    scores = f"score {row.score:6.1f}  [{row.low:.1f}, {row.high:.1f}]"
+    target = report.target_words(row.target_return)
+    score, low, high = (report.number(x) for x in (row.score, row.low, row.high))
+    scores = f"score {score:>6s}  [{low}, {high}]"
     about = f"{row.policy:24s} target {target:>6s}"
     return f"{about}  {scores}  {row.seconds:.1f} s  {row.protocol}"
 
@@ -417,7 +419,8 @@ def draw(
     if label in results.drawn:
         return
     results.drawn[label] = run.path
-    pictures = {"rollout": env.draw(part, f"{row.policy}, {row.protocol}: {row.score:.1f}")}
+    title = f"{row.policy}, {row.protocol}: {report.number(row.score)}"
+    pictures = {"rollout": env.draw(part, title)}
     if isinstance(policy, Policy) and not contender.scripted:
         title = f"{row.policy}: attention to the text"
         pictures["attention"] = attention.draw(policy, part, title)

@@ -139,7 +139,7 @@ def printed(rows, width):
     """The lines of the tables of these rows, on a terminal of this width."""
     console = Console(width=width, file=io.StringIO())
     for table in report.tables(report.summarise(rows)):
-        console.print(table)
+        console.print(table, crop=False)  # as evaluate does
     return [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
 
 
@@ -177,6 +177,14 @@ def test_a_table_is_not_wider_than_the_terminal(width):
     assert max(map(len, lines)) <= width
     letters = "".join(re.findall(r"^ +([a-z-]+)", "\n".join(lines[2:]), re.M))
     assert long in letters, "a long name is broken, not cut"
+
+
+def test_scores_below_one_are_told_apart_and_long_ones_are_whole():
+    (line,) = [x for x in printed([row(0.0638, policy="small")], 100) if "small" in x]
+    assert line.split()[-1] == "0.0638"
+    rows = [row(1234567.0, protocol=f"replay, {share} %") for share in range(5)]
+    words = "".join(printed(rows, 100))
+    assert "…" not in words and words.count("1234567.0") == 5
 
 
 class Page(HTMLParser):
