@@ -14,7 +14,7 @@ from rich.progress import Progress
 from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
-from decisionllm.eval import attention, intervals, report
+from decisionllm.eval import attention, intervals, report, watching
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
@@ -235,9 +235,15 @@ def published_scores(env: Env, dataset: Json) -> dict[str, float]:
 
 
 def say_notes(results: Results, note: str, run: OpenedRun, config: Node) -> None:
-    """Print the note on the environment, and options that have no effect on a baseline."""
+    """Print the note on the environment, options that have no effect on a baseline, and whether the
+    weights were chosen by the score that is measured.
+    """
     if note:
         results.say(note)
+    keep_best = run.config.get("log", {}).get("keep_best")
+    if keep_best == "score" and config["seed"] == watching.SEED:
+        why = f"rollouts of seed={watching.SEED} chose its weights (log.keep_best=score)"
+        results.say(f"{run.path}: {why}, so that this score is too high; give another seed=")
     given = config["act"] | config["team"]
     ignored = ", ".join(key for key, value in given.items() if value is not None)
     if isinstance(run.policy, Baseline) and ignored:
