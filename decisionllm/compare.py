@@ -79,7 +79,8 @@ def compare(config: Node) -> Path:
     for run in runs:
         say_overlap(console, run, store, held_out)
     log = logged(store, fitting, held_out)
-    say_log(console, store, log)
+    groups = len(np.unique(store.group[held_out]))
+    say_log(console, store, log, groups)
 
     # -- estimates --
     options = {name: config["options"].get(name, {}) for name in config["estimators"]}
@@ -94,7 +95,7 @@ def compare(config: Node) -> Path:
         console.print(line)
     out = Path(config["out"] or paths[0].parent)
     out.mkdir(parents=True, exist_ok=True)
-    written = write(out, judged, by_name, log, store, config)
+    written = write(out, judged, by_name, log, store, config, groups)
     if config["picture"]:
         draw(judged, log, config["discount"]).savefig(out / "compare.png")
     console.print(f"comparison: {written}")
@@ -227,14 +228,22 @@ def say_overlap(console: Console, run: OpenedRun, store: Store, held_out: np.nda
         console.print(f"note: {run.path} {what}, its estimates may be too high")
 
 
-def say_log(console: Console, store: Store, log: Logged) -> None:
-    """Print how many episodes there are, and whether estimators disregard task texts that differ."""
+def say_log(console: Console, store: Store, log: Logged, groups: int) -> None:
+    """Print how many episodes there are, whether held-out ones share groups, so many in all, and
+    whether estimators disregard task texts that differ.
+    """
     held_out = int(log.held_out.sum())
     fitted = len(log.held_out) - held_out
     console.print(
         f"log: {store.info['name']}, {held_out:,} episodes held out, estimators are fitted to "
         f"{fitted:,}"
     )
+    if groups < held_out:
+        what = f"the {held_out:,} held-out episodes are of {groups:,} groups, such as days"
+        effect = (
+            "intervals take each episode as one of its own, and are too narrow where those of a "
+        )
+        console.print(f"note: {what}; {effect}group are alike")
     if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
         console.print("note: estimators do not read the task texts, which are not the same in both")
 
@@ -363,10 +372,18 @@ def write(
     log: Logged,
     store: Store,
     config: Node,
+    groups: int,
 ) -> Path:
     """Write compare.json. Returns its path.
 
-    runs: by the name of the policy.
+    Args:
+        out: the folder.
+        judged: the policies.
+        runs: by the name of the policy.
+        log: the episodes.
+        store: of the log.
+        config: of the command.
+        groups: of the held-out episodes.
     """
     places = {name: ranks(judged, name) for name in config["estimators"]}
     rows = []
@@ -381,6 +398,7 @@ def write(
         "dataset": store.info["name"],
         "fingerprint": store.fingerprint,
         "episodes": int(log.held_out.sum()),
+        "groups": groups,
         "fit_episodes": int((~log.held_out).sum()),
         "log": asdict(log_return(log, config["discount"])),
         "discount": config["discount"],
