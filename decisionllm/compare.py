@@ -22,6 +22,7 @@ from decisionllm.config import merged
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.estimates.acting import policy_actions
+from decisionllm.estimates.fitted_q import discounted_returns
 from decisionllm.estimates.log import logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
@@ -78,7 +79,8 @@ def compare(config: Node) -> Path:
     for run in runs:
         say_overlap(console, run, store, held_out)
     log = logged(store, fitting, held_out)
-    say_log(console, store, log)
+    groups = len(np.unique(store.group[held_out]))
+    say_log(console, store, log, groups)
 
     # -- estimates --
     options = {name: config["options"].get(name, {}) for name in config["estimators"]}
@@ -93,9 +95,9 @@ def compare(config: Node) -> Path:
         console.print(line)
     out = Path(config["out"] or paths[0].parent)
     out.mkdir(parents=True, exist_ok=True)
-    written = write(out, judged, by_name, log, store, config)
+    written = write(out, judged, by_name, log, store, config, groups)
     if config["picture"]:
-        draw(judged, log).savefig(out / "compare.png")
+        draw(judged, log, config["discount"]).savefig(out / "compare.png")
     console.print(f"comparison: {written}")
     return written
 
@@ -226,14 +228,22 @@ def say_overlap(console: Console, run: OpenedRun, store: Store, held_out: np.nda
         console.print(f"note: {run.path} {what}, its estimates may be too high")
 
 
-def say_log(console: Console, store: Store, log: Logged) -> None:
-    """Print how many episodes there are, and whether estimators disregard task texts that differ."""
+def say_log(console: Console, store: Store, log: Logged, groups: int) -> None:
+    """Print how many episodes there are, whether held-out ones share groups, so many in all, and
+    whether estimators disregard task texts that differ.
+    """
     held_out = int(log.held_out.sum())
     fitted = len(log.held_out) - held_out
     console.print(
         f"log: {store.info['name']}, {held_out:,} episodes held out, estimators are fitted to "
         f"{fitted:,}"
     )
+    if groups < held_out:
+        what = f"the {held_out:,} held-out episodes are of {groups:,} groups, such as days"
+        effect = (
+            "intervals take each episode as one of its own, and are too narrow where those of a "
+        )
+        console.print(f"note: {what}; {effect}group are alike")
     if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
         console.print("note: estimators do not read the task texts, which are not the same in both")
 
@@ -309,21 +319,21 @@ def ranks(judged: Sequence[Judged], name: str) -> list[int]:
     return [int(rank) for rank in stats.rankdata(values, method="min")]
 
 
-def log_return(log: Logged) -> Estimate:
-    """The mean return of the held-out episodes themselves."""
-    returns = np.add.reduceat(log.rewards, log.offsets[:-1])
-    return mean_of(returns[log.held_out])
+def log_return(log: Logged, discount: float) -> Estimate:
+    """The mean return of the held-out episodes themselves, discounted as the estimates are."""
+    returns = discounted_returns(log.rewards, log.offsets, discount)
+    return mean_of(returns[log.offsets[:-1]][log.held_out])
 
 
 def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) -> Table:
     """Candidates by estimator: rank and value, and below them the 95 % interval."""
-    of_log = log_return(log)
+    of_log = log_return(log, discount)
     title = (
         f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
         f"the log itself: {of_log.value:.4g} ({of_log.low:.4g}..{of_log.high:.4g})"
     )
     if discount < 1:
-        title += f" undiscounted; estimates have discount {discount:g}"
+        title += f"; discount {discount:g}"
     title += "\nfar: share of actions far from the logged ones nearby"
     made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     made.add_column("policy", overflow="fold")
@@ -362,10 +372,18 @@ def write(
     log: Logged,
     store: Store,
     config: Node,
+    groups: int,
 ) -> Path:
     """Write compare.json. Returns its path.
 
-    runs: by the name of the policy.
+    Args:
+        out: the folder.
+        judged: the policies.
+        runs: by the name of the policy.
+        log: the episodes.
+        store: of the log.
+        config: of the command.
+        groups: of the held-out episodes.
     """
     places = {name: ranks(judged, name) for name in config["estimators"]}
     rows = []
@@ -380,8 +398,9 @@ def write(
         "dataset": store.info["name"],
         "fingerprint": store.fingerprint,
         "episodes": int(log.held_out.sum()),
+        "groups": groups,
         "fit_episodes": int((~log.held_out).sum()),
-        "log": asdict(log_return(log)),
+        "log": asdict(log_return(log, config["discount"])),
         "discount": config["discount"],
         "seed": config["seed"],
         "options": config["options"],
@@ -392,12 +411,12 @@ def write(
     return out / "compare.json"
 
 
-def draw(judged: Sequence[Judged], log: Logged) -> "Figure":
+def draw(judged: Sequence[Judged], log: Logged, discount: float) -> "Figure":
     """A panel for each estimator: policies with their intervals, and the return of the log."""
     names = list(judged[0].estimates)
     made = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)
     places = np.arange(len(judged))[::-1]
-    of_log = log_return(log)
+    of_log = log_return(log, discount)
     panels = made.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axis, name in zip(panels, names, strict=True):
         estimates = [one.estimates[name] for one in judged]

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
-from decisionllm.eval import attention, intervals, report
+from decisionllm.eval import attention, intervals, report, watching
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
@@ -126,7 +126,8 @@ class Results:
     def summarise(self) -> None:
         """Print the table of all rows, and write the report."""
         for table in report.tables(report.summarise(report.read_rows(self.folder))):
-            self.console.print(table, soft_wrap=False)
+            # the terminal breaks a table that is wider: no column is lost
+            self.console.print(table, soft_wrap=False, crop=False)
         if self.report:
             self.say(f"report: {report.write_report(self.folder, self.published, self.units)}")
 
@@ -234,9 +235,15 @@ def published_scores(env: Env, dataset: Json) -> dict[str, float]:
 
 
 def say_notes(results: Results, note: str, run: OpenedRun, config: Node) -> None:
-    """Print the note on the environment, and options that have no effect on a baseline."""
+    """Print the note on the environment, options that have no effect on a baseline, and whether the
+    weights were chosen by the score that is measured.
+    """
     if note:
         results.say(note)
+    keep_best = run.config.get("log", {}).get("keep_best")
+    if keep_best == "score" and config["seed"] == watching.SEED:
+        why = f"rollouts of seed={watching.SEED} chose its weights (log.keep_best=score)"
+        results.say(f"{run.path}: {why}, so that this score is too high; give another seed=")
     given = config["act"] | config["team"]
     ignored = ", ".join(key for key, value in given.items() if value is not None)
     if isinstance(run.policy, Baseline) and ignored:
@@ -394,8 +401,9 @@ def result_rows(
 
 def line(row: Report) -> str:
     """A result row for the terminal."""
-    target = "-" if row.target_return is None else format(row.target_return, ".1f")
-    scores = f"score {row.score:6.1f}  [{row.low:.1f}, {row.high:.1f}]"
+    target = report.target_words(row.target_return)
+    score, low, high = (report.number(x) for x in (row.score, row.low, row.high))
+    scores = f"score {score:>6s}  [{low}, {high}]"
     about = f"{row.policy:24s} target {target:>6s}"
     return f"{about}  {scores}  {row.seconds:.1f} s  {row.protocol}"
 
@@ -417,7 +425,8 @@ def draw(
     if label in results.drawn:
         return
     results.drawn[label] = run.path
-    pictures = {"rollout": env.draw(part, f"{row.policy}, {row.protocol}: {row.score:.1f}")}
+    title = f"{row.policy}, {row.protocol}: {report.number(row.score)}"
+    pictures = {"rollout": env.draw(part, title)}
     if isinstance(policy, Policy) and not contender.scripted:
         title = f"{row.policy}: attention to the text"
         pictures["attention"] = attention.draw(policy, part, title)

@@ -2,19 +2,22 @@
 compared is refused in one line.
 """
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from decisionllm.compare import Judged, candidate, compare, ranks, table, warnings
+from decisionllm.compare import Judged, candidate, compare, ranks, say_log, table, warnings
 from decisionllm.datasets.arrays import from_episodes
+from decisionllm.estimates.log import logged
 from decisionllm.policy.opening import OpenedRun
 from decisionllm.protocols import Estimate, Logged
 from decisionllm.schema import Episode, Spec
-from tests.conftest import LOOP, NANO, command, make_policy, node
+from tests.conftest import LOOP, NANO, command, episode, make_policy, make_store, node
 
 QUICK = (
     "+options.fqe.steps=20",
@@ -66,6 +69,9 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
         "50 %",
     ]
     assert "the log itself: 3 (3..3)" in made.title
+    # rewards 1 and 2 of the held-out episode
+    made = table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, "d", 0.5)
+    assert "the log itself: 2 (2..2); discount 0.5" in made.title
 
 
 def test_a_policy_that_plans_has_no_density():
@@ -124,6 +130,18 @@ def test_runs_are_compared_on_their_held_out_episodes(runs, tmp_path, capsys):
         assert all(one["low"] < one["value"] < one["high"] for one in each)
     assert "28" in said and "note:" not in said
     assert (tmp_path / "compare.png").stat().st_size > 1000
+
+
+def test_episodes_that_share_a_few_groups_are_named(tmp_path):
+    """Two days of 30 campaigns each: intervals over 30 episodes say nothing about other days."""
+    episodes = [episode([float(i)], group=i // 30) for i in range(60)]
+    store = make_store(tmp_path / "store", episodes)
+    log = logged(store, np.arange(30), np.arange(30, 60))
+    for groups, said in [(30, False), (1, True)]:
+        console = Console(file=io.StringIO(), width=1000)
+        say_log(console, store, log, groups)
+        words = "the 30 held-out episodes are of 1 groups" in console.file.getvalue()
+        assert words is said
 
 
 @pytest.mark.slow

@@ -17,7 +17,13 @@ from decisionllm.datasets.store import prepare
 from decisionllm.domains.maze2d.dataset import save
 from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval import report
-from decisionllm.evaluate import chosen_environment, evaluate, published_scores
+from decisionllm.evaluate import (
+    Results,
+    chosen_environment,
+    evaluate,
+    published_scores,
+    say_notes,
+)
 from decisionllm.files import DIGESTS
 from decisionllm.policy.opening import OpenedRun
 from decisionllm.registry import build, choice
@@ -467,3 +473,16 @@ def test_another_environment_is_named_without_its_defaults():
     north = choice("env", "synthetic", text="none")
     assert changed(own, north) == "goal=north", "a default, and not the run's own"
     assert changed({"_target_": own["_target_"]}, north) == ""
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "seed", "warned"), [("score", 0, True), ("score", 1, False), ("loss", 0, False)]
+)
+def test_a_score_from_the_starts_that_chose_the_weights_is_named(
+    tmp_path, capsys, keep_best, seed, warned
+):
+    policy = SimpleNamespace(config={"log": {"keep_best": keep_best}})
+    options = {"seed": seed, "act": {}, "team": {}}
+    say_notes(Results(tmp_path, report=False), "", OpenedRun(Path("runs/a"), policy), options)
+    said = capsys.readouterr().out
+    assert ("rollouts of seed=0 chose its weights" in said) is warned

@@ -81,7 +81,9 @@ class Importance(Estimator):
             ratio[i, :n] = log_prob[rows] - self.log_prob[rows]
             rewards[i, :n] = log.rewards[rows]
         total = np.cumsum(ratio, 1)
-        weights = np.exp(total - total.max(0))
+        largest = total.max(0)
+        # where no episode could come from the policy, the largest is -inf and all weights are 0
+        weights = np.exp(total - np.where(np.isfinite(largest), largest, 0))
         return weights, rewards * self.discount ** np.arange(T)
 
 
@@ -103,5 +105,9 @@ def self_normalised(weights: np.ndarray, rewards: np.ndarray, counts: np.ndarray
 
 
 def effective_episodes(weights: np.ndarray) -> float:
-    """How many equally weighted episodes weights (E,) are worth: (sum w)^2 / sum w^2."""
+    """How many equally weighted episodes weights (E,) are worth: (sum w)^2 / sum w^2; 0 of no
+    weight above 0.
+    """
+    if not weights.any():
+        return 0.0
     return float(weights.sum() ** 2 / np.square(weights).sum())

@@ -1,8 +1,9 @@
 """Pictures of results: scores of policies, scores by share of a budget, losses, tables of shares."""
 
 import re
+import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 FEWEST_SHARES = 3  # of a budget that are drawn as lines
 STYLES = ("-", "--", ":")
 MARKERS = "ovs^D<>pP*X"
+NAME = 40  # letters of a line of a policy's name beside a picture
+LINE = 0.16  # inches, of a line of a legend
 
 
 def figure(width: float, height: float, title: str = "") -> "Figure":
@@ -33,6 +36,16 @@ def figure(width: float, height: float, title: str = "") -> "Figure":
     return made
 
 
+def wrapped(name: str, letters: int = NAME) -> str:
+    """A name in lines of so many letters: a long one leaves the picture its place."""
+    return "\n".join(textwrap.wrap(name, letters)) or name
+
+
+def count_lines(names: Iterable[str]) -> int:
+    """How many lines the wrapped names of a legend take."""
+    return sum(name.count("\n") + 1 for name in names)
+
+
 def draw_scores(
     results: Sequence[Json],
     published: Published,
@@ -43,9 +56,13 @@ def draw_scores(
     protocols = list(grouped(results, "protocol"))
     heights = []
     for name, members in by_world.items():
-        lines = len(grouped(members, "policy")) + len(published.get(name, {}))
-        height = 4.5 if has_curves(members) else 0.35 * lines + 1.2
-        heights.append(height)
+        policies = [wrapped(policy) for policy in grouped(members, "policy")]
+        beside = count_lines([*policies, *published.get(name, {})])
+        if has_curves(members):
+            heights.append(max(4.5, LINE * beside + 0.5))
+            continue
+        lines = max(len(policies) + len(published.get(name, {})), beside / 2)
+        heights.append(0.35 * lines + 1.2)
     made = figure(8, sum(heights))
     panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
     for axis, (name, members) in zip(panels, by_world.items(), strict=True):
@@ -109,7 +126,7 @@ def draw_by_share(axis: "Axes", results: Sequence[Json], published: Mapping[str,
         x = [share_of[row["protocol"]] for row in rows]
         color = f"C{k % 10}"
         style = STYLES[k // 10 % len(STYLES)]
-        label = rows[0]["policy"]
+        label = wrapped(rows[0]["policy"])
         low = values(rows, "low")
         high = values(rows, "high")
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
@@ -147,7 +164,7 @@ def draw_policies(
     count = len(names) + len(published)
     axis.plot(list(published.values()), range(len(names), count), "o", color="lightgrey")
     names += [f"{name}, published" for name in published]
-    axis.set_yticks(range(count), names, fontsize=7)
+    axis.set_yticks(range(count), [wrapped(name) for name in names], fontsize=7)
     axis.invert_yaxis()
 
 
@@ -174,30 +191,34 @@ def draw_curves(runs: Mapping[str, str]) -> "Figure":
     """
     logs = {run: read_lines(Path(run) / "metrics.jsonl") for run in sorted(runs)}
     watched = any("score" in line for line in chain(*logs.values()))
-    count, height = (2, 6) if watched else (1, 3.5)
-    made = figure(8, height)
+    count, height = (2, 6.0) if watched else (1, 3.5)
+    labels = [wrapped(f"{runs[run]} ({Path(run).name})", 2 * NAME) for run in logs]
+    # the legend is below the panels: of many runs it would hide the curves
+    made = figure(8, height + LINE * count_lines(labels))
     panels = [*made.subplots(count, squeeze=False, sharex=True)[:, 0]]
-    for i, (run, lines) in enumerate(logs.items()):
-        label = f"{runs[run]} ({Path(run).name})"
-        draw_log(panels, lines, color=f"C{i % 10}", label=label)
+    for i, (lines, label) in enumerate(zip(logs.values(), labels, strict=True)):
+        style = STYLES[i // 10 % len(STYLES)]
+        draw_log(panels, lines, color=f"C{i % 10}", style=style, label=label)
     unit = "negative log-likelihood, nats an action"
     panels[0].set(ylabel=f"{unit}\n(faint: training, full: held out)")
     if watched:
         panels[1].set(ylabel="score of the rollouts in training")
     panels[-1].set(xlabel="step")
-    panels[0].legend(fontsize=7)
+    made.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize=7)
     return made
 
 
-def draw_log(panels: Sequence["Axes"], lines: Sequence[Json], *, color: str, label: str) -> None:
+def draw_log(
+    panels: Sequence["Axes"], lines: Sequence[Json], *, color: str, style: str, label: str
+) -> None:
     """The curves of one run: its losses in the first panel, its scores, if any, in the second."""
     steps = [line["step"] for line in lines]
     training = [line["nll"] for line in lines]
     held_out = [line.get("held_out_nll", np.nan) for line in lines]
     panels[0].plot(steps, training, color=color, alpha=0.35)
-    panels[0].plot(steps, held_out, color=color, label=label)
+    panels[0].plot(steps, held_out, color=color, linestyle=style, label=label)
     looks = [line for line in lines if "score" in line]
     if looks:
         steps_of_looks = [line["step"] for line in looks]
         scores = [line["score"] for line in looks]
-        panels[1].plot(steps_of_looks, scores, color=color, marker=".", label=label)
+        panels[1].plot(steps_of_looks, scores, color=color, linestyle=style, marker=".")

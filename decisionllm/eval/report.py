@@ -164,7 +164,8 @@ def table(world: str, results: Sequence[Row]) -> "Table":
         made.add_column(label, justify="right", no_wrap=True)
     for protocol in protocols:
         name = protocol.removeprefix(shared).lstrip(", ")
-        made.add_column(name or "score", justify="right", min_width=CELL)
+        # a long number is broken, not cut
+        made.add_column(name or "score", justify="right", min_width=CELL, overflow="fold")
     for *names, scores in zip(policies, *labels.values(), cells.values(), strict=True):
         made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
     return made
@@ -178,9 +179,9 @@ def cells_of(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str
         if not result["headline"]:
             policy += " (sweep)"
         count = f"{result['seeds']} x {result['n'] // result['seeds']}"
-        row = cells[policy, one_digit(result["target_return"]), count]
-        interval_of = f"{result['low']:.1f}..{result['high']:.1f}"
-        row[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
+        row = cells[policy, target_words(result["target_return"]), count]
+        interval_of = f"{number(result['low'])}..{number(result['high'])}"
+        row[result["protocol"]] = f"{number(result['score'])}\n{interval_of}"
     return cells
 
 
@@ -199,9 +200,16 @@ def shared_words(protocols: Sequence[str]) -> str:
     return ", ".join(commonprefix(parts))
 
 
-def one_digit(number: float | None) -> str:
-    """A number with one digit after the point; "-" for None."""
-    return "-" if number is None else f"{number:.1f}"
+def target_words(target: float | None) -> str:
+    """A target return; "-" for None."""
+    return "-" if target is None else number(target)
+
+
+def number(x: float) -> str:
+    """A number with one digit after the point; one below 1, of which that leaves little, with three
+    significant digits.
+    """
+    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
 
 
 def write_report(folder: str | Path, published: Published, units: Mapping[str, str]) -> Path:
@@ -233,6 +241,7 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         Path(__file__).parent / "report.html",
         images,
         columns=COLUMNS,
+        number=number,
         results=results,
         published=published,
         labels=labels,

@@ -151,6 +151,18 @@ def test_a_policy_like_the_log_has_the_mean_return_of_the_log():
     assert effective_episodes(np.ones(30)) == 30
 
 
+@pytest.mark.parametrize("of_policy", [[0, 0, 0], [0, 1, 0], [1, 0, 0]])
+def test_a_policy_that_never_acts_like_the_log_is_said_to_be_unknown(of_policy):
+    """It takes no logged action of a step, or none of a last step: the weights of all are 0."""
+    log = chain(["left", "right, right"], 2, log_prob=np.log(np.full(3, 0.5)))
+    with np.errstate(divide="ignore"):
+        policy = Candidate("", log.actions, lambda tasks: None, np.log(of_policy))
+    found = Importance(log, 1.0, 0).estimate(policy)
+    assert np.isfinite(found.value)
+    worth = float(of_policy[0])
+    assert found.note == f"weights worth {worth} of 2 episodes"
+
+
 def test_weights_need_propensities_and_a_distribution():
     with pytest.raises(ValueError, match="estimators=importance: expected a log with propensities"):
         Importance(chain(ALL, 6), 1.0, 0)

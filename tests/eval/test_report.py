@@ -12,6 +12,7 @@ from rich.console import Console
 
 from decisionllm.config import TrainConfig
 from decisionllm.eval import pictures, report
+from decisionllm.eval.pictures import draw_curves, draw_scores
 from decisionllm.registry import discover
 
 
@@ -139,7 +140,7 @@ def printed(rows, width):
     """The lines of the tables of these rows, on a terminal of this width."""
     console = Console(width=width, file=io.StringIO())
     for table in report.tables(report.summarise(rows)):
-        console.print(table)
+        console.print(table, crop=False)  # as evaluate does
     return [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
 
 
@@ -177,6 +178,44 @@ def test_a_table_is_not_wider_than_the_terminal(width):
     assert max(map(len, lines)) <= width
     letters = "".join(re.findall(r"^ +([a-z-]+)", "\n".join(lines[2:]), re.M))
     assert long in letters, "a long name is broken, not cut"
+
+
+def test_scores_below_one_are_told_apart_and_long_ones_are_whole():
+    (line,) = [x for x in printed([row(0.0638, policy="small")], 100) if "small" in x]
+    assert line.split()[-1] == "0.0638"
+    rows = [row(1234567.0, protocol=f"replay, {share} %") for share in range(5)]
+    words = "".join(printed(rows, 100))
+    assert "…" not in words and words.count("1234567.0") == 5
+
+
+@pytest.mark.parametrize(("name", "count"), [("p", 40), ("a-name=of many, options=1, " * 6, 2)])
+def test_curves_and_scores_of_many_runs_and_long_names_have_their_place(tmp_path, name, count):
+    """The smallest panel has a fourth of the picture's width and an inch of its height or more."""
+    lines = [{"step": i, "nll": 1.0, "held_out_nll": 1.0, "score": 2.0} for i in (1, 2)]
+    runs = {}
+    for i in range(count):
+        run = tmp_path / str(i)
+        run.mkdir()
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        runs[str(run)] = f"{name}{i}"
+    of_one_budget = [row(i, policy=f"{name}{i}") for i in range(count)]
+    of_many = [
+        row(5, policy=f"{name}{i}", protocol=f"x, {b} %") for b in (1, 2, 3) for i in range(count)
+    ]
+    made = [draw_curves(runs)]
+    for rows in (of_one_budget, of_many):
+        made.append(draw_scores(report.summarise(rows), {}, {"w": "score"}))
+    for figure in made:
+        figure.draw_without_rendering()
+        whole = figure.bbox
+        boxes = []
+        for axis in figure.axes:
+            place = axis.get_window_extent()
+            assert place.width > whole.width / 4 and place.height > figure.dpi
+            boxes.append(axis.get_tightbbox())
+        for box in boxes:
+            assert box.y0 >= -1 and box.y1 <= whole.height + 1
+            assert box.x0 >= -1 and box.x1 <= whole.width + 1
 
 
 class Page(HTMLParser):
