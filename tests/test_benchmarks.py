@@ -60,6 +60,7 @@ NAMES = sorted(
         "permutation",
         "played",
         "raw_traffic",
+        "reading",
         "smax",
         "serve",
         "shading",

@@ -36,7 +36,7 @@ from decisionllm.files import (
     seal,
     write_json,
 )
-from decisionllm.registry import Node, is_none, with_defaults
+from decisionllm.registry import Node, with_defaults
 from decisionllm.schema import Json, Spec
 
 FORMAT = 3  # of run.json, config.yaml and the names of weights
@@ -146,8 +146,10 @@ def _completed(before: Node, options: Node) -> Node:
     found = dict(before)
     for group in GROUPS:
         node = before.get(group, {})
-        is_same = node.get("_target_") == options[group].get("_target_")
-        if node and is_same and not is_none(node):
+        today = options[group]
+        is_same = node.get("_target_") == today.get("_target_")
+        # only then, since a run that goes on needs no environment
+        if is_same and today.keys() - node.keys():
             found[group] = with_defaults(node)
     return found
 
