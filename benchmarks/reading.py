@@ -37,7 +37,8 @@ TEXTS = 64  # of a step, as in experiment=umaze-llm
 WARMUP = 50  # steps
 CONTRASTS = 6  # most other goals that a contrast is tried with
 
-Labelled = tuple[list[str], Tensor]  # texts, and the number of the goal of each
+# texts, the number of the goal of each, and how many frames they are of
+Labelled = tuple[list[str], Tensor, int]
 
 
 class Namer(nn.Module):
@@ -73,7 +74,7 @@ def held_out(maze: str) -> dict[str, Labelled]:
                 if text not in texts[-CONTRASTS:]:
                     texts.append(text)
                     goals.append(goal)
-        found[kind] = texts, torch.tensor(goals)
+        found[kind] = texts, torch.tensor(goals), len(words.frames[0])
     return found
 
 
@@ -106,11 +107,11 @@ def understood(namer: Namer, maze: str) -> dict[str, float]:
     namer.eval()
     shares = {}
     frames = {}
-    for kind, (texts, goals) in held_out(maze).items():
+    for kind, (texts, goals, count) in held_out(maze).items():
         scores = [namer(texts[i : i + TEXTS]) for i in range(0, len(texts), TEXTS)]
         right = torch.cat(scores).argmax(1) == goals
         shares[kind] = right.double().mean().item()
-        frames[kind] = len(Wordings(list(goal_facts(maze)), goal_facts(maze), kind=kind).frames[0])
+        frames[kind] = count
     every = sum(shares[kind] * frames[kind] for kind in KINDS) / sum(frames.values())
     return {"held_out": every} | shares
 

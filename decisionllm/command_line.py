@@ -381,26 +381,43 @@ def unquoted(words: Iterable[str]) -> str | None:
     write it; None if all are read, or for another reason.
     """
     for before, word in pairwise(["", *words]):
-        if word.startswith("-") or is_read(word):
+        is_flag = word.startswith("-")
+        belongs_to_flag = before.startswith("-") and "=" not in word  # such as --cfg job
+        if is_flag or belongs_to_flag or is_read(word):
             continue
-        key, equals, value = word.partition("=")
-        if not equals and before.startswith("-"):  # of a flag, such as --cfg job
-            continue
-        if not equals:
-            example = "as in run=runs/first; quotes keep the spaces of a value: 'run=my runs/first'"
-            return f"{word}: expected KEY=VALUE, {example}"
-        is_list = value.startswith("[") and value.endswith("]")
-        inner = value[1:-1] if is_list else value
-        special = [letter for letter in inner if letter != "," and not is_read(f"x=a{letter}a")]
-        if not special or inner.startswith(("[", "{")):
-            continue
-        written = f"{key}={in_quotes(value)}"
-        if is_list:
-            each = [in_quotes(part.strip()) for part in inner.split(",")]
-            written = f"{key}=[{','.join(each)}]"
-        if is_read(written):
-            needs = f"Hydra reads a value with {special[0]} in quotes alone"
-            return f"{word}: {needs}; write {shlex.quote(written)}"
+        fault = how_to_write(word)
+        if fault is not None:
+            return fault
+    return None
+
+
+def how_to_write(word: str) -> str | None:
+    """How to write a word that Hydra does not read; None if quotes are not what it lacks."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        example = "as in run=runs/first; quotes keep the spaces of a value: 'run=my runs/first'"
+        return f"{word}: expected KEY=VALUE, {example}"
+    is_list = value.startswith("[") and value.endswith("]")
+    inner = value[1:-1] if is_list else value
+    special = first_special(inner)
+    if special is None or inner.startswith(("[", "{")):
+        return None
+    quoted = in_quotes(value)
+    if is_list:
+        parts = [in_quotes(part.strip()) for part in inner.split(",")]
+        quoted = f"[{','.join(parts)}]"
+    written = f"{key}={quoted}"
+    if not is_read(written):
+        return None
+    needs = f"Hydra reads a value with {special} in quotes alone"
+    return f"{word}: {needs}; write {shlex.quote(written)}"
+
+
+def first_special(value: str) -> str | None:
+    """The first letter of a value, but for commas, that Hydra does not read within a word."""
+    for letter in value:
+        if letter != "," and not is_read(f"x=a{letter}a"):
+            return letter
     return None
 
 

@@ -227,7 +227,7 @@ def takes(target: str, option: str) -> bool:
     return callable(thing) and option in signature(thing).parameters
 
 
-def with_defaults(node: Node) -> Node:
+def with_option_defaults(node: Node) -> Node:
     """A node with the default of each option of its callable that it lacks, which `build` takes."""
     found = dict(node)
     for name, option in signature(_named(node["_target_"])).parameters.items():

@@ -418,7 +418,8 @@ def announce(training: Training) -> None:
         announce_data(training, data)
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    precision = accelerator.mixed_precision.replace("no", "float32")
+    mixed = accelerator.mixed_precision
+    precision = "float32" if mixed == "no" else mixed
     where = f"{precision}, {accelerator.num_processes} x {accelerator.device}"
     training.say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{config.steps:,} steps"

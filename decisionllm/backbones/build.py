@@ -181,6 +181,7 @@ def pretrained(
         )
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
+    at_least("backbone.text_summary", text_summary, 0)
 
     # -- where it is read, and what to do if that fails --
     source = hub_id
@@ -231,7 +232,6 @@ def pretrained(
         shuffle(backbone.core, seed)
     if hardware.multiplies_slowly(DTYPES[dtype]):
         backbone.widen()
-    at_least("backbone.text_summary", text_summary, 0)
     if text_summary and not text_layers:
         wanted = "0, since no block reads texts alone (backbone.text_layers)"
         raise ValueError(f"backbone.text_summary: expected {wanted}, got {text_summary}")

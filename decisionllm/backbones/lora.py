@@ -157,11 +157,8 @@ def _names_below_output(names: Iterable[str], core: nn.Module) -> dict[str, str]
 
 def linear(x: Tensor, *layers: nn.Module) -> list[Tensor]:
     """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes."""
-    packed = layers[0].__dict__.get("packed")
-    if packed is not None and torch.is_grad_enabled():
-        # they may be trained now, and torch's fused AdamW counts no new version of what it changes
-        packed.versions = []
-    if packed is not None and not torch.is_grad_enabled() and packed.serves(x, layers):
+    packed = _packed_for(x, layers)
+    if packed is not None:
         outputs = packed(x.flatten(0, -2))
     elif _all_adapted(layers):
         A, B, scales = _adapters(layers)
@@ -170,6 +167,20 @@ def linear(x: Tensor, *layers: nn.Module) -> list[Tensor]:
     else:
         return [_plain(x, layer) for layer in layers]
     return [out.unflatten(0, x.shape[:-1]) for out in outputs]
+
+
+def _packed_for(x: Tensor, layers: tuple[nn.Module, ...]) -> _Packed | None:
+    """The packed weights of these maps that serve now; None while they may be trained, or have none
+    that fit.
+    """
+    packed: _Packed | None = layers[0].__dict__.get("packed")
+    if packed is None:
+        return None
+    if torch.is_grad_enabled():
+        # torch's fused AdamW counts no new version of what it changes
+        packed.versions = []
+        return None
+    return packed if packed.serves(x, layers) else None
 
 
 def _plain(x: Tensor, layer: nn.Module) -> Tensor:

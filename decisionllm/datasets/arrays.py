@@ -322,13 +322,21 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[Columns]:
         for start in range(0, n, rows):
             with explained(what, *errors, remedy=AGAIN):
                 block = {key: column[start : start + rows] for key, column in columns.items()}
-            for key, x in block.items():
-                check_finite(path, key, x, start)
-                if key in ENDS:
-                    block[key] = flags(f"{path}: {key}", x.reshape(-1), start)
-                elif key == "rewards":
-                    block[key] = x.reshape(-1)
-            yield block
+            yield checked_block(path, block, start)
+
+
+def checked_block(path: Path, block: Columns, start: int) -> Columns:
+    """Rows of a file from number `start` on: finite numbers, ends as bool (n,), rewards (n,)."""
+    checked = {}
+    for key, x in block.items():
+        check_finite(path, key, x, start)
+        if key in ENDS:
+            checked[key] = flags(f"{path}: {key}", x.reshape(-1), start)
+        elif key == "rewards":
+            checked[key] = x.reshape(-1)
+        else:
+            checked[key] = x
+    return checked
 
 
 def open_columns(
@@ -373,13 +381,19 @@ def check_shapes(
     sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
     if len(set(sizes.values())) > 1 or not sizes["rewards"]:
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
-    for key, x in columns.items():
-        width = numbers_of(x)
-        fits = len(x.shape) in (1, 2) and are_numbers(x.dtype) and width
-        if not fits or (widths[key] and width != widths[key]):
-            wanted = f"{key} of {widths[key] or 'some'} columns"
-            raise ValueError(f"{path}: expected {wanted}, got shape {x.shape}, {x.dtype}")
+    for key, column in columns.items():
+        check_width(path, key, column, widths[key])
     return int(sizes["rewards"])
+
+
+def check_width(path: Path, key: str, column: np.ndarray | h5py.Dataset, width: int) -> None:
+    """Raise a ValueError unless a column has rows of so many numbers; 0: of one or more."""
+    is_table = len(column.shape) in (1, 2) and are_numbers(column.dtype)
+    found = numbers_of(column)
+    fits = found == width if width else found > 0
+    if not (is_table and fits):
+        wanted = f"{key} of {width or 'some'} columns"
+        raise ValueError(f"{path}: expected {wanted}, got shape {column.shape}, {column.dtype}")
 
 
 def check_is_array(path: Path, key: str, column: object) -> None:

@@ -36,7 +36,7 @@ from decisionllm.files import (
     seal,
     write_json,
 )
-from decisionllm.registry import Node, with_defaults
+from decisionllm.registry import Node, with_option_defaults
 from decisionllm.schema import Json, Spec
 
 FORMAT = 3  # of run.json, config.yaml and the names of weights
@@ -150,7 +150,7 @@ def _completed(before: Node, options: Node) -> Node:
         is_same = node.get("_target_") == today.get("_target_")
         # only then, since a run that goes on needs no environment
         if is_same and today.keys() - node.keys():
-            found[group] = with_defaults(node)
+            found[group] = with_option_defaults(node)
     return found
 
 

@@ -119,10 +119,7 @@ def collect(
         one_of("teams", kind, limits)
     discrete = all("num_actions" in limit for limit in limits.values())
     fixed = _fixed_columns(env, list(limits), teams)
-    acts = list(act.values()) if isinstance(act, Mapping) else [act]
-    most = np.iinfo(TABLES["agents"]["behaviour"]).max + 1
-    if not 1 <= len(acts) <= most:
-        raise ValueError(f"act: expected 1 to {most} behaviours, got {len(acts)}")
+    acts = _behaviours(act)
     at_least("episodes", episodes, 1)
 
     steps: Rows = []
@@ -153,6 +150,15 @@ def collect(
         columns["behaviour"] = columns["group"] % len(acts)
         found["behaviours"] = list(act)
     return Log(found | meta, _columns(steps), columns)
+
+
+def _behaviours(act: Act | Mapping[str, Act]) -> list[Act]:
+    """The behaviours that play in turn; a ValueError if a log can't number them."""
+    acts = list(act.values()) if isinstance(act, Mapping) else [act]
+    most = np.iinfo(TABLES["agents"]["behaviour"]).max + 1
+    if not 1 <= len(acts) <= most:
+        raise ValueError(f"act: expected 1 to {most} behaviours, got {len(acts)}")
+    return acts
 
 
 def _fixed_columns(
