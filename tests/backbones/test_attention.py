@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decisionllm.backbones import library
-from decisionllm.backbones.attention import Grid, TextAttention, attend
+from decisionllm.backbones.attention import Grid, TextAttention, attend, fused
 from tests.backbones.test_backbones import small_backbone
 from tests.conftest import near
 
@@ -78,6 +78,16 @@ def test_grouped_rows_attend_as_with_a_copy_of_their_text(index, heads, dtype, t
     )
     for ours, plain in zip(found, wanted, strict=True):
         near(ours.float(), plain.float(), tolerance)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
+def test_the_kernel_of_a_gpu_attends_as_the_plain_products(heads):
+    index = ROWS["texts of one row and of four"]
+    (q, k, v, _, _), bias = drawn(index, heads, torch.float64)
+    of_own = bias[..., L:]
+    wanted = results(attend(q, k, v, of_own, 0.0), (q, k, v))
+    for found, right in zip(results(fused(q, k, v, of_own, 0.0), (q, k, v)), wanted, strict=True):
+        near(found, right, 1e-10)
 
 
 @pytest.mark.parametrize(
