@@ -33,7 +33,12 @@ from decisionllm.files import append_line, read_lines, write_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs.optimizer import make_optimizer, moments, restore_moments
-from decisionllm.runs.start import create_folder, new_model, unfitted_model
+from decisionllm.runs.start import (
+    check_text_readers,
+    create_folder,
+    new_model,
+    unfitted_model,
+)
 from decisionllm.schema import Batch, Json, Window
 
 ALL = slice(None)
@@ -264,6 +269,7 @@ def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
     console = console_of(accelerator)
     if console is not None:
         check_texts(config.text, stores.values())
+        check_text_readers(config, stores)
         for note in check_environments(config, stores):
             console.print(f"note: {note}")
     data = open_windows(config, stores)

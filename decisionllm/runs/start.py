@@ -21,6 +21,7 @@ from decisionllm.models.heads import check_decode
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.protocols import Planner
+from decisionllm.registry import is_none
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
@@ -67,6 +68,21 @@ def check_positions(model: SequenceModel, data: Data) -> None:
     long = [task for task in data.store.tasks if len(task.encode()) + 1 > room]
     ids, _ = model.backbone.encode(long)
     model.backbone.check_positions(model.backbone.text_places(ids.shape[1]), tokens)
+
+
+def check_text_readers(config: TrainConfig, stores: Mapping[str, Store]) -> None:
+    """Raise a ValueError if a part of the model would be trained on texts, and there is none."""
+    if any(any(store.tasks) for store in stores.values()):
+        return
+    summary = config.backbone.get("text_summary", 0)
+    for name, given in {
+        "text_encoder": "" if is_none(config.text_encoder) else "features",
+        "backbone.text_summary": summary,
+    }.items():
+        if given:
+            wanted = "episodes with a task text for it to read"
+            remedy = f"give text=..., see docs/text.md, or leave {name} out"
+            raise ValueError(f"{name}={given}: expected {wanted}, got none; {remedy}")
 
 
 def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:

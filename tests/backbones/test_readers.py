@@ -146,7 +146,7 @@ def test_a_text_longer_than_the_positions_is_refused():
 def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
     run = tmp_path / "run"
     reading = ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
-    command("train", *NANO, *LOOP, *reading, f"run={run}")
+    command("train", *NANO, *LOOP, *reading, "text=goal", f"run={run}")
     one, other = (loading.load(run) for _ in range(2))
     spec, rng = Spec.of(one.info["spec"]), np.random.default_rng(0)
     shape = rng.normal(size=(3, spec.observation_dim)).astype(np.float32)
@@ -215,3 +215,18 @@ def test_a_text_that_no_training_step_read_is_validated_on(folder, tmp_path):
     ]
     assert command("train", *NANO, *LOOP, *reading, *few, f"run={tmp_path / 'run'}") == 0
     assert np.isfinite(json.loads((tmp_path / "run/metrics.jsonl").read_text())["held_out_nll"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("text_encoder=features", "text_encoder.folder={folder}", "text_encoder.layer=1"),
+        ("backbone=pretrained", "backbone.folder={folder}", "backbone.text_summary=2"),
+    ],
+    ids=["a text encoder", "a summary"],
+)
+def test_what_reads_texts_is_refused_where_there_is_none(folder, tmp_path, capsys, options):
+    given = [option.format(folder=folder) for option in options]
+    assert command("train", *LOOP, *given, "text=none", f"run={tmp_path / 'run'}") == 1
+    assert "expected episodes with a task text for it to read, got none" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
