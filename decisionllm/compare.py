@@ -23,7 +23,7 @@ from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.estimates.acting import policy_actions
 from decisionllm.estimates.fitted_q import discounted_returns
-from decisionllm.estimates.log import logged, mean_of
+from decisionllm.estimates.log import FEWEST_GROUPS, logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
 from decisionllm.eval.pictures import figure
@@ -79,8 +79,7 @@ def compare(config: Node) -> Path:
     for run in runs:
         say_overlap(console, run, store, held_out)
     log = logged(store, fitting, held_out)
-    groups = len(np.unique(store.group[held_out]))
-    say_log(console, store, log, groups)
+    say_log(console, store, log)
 
     # -- estimates --
     options = {name: config["options"].get(name, {}) for name in config["estimators"]}
@@ -90,14 +89,17 @@ def compare(config: Node) -> Path:
     judged = judge(candidates, log, estimators, seed=config["seed"])
 
     # -- results --
-    console.print(table(judged, log, store.info["name"], config["discount"]), soft_wrap=False)
+    of_log = log_return(log, config["discount"])
+    console.print(
+        table(judged, log, of_log, store.info["name"], config["discount"]), soft_wrap=False
+    )
     for line in warnings(judged, config["most_far"]):
         console.print(line)
     out = Path(config["out"] or paths[0].parent)
     out.mkdir(parents=True, exist_ok=True)
-    written = write(out, judged, by_name, log, store, config, groups)
+    written = write(out, judged, by_name, log, of_log, store, config)
     if config["picture"]:
-        draw(judged, log, config["discount"]).savefig(out / "compare.png")
+        draw(judged, of_log).savefig(out / "compare.png")
     console.print(f"comparison: {written}")
     return written
 
@@ -228,9 +230,9 @@ def say_overlap(console: Console, run: OpenedRun, store: Store, held_out: np.nda
         console.print(f"note: {run.path} {what}, its estimates may be too high")
 
 
-def say_log(console: Console, store: Store, log: Logged, groups: int) -> None:
-    """Print how many episodes there are, whether held-out ones share groups, so many in all, and
-    whether estimators disregard task texts that differ.
+def say_log(console: Console, store: Store, log: Logged) -> None:
+    """Print how many episodes there are, whether held-out ones share groups, and whether estimators
+    disregard task texts that differ.
     """
     held_out = int(log.held_out.sum())
     fitted = len(log.held_out) - held_out
@@ -238,14 +240,24 @@ def say_log(console: Console, store: Store, log: Logged, groups: int) -> None:
         f"log: {store.info['name']}, {held_out:,} episodes held out, estimators are fitted to "
         f"{fitted:,}"
     )
+    groups = count_groups(log)
     if groups < held_out:
         what = f"the {held_out:,} held-out episodes are of {groups:,} groups, such as days"
-        effect = (
-            "intervals take each episode as one of its own, and are too narrow where those of a "
-        )
-        console.print(f"note: {what}; {effect}group are alike")
+        effect = "intervals resample groups"
+        if groups < FEWEST_GROUPS:
+            effect = (
+                "too few to resample, so that intervals take each episode as one of its own, and "
+                "are too narrow where those of a group are alike"
+            )
+        console.print(f"note: {what}; {effect}")
     if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
         console.print("note: estimators do not read the task texts, which are not the same in both")
+
+
+def count_groups(log: Logged) -> int:
+    """How many groups the held-out episodes are of."""
+    held_out = int(log.held_out.sum())
+    return held_out if log.groups is None else len(np.unique(log.groups[log.held_out]))
 
 
 def build_estimators(
@@ -322,12 +334,16 @@ def ranks(judged: Sequence[Judged], name: str) -> list[int]:
 def log_return(log: Logged, discount: float) -> Estimate:
     """The mean return of the held-out episodes themselves, discounted as the estimates are."""
     returns = discounted_returns(log.rewards, log.offsets, discount)
-    return mean_of(returns[log.offsets[:-1]][log.held_out])
+    return mean_of(returns[log.offsets[:-1]][log.held_out], log)
 
 
-def table(judged: Sequence[Judged], log: Logged, dataset: str, discount: float) -> Table:
-    """Candidates by estimator: rank and value, and below them the 95 % interval."""
-    of_log = log_return(log, discount)
+def table(
+    judged: Sequence[Judged], log: Logged, of_log: Estimate, dataset: str, discount: float
+) -> Table:
+    """Candidates by estimator: rank and value, and below them the 95 % interval.
+
+    of_log: see `log_return`.
+    """
     title = (
         f"{dataset}\nestimated returns, {int(log.held_out.sum())} held-out episodes\n"
         f"the log itself: {of_log.value:.4g} ({of_log.low:.4g}..{of_log.high:.4g})"
@@ -370,9 +386,9 @@ def write(
     judged: Sequence[Judged],
     runs: Mapping[str, OpenedRun],
     log: Logged,
+    of_log: Estimate,
     store: Store,
     config: Node,
-    groups: int,
 ) -> Path:
     """Write compare.json. Returns its path.
 
@@ -381,9 +397,9 @@ def write(
         judged: the policies.
         runs: by the name of the policy.
         log: the episodes.
+        of_log: see `log_return`.
         store: of the log.
         config: of the command.
-        groups: of the held-out episodes.
     """
     places = {name: ranks(judged, name) for name in config["estimators"]}
     rows = []
@@ -398,9 +414,9 @@ def write(
         "dataset": store.info["name"],
         "fingerprint": store.fingerprint,
         "episodes": int(log.held_out.sum()),
-        "groups": groups,
+        "groups": count_groups(log),
         "fit_episodes": int((~log.held_out).sum()),
-        "log": asdict(log_return(log, config["discount"])),
+        "log": asdict(of_log),
         "discount": config["discount"],
         "seed": config["seed"],
         "options": config["options"],
@@ -411,12 +427,11 @@ def write(
     return out / "compare.json"
 
 
-def draw(judged: Sequence[Judged], log: Logged, discount: float) -> "Figure":
+def draw(judged: Sequence[Judged], of_log: Estimate) -> "Figure":
     """A panel for each estimator: policies with their intervals, and the return of the log."""
     names = list(judged[0].estimates)
     made = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)
     places = np.arange(len(judged))[::-1]
-    of_log = log_return(log, discount)
     panels = made.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axis, name in zip(panels, names, strict=True):
         estimates = [one.estimates[name] for one in judged]

@@ -409,6 +409,8 @@ class Logged:
         action_masks: (n, C) allowed discrete actions; None: all.
         action_log_prob: (n,) log-probability of the logged actions under what chose them, or their
             log-density in raw units; None: the log has no propensities.
+        groups: (E,) int; episodes with the same one may be alike, such as the campaigns of a day.
+            None: no two are.
     """
 
     spec: Spec
@@ -422,6 +424,7 @@ class Logged:
     recorded: np.ndarray
     action_masks: np.ndarray | None = None
     action_log_prob: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
     @property
     def lengths(self) -> np.ndarray:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from decisionllm.compare import Judged, candidate, compare, ranks, say_log, table, warnings
+from decisionllm.compare import (
+    Judged,
+    candidate,
+    compare,
+    log_return,
+    ranks,
+    say_log,
+    table,
+    warnings,
+)
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.estimates.log import logged
 from decisionllm.policy.opening import OpenedRun
@@ -55,7 +64,8 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
         tasks=["", ""],
         recorded=np.ones(3, bool),
     )
-    made = table([Judged("a", 0.5, {"fqe": estimate(2.0), "model": estimate(4.0)})], log, "d", 1.0)
+    judged = [Judged("a", 0.5, {"fqe": estimate(2.0), "model": estimate(4.0)})]
+    made = table(judged, log, log_return(log, 1.0), "d", 1.0)
     assert [column.header for column in made.columns] == [
         "policy",
         "fqe",
@@ -70,7 +80,8 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
     ]
     assert "the log itself: 3 (3..3)" in made.title
     # rewards 1 and 2 of the held-out episode
-    made = table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, "d", 0.5)
+    discounted = log_return(log, 0.5)
+    made = table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, discounted, "d", 0.5)
     assert "the log itself: 2 (2..2); discount 0.5" in made.title
 
 
@@ -133,15 +144,18 @@ def test_runs_are_compared_on_their_held_out_episodes(runs, tmp_path, capsys):
 
 
 def test_episodes_that_share_a_few_groups_are_named(tmp_path):
-    """Two days of 30 campaigns each: intervals over 30 episodes say nothing about other days."""
-    episodes = [episode([float(i)], group=i // 30) for i in range(60)]
-    store = make_store(tmp_path / "store", episodes)
-    log = logged(store, np.arange(30), np.arange(30, 60))
-    for groups, said in [(30, False), (1, True)]:
+    """Days of so many campaigns: intervals over 30 episodes of a day say nothing about other days."""
+    for size, words in [
+        (30, "the 30 held-out episodes are of 1 groups, such as days; too few to resample"),
+        (5, "the 30 held-out episodes are of 6 groups, such as days; intervals resample groups"),
+        (1, ""),
+    ]:
+        episodes = [episode([float(i)], group=i // size) for i in range(60)]
+        store = make_store(tmp_path / f"store-{size}", episodes)
         console = Console(file=io.StringIO(), width=1000)
-        say_log(console, store, log, groups)
-        words = "the 30 held-out episodes are of 1 groups" in console.file.getvalue()
-        assert words is said
+        say_log(console, store, logged(store, np.arange(30), np.arange(30, 60)))
+        said = console.file.getvalue()
+        assert words in said if words else "note" not in said
 
 
 @pytest.mark.slow

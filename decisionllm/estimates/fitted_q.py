@@ -111,7 +111,7 @@ class FittedQ(Estimator):
         optimise(net, loss, rows=len(self.inputs), title=title, **self.training)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        return mean_of(self.values(candidate))
+        return mean_of(self.values(candidate), self.log)
 
     def values(self, candidate: Candidate) -> np.ndarray:
         """Q of the policy's first action in each held-out episode, raw reward units."""

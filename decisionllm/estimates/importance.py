@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from decisionllm.estimates.log import resampled
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
 
@@ -52,12 +53,14 @@ class Importance(Estimator):
             )
         weights, rewards = self.weights(candidate.log_prob)
         value = float(self_normalised(weights, rewards, np.ones((1, len(weights))))[0])
-        # resampled episodes as how often each is drawn
+        # resamples as how often each group of episodes is drawn
+        _, group = np.unique(resampled(self.log), return_inverse=True)
+        G = int(group.max()) + 1
         rng = np.random.default_rng(self.seed)
+        counts = rng.multinomial(G, np.full(G, 1 / G), size=RESAMPLES)
+        means = self_normalised(weights, rewards, counts[:, group])
+        low, high = np.quantile(means, [0.025, 0.975])
         E = len(weights)
-        counts = rng.multinomial(E, np.full(E, 1 / E), size=RESAMPLES)
-        resampled = self_normalised(weights, rewards, counts)
-        low, high = np.quantile(resampled, [0.025, 0.975])
         worth = effective_episodes(weights[:, -1])
         note = f"weights worth {worth:.1f} of {E} episodes" if worth < FEWEST else ""
         return Estimate(value, float(low), float(high), note)

@@ -150,7 +150,7 @@ class LearnedModel(Estimator):
         return change, reward, out[..., -1].sigmoid().mean(0).numpy()
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        return mean_of(self.returns(candidate))
+        return mean_of(self.returns(candidate), self.log)
 
     def returns(self, candidate: Candidate) -> np.ndarray:
         """The imagined return of each held-out episode, raw reward units."""

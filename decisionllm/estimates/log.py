@@ -1,10 +1,12 @@
-"""The part of a data store that policies are judged from, and a mean over its episodes."""
+"""The part of a data store that policies are judged from, and a mean over its held-out episodes."""
 
 import numpy as np
 
 from decisionllm.datasets.store import Store
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.protocols import Estimate, Logged
+
+FEWEST_GROUPS = 5  # resamples of fewer hold the true mean too rarely
 
 
 def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
@@ -42,6 +44,7 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
         recorded=recorded,
         action_masks=column(store.action_masks, rows),
         action_log_prob=column(store.action_log_prob, rows),
+        groups=np.asarray(store.group[episodes]),
     )
 
 
@@ -50,7 +53,18 @@ def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
     return None if values is None else np.asarray(values[rows])
 
 
-def mean_of(values: np.ndarray) -> Estimate:
-    """The mean of one value for each episode (E,), with its interval."""
-    low, high = over_episodes(values)
+def resampled(log: Logged) -> np.ndarray:
+    """What an interval resamples, (h,) int of the h held-out episodes: those of a group together,
+    or, where these are few, each by itself.
+    """
+    alone = np.arange(int(log.held_out.sum()))
+    if log.groups is None:
+        return alone
+    groups = log.groups[log.held_out]
+    return groups if len(np.unique(groups)) >= FEWEST_GROUPS else alone
+
+
+def mean_of(values: np.ndarray, log: Logged) -> Estimate:
+    """The mean of one value for each held-out episode (h,), with its interval."""
+    low, high = over_episodes(values, resampled(log))
     return Estimate(float(values.mean()), low, high)

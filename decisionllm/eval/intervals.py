@@ -11,17 +11,33 @@ def over_episodes(values: ArrayLike, clusters: np.ndarray | None = None) -> tupl
     Args:
         values: (N,) of each episode.
         clusters: (N,) integers; episodes with the same one repeat one case, such as a campaign of a
-            day, so they are resampled together, as their mean. None: no episode repeats another.
+            day, so they are resampled together. None: no episode repeats another.
     """
     each = np.asarray(values, np.float64)
+    cluster = np.arange(len(each))
     if clusters is not None:
         _, cluster = np.unique(clusters, return_inverse=True)
-        each = np.bincount(cluster, each) / np.bincount(cluster)
-    if np.ptp(each) == 0:
-        return float(each[0]), float(each[0])
+    totals = np.bincount(cluster, each)
+    sizes = np.bincount(cluster)
+    if np.ptp(totals / sizes) == 0:
+        return float(each.mean()), float(each.mean())
     rng = np.random.default_rng(0)
-    found = stats.bootstrap((each,), np.mean, n_resamples=10_000, method="percentile", rng=rng)
+    found = stats.bootstrap(
+        (totals, sizes),
+        mean_of_all,
+        n_resamples=10_000,
+        batch=1_000,
+        method="percentile",
+        paired=True,
+        rng=rng,
+    )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def mean_of_all(totals: np.ndarray, sizes: np.ndarray, axis: int) -> np.ndarray:
+    """The mean over all episodes of clusters, of their totals and sizes."""
+    mean: np.ndarray = totals.sum(axis) / sizes.sum(axis)
+    return mean
 
 
 def over_runs(values: ArrayLike) -> tuple[float, float]:

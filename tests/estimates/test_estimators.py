@@ -4,6 +4,8 @@ Two states. In the first, action 1 leads to the second and action 0 ends the epi
 in the second, action 1 brings 3 and action 0 nothing, and the episode ends.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,10 @@ import torch
 from decisionllm.estimates.fitted_q import FittedQ, discounted_returns
 from decisionllm.estimates.importance import Importance, effective_episodes
 from decisionllm.estimates.learned_model import LearnedModel
+from decisionllm.estimates.log import mean_of
 from decisionllm.estimates.networks import Members
 from decisionllm.estimates.support import Support
+from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Candidate, Logged
 from decisionllm.schema import Spec
@@ -61,6 +65,21 @@ def rule(log, first, second):
 
 
 ALL = [*WALKS] * 40
+
+
+def test_episodes_of_a_day_are_resampled_together():
+    """Ten days, on each of which six campaigns earn the same: ten numbers, not sixty. Of two days
+    nothing can be resampled.
+    """
+    earned = np.random.default_rng(0).normal(size=10)
+    log = chain([next(iter(WALKS))] * 60, held_out=60)
+    days = replace(log, groups=np.repeat(np.arange(10), 6))
+    found = mean_of(np.repeat(earned, 6), days)
+    assert (found.low, found.high) == pytest.approx(over_episodes(earned))
+    alone = mean_of(np.repeat(earned, 6), log)
+    assert found.high - found.low > 2 * (alone.high - alone.low)
+    few = replace(log, groups=np.repeat(np.arange(2), 30))
+    assert mean_of(np.repeat(earned, 6), few) == alone
 
 
 @pytest.mark.parametrize(
@@ -149,6 +168,18 @@ def test_a_policy_like_the_log_has_the_mean_return_of_the_log():
     assert found.value == pytest.approx((1 + 0 + 3) / 3)
     assert found.low < 4 / 3 < found.high and not found.note
     assert effective_episodes(np.ones(30)) == 30
+
+
+def test_weights_of_a_day_are_resampled_together():
+    walks = [walk for walk in ["left", "right, right"] * 10 for _ in range(6)]  # twenty days
+    log_prob = np.log(np.full(6 * 10 * 3, 0.5))
+    log = chain(walks, held_out=120, log_prob=log_prob)
+    policy = Candidate("", log.actions, None, log_prob)
+    alone = Importance(log, 1.0, 0).estimate(policy)
+    days = replace(log, groups=np.repeat(np.arange(20), 6))
+    together = Importance(days, 1.0, 0).estimate(policy)
+    assert together.value == alone.value
+    assert together.high - together.low > 2 * (alone.high - alone.low)
 
 
 @pytest.mark.parametrize("of_policy", [[0, 0, 0], [0, 1, 0], [1, 0, 0]])

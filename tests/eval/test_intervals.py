@@ -26,6 +26,18 @@ def test_repetitions_of_a_case_count_once():
     assert 2.1 * (high - low) < most - least
 
 
+def test_large_clusters_count_as_their_episodes():
+    """Of three episodes two are of one day: the mean of all is 1, of both days 1.5."""
+    rng = np.random.default_rng(0)
+    day = np.repeat(np.arange(300), rng.integers(1, 6, size=300))
+    large = np.bincount(day)[day] >= 4
+    values = large + rng.normal(size=300)[day]
+    low, high = over_episodes(values, day)
+    assert low < values.mean() < high
+    days = np.bincount(day, values) / np.bincount(day)
+    assert days.mean() < low, "the mean of the days is another number"
+
+
 def test_the_interval_of_three_runs_is_students():
     low, high = over_runs([10, 20, 60])
     assert (low, high) == pytest.approx((30 - 65.72, 30 + 65.72), abs=0.01)
