@@ -120,7 +120,7 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
     state = HydraConfig.get()
     given = state.overrides.task
@@ -130,6 +130,8 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
         options = checked_options(config, command, state.runtime.choices, given)
         function = vars(import_module(f"decisionllm.{command}"))[command]
         function(options)
+    except InterpolationKeyError as error:
+        return fail(2, f"{', '.join(unfilled(config))}: expected values of their own; {error}")
     except (UsageError, OmegaConfBaseException) as error:
         return fail(2, error)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
@@ -137,6 +139,21 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
             raise
         return fail(1, error)
     return 0
+
+
+def unfilled(config: "DictConfig") -> list[str]:
+    """The options whose defaults name another option that is not there, such as one that the chosen
+    backbone does not have.
+    """
+    from omegaconf.errors import InterpolationKeyError
+
+    found = []
+    for key in config:
+        try:
+            config[key]
+        except InterpolationKeyError:
+            found.append(str(key))
+    return found
 
 
 def is_bare(word: str) -> bool:

@@ -84,6 +84,13 @@ USAGE = {
 }
 
 
+def test_defaults_that_name_an_option_of_another_choice_are_all_named(capsys):
+    assert command("train", "experiment=umaze-llm", "backbone=nano") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("decisionllm: name, run: expected values of their own; ")
+    assert "'backbone.weights' not found" in said
+
+
 @pytest.mark.parametrize("words", USAGE)
 def test_what_does_not_exist_is_named_with_the_nearest_that_does(
     words, monkeypatch, capsys, tmp_path
