@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import at_least, one_of
 from decisionllm.datasets.published import check_noise, file_digest, regenerated_name
 from decisionllm.datasets.row_blocks import flags
 from decisionllm.datasets.store import DatasetReader
@@ -70,7 +70,6 @@ def load(
     episodes: int = 0,
     noise: float = 0.5,
     piece: int = 100,
-    random_goals: int = 0,
     seed: int = 0,
 ) -> Source:
     """One log of a point maze as episodes, each with a goal made in hindsight.
@@ -86,9 +85,6 @@ def load(
         episodes: how many episodes of the log to regenerate; 0: the published number.
         noise: standard deviation of the noise on the actions of a regenerated log.
         piece: most steps of an episode; they are uniform from 1 on.
-        random_goals: show the log so many times more, in pieces whose goal is a position of any row
-            of the log, with loss mask 0: they show transitions and rewards to a planner, and are
-            not cloned.
         seed: of the regeneration and of the pieces.
 
     Raises:
@@ -101,10 +97,8 @@ def load(
     published, maze_name, kind = parse(name)
     one_of("dataset.text", text, TEXTS)
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
-    if piece < 1 or random_goals < 0 or episodes < 0:
-        wanted = "a piece of 1 or more steps, and numbers of 0 or more"
-        got = f"{piece}, {random_goals} and {episodes}"
-        raise ValueError(f"dataset.piece, random_goals, episodes: expected {wanted}, got {got}")
+    at_least("dataset.piece", piece, 1)
+    at_least("dataset.episodes", episodes, 0)
     check_noise(noise)
     maze = Maze.named(maze_name)
     file = find_file(published, path=path, source=source)
@@ -123,7 +117,7 @@ def load(
         info["name"] = regenerated_name(published, count=episodes, noise=noise, seed=seed)
     if text == "none":
         info["observation_parts"] = [["position", 2], ["goal", 2]]
-    made = hindsight(log, maze_name, text=text, piece=piece, random_goals=random_goals, seed=seed)
+    made = hindsight(log, maze_name, text=text, piece=piece, seed=seed)
     spec = Spec(
         observation_dim=4 if text == "none" else 2,
         action_dim=2,
@@ -142,19 +136,14 @@ def parse(name: str) -> tuple[str, str, str]:
     return published, maze, kind
 
 
-def hindsight(
-    log: Log, maze: str, *, text: str, piece: int, random_goals: int, seed: int
-) -> Iterator[Episode]:
-    """The log in pieces, each with a goal; see `load`."""
+def hindsight(log: Log, maze: str, *, text: str, piece: int, seed: int) -> Iterator[Episode]:
+    """The log in pieces, each with the position at its end as its goal; see `load`."""
     rng = np.random.default_rng((seed, 1))
-    for shown in range(1 + random_goals):
-        cloned = shown == 0
-        for group, (first, last) in enumerate(log.bounds):
-            for start, stop in cuts(first, last, piece, rng):
-                goal = log.positions[stop if cloned else rng.integers(len(log.positions))]
-                found = aimed(log, start, stop, goal, maze, text=text, cloned=cloned, group=group)
-                if found is not None:
-                    yield found
+    for group, (first, last) in enumerate(log.bounds):
+        for start, stop in cuts(first, last, piece, rng):
+            found = aimed(log, start, stop, log.positions[stop], maze, text=text, group=group)
+            if found is not None:
+                yield found
 
 
 def cuts(first: int, last: int, piece: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
@@ -167,15 +156,7 @@ def cuts(first: int, last: int, piece: int, rng: np.random.Generator) -> Iterato
 
 
 def aimed(
-    log: Log,
-    start: int,
-    stop: int,
-    goal: np.ndarray,
-    maze: str,
-    *,
-    text: str,
-    cloned: bool,
-    group: int,
+    log: Log, start: int, stop: int, goal: np.ndarray, maze: str, *, text: str, group: int
 ) -> Episode | None:
     """The steps of a piece of the log until it reaches a goal (2,); None: it begins there."""
     positions = log.positions[start : stop + 1]
@@ -197,7 +178,6 @@ def aimed(
         group=group,
         terminated=terminated,
         truncated=not terminated,
-        loss_mask=np.full(n, cloned),
         final_observation=seen[-1],
     )
 

@@ -42,7 +42,7 @@ def test_a_file_is_read_with_goals_at_the_ends_of_its_pieces(tmp_path):
     assert source.info["digest"] == digest
     # the point of the second episode stands on its goal from the start: no piece
     for one in episodes(source):
-        assert one.group == 0 and one.terminated and one.loss_mask.all()
+        assert one.group == 0 and one.terminated
         goal = one.observations[0, 2:]
         assert (one.observations[:, 2:] == goal).all() and (one.final_observation[2:] == goal).all()
         first = int(2 * one.observations[0, 0])
@@ -58,14 +58,13 @@ def test_a_piece_ends_where_its_goal_is_reached():
     log = Log(
         **{"positions": WALK, "actions": columns()["actions"], "ends": columns()["terminals"]}
     )
-    options = {"text": "none", "cloned": True, "group": 3}
+    options = {"text": "none", "group": 3}
     one = aimed(log, 0, 8, np.array([3.0, 0.0]), "medium", **options)
     # within 1.0 of x = 3 from x = 2 on, the position of row 4
     assert one.rewards.tolist() == [0, 0, 0, 1] and one.final_observation.tolist() == [2, 0, 3, 0]
     assert (one.terminated, one.truncated, one.group) == (True, False, 3)
-    far = aimed(log, 0, 8, np.array([20.0, 20.0]), "medium", **options | {"cloned": False})
+    far = aimed(log, 0, 8, np.array([20.0, 20.0]), "medium", **options)
     assert far.rewards.sum() == 0 and len(far.rewards) == 8 and far.truncated
-    assert not far.loss_mask.any()
     assert aimed(log, 0, 8, np.array([0.6, 0.0]), "medium", **options) is None
 
 
@@ -75,19 +74,6 @@ def test_pieces_cover_the_log_and_none_is_longer():
     assert made[0][0] == 10 and made[-1][1] == 500
     lengths = {stop - start for start, stop in made}
     assert max(lengths) == 20 and min(lengths) == 1
-
-
-def test_random_goals_are_shown_beside_the_log_and_not_cloned(tmp_path):
-    options = {"name": STITCH, "source": "regenerate", "episodes": 20}
-    plain = episodes(load(**options))
-    more = episodes(load(**options, random_goals=2))
-    assert [len(e.rewards) for e in more[: len(plain)]] == [len(e.rewards) for e in plain]
-    shown = more[len(plain) :]
-    assert not any(e.loss_mask.any() for e in shown) and all(e.loss_mask.all() for e in plain)
-    assert 0 < np.mean([e.terminated for e in shown]) < 0.3
-    goals = np.array([e.observations[0, 2:] for e in shown])
-    assert len(np.unique(cell_of(goals), axis=0)) > 15, "goals all over the maze"
-    assert np.unique([e.group for e in shown]).tolist() == list(range(20))
 
 
 def test_a_stitch_episode_walks_four_cells_and_stays():
@@ -171,8 +157,8 @@ def test_a_dataset_that_is_not_there_is_refused():
         FileNotFoundError, match=r"/none.npz: expected the file of .*, got none; give"
     ):
         load(name=STITCH, path="/none.npz")
-    for wrong in ({"piece": 0}, {"random_goals": -1}, {"episodes": -1}):
-        with pytest.raises(ValueError, match=r"dataset.piece, random_goals, episodes: expected"):
+    for wrong in ({"piece": 0}, {"episodes": -1}):
+        with pytest.raises(ValueError, match=f"dataset.{next(iter(wrong))}: expected"):
             load(name=STITCH, source="regenerate", **wrong)
     with pytest.raises(ValueError, match=r"dataset.noise: expected a deviation"):
         load(name=STITCH, source="regenerate", noise=-0.1)
