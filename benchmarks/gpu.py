@@ -13,8 +13,8 @@ of one step. Four layouts read them:
     peer            transformers + peft: the embeddings of the text in front of every row
 
 `python -m benchmarks.gpu` appends a row for each to gpu.jsonl, after the losses of whole and peer
-were found equal. FLOPs are counted by torch in the very step that is timed, and so are those of the
-layout, not of the model; the share is of a product of two large matrices on the same GPU.
+were found equal. FLOPs are counted by torch in a step before those that are timed, and so are those
+of the layout, not of the model; the share is of a product of two large matrices on the same GPU.
 """
 
 import argparse

@@ -45,6 +45,7 @@ NAMES = sorted(
         "auction_words",
         "auctionnet_public",
         "compare",
+        "gpu",  # needs one
         "instructions",
         "isoflops",
         "large_files",
