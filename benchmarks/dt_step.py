@@ -89,7 +89,8 @@ def shared(model):
 
 
 def our_loss(model, batch, dtype=torch.float32):
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    device = batch.observations.device.type
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
         return model(batch)["nll"]
 
 
@@ -120,7 +121,7 @@ def trainer(model, loss, batch_of):
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(value.detach())
+        return value.detach()
 
     return step
 

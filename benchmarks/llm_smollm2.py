@@ -16,7 +16,6 @@ from benchmarks.dt_step import log, our_loss, trainer
 from benchmarks.llm_step_tiny import pair, peer_loss
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
-from decisionllm.tokenizers import text
 
 WORDS = " ".join(
     ["Go through the open door to the room with the red lamp and stop there"] * 3
@@ -29,7 +28,7 @@ STEP = partial(our_loss, dtype=torch.bfloat16), partial(peer_loss, dtype=torch.b
 def batches(model, *, T, B):
     """step -> a Batch whose rows have seven texts in turn."""
     steps = log(20_000)
-    texts = text.encode(model.backbone.tokenizer, TASKS)
+    texts = model.backbone.encode(TASKS)
     sampler = Sampler(steps, np.arange(len(steps.first)), T=T, batch_size=B, seed=0)
     return lambda step: collate(sampler(step), texts, np.arange(B) % len(TASKS))
 

@@ -50,7 +50,8 @@ def repeated_text(model, batch):
 
 
 def peer_loss(model, batch, dtype=torch.float32):
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    device = batch.observations.device.type
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
         hidden = repeated_text(model, batch)[:, model.tokenizer.output_positions].float()
         nll = -model.head(hidden).log_prob(model.normalizer.actions(batch.actions))
         return torch.where(batch.mask, nll, 0).sum() / batch.mask.sum()

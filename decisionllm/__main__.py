@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decisionllm import __version__
 from decisionllm.checks import unknown
@@ -145,14 +145,18 @@ def unfilled(config: "DictConfig") -> list[str]:
     """The options whose defaults name another option that is not there, such as one that the chosen
     backbone does not have.
     """
+    from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationKeyError
 
+    from decisionllm.config import flat
+
     found = []
-    for key in config:
+    as_given: Any = OmegaConf.to_container(config, resolve=False)
+    for key in flat(as_given):
         try:
-            config[key]
+            OmegaConf.select(config, key)
         except InterpolationKeyError:
-            found.append(str(key))
+            found.append(key)
     return found
 
 

@@ -240,7 +240,7 @@ def say_log(console: Console, store: Store, log: Logged) -> None:
         f"log: {store.info['name']}, {held_out:,} episodes held out, estimators are fitted to "
         f"{fitted:,}"
     )
-    groups = count_groups(log)
+    groups = len(np.unique(log.held_out_groups))
     if groups < held_out:
         what = f"the {held_out:,} held-out episodes are of {groups:,} groups, such as days"
         effect = "intervals resample groups"
@@ -252,12 +252,6 @@ def say_log(console: Console, store: Store, log: Logged) -> None:
         console.print(f"note: {what}; {effect}")
     if len(set(log.tasks)) > 1 and not tells_texts_apart(log):
         console.print("note: estimators do not read the task texts, which are not the same in both")
-
-
-def count_groups(log: Logged) -> int:
-    """How many groups the held-out episodes are of."""
-    held_out = int(log.held_out.sum())
-    return held_out if log.groups is None else len(np.unique(log.groups[log.held_out]))
 
 
 def build_estimators(
@@ -414,7 +408,7 @@ def write(
         "dataset": store.info["name"],
         "fingerprint": store.fingerprint,
         "episodes": int(log.held_out.sum()),
-        "groups": count_groups(log),
+        "groups": len(np.unique(log.held_out_groups)),
         "fit_episodes": int((~log.held_out).sum()),
         "log": asdict(of_log),
         "discount": config["discount"],
@@ -432,14 +426,20 @@ def draw(judged: Sequence[Judged], of_log: Estimate) -> "Figure":
     names = list(judged[0].estimates)
     made = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)
     places = np.arange(len(judged))[::-1]
+    policies = [one.name for one in judged]
     panels = made.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axis, name in zip(panels, names, strict=True):
         estimates = [one.estimates[name] for one in judged]
-        values = np.array([each.value for each in estimates])
-        below = values - [each.low for each in estimates]
-        above = [each.high for each in estimates] - values
-        axis.errorbar(values, places, xerr=np.abs([below, above]), fmt="o", capsize=3)
+        values, lengths = error_bars(estimates)
+        axis.errorbar(values, places, xerr=lengths, fmt="o", capsize=3)
         axis.axvline(of_log.value, color="grey", linestyle=":", linewidth=0.8)
         axis.set(title=f"{name} (dotted: the log)", xlabel="estimated return")
-        axis.set_yticks(places, [one.name for one in judged])
+        axis.set_yticks(places, policies)
     return made
+
+
+def error_bars(estimates: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray]:
+    """The values of estimates (P,), and how far their intervals reach below and above (2, P)."""
+    values = np.array([each.value for each in estimates])
+    ends = np.array([[each.low for each in estimates], [each.high for each in estimates]])
+    return values, np.abs(ends - values)

@@ -432,6 +432,13 @@ class Logged:
         return np.diff(self.offsets)
 
     @property
+    def held_out_groups(self) -> np.ndarray:
+        """(h,) int, the group of each held-out episode."""
+        groups = np.arange(len(self.held_out)) if self.groups is None else self.groups
+        of_held_out: np.ndarray = groups[self.held_out]
+        return of_held_out
+
+    @property
     def episode(self) -> np.ndarray:
         """(n,) the episode of each step."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)

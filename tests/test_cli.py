@@ -89,6 +89,8 @@ def test_defaults_that_name_an_option_of_another_choice_are_all_named(capsys):
     said = capsys.readouterr().err
     assert said.startswith("decisionllm: name, run: expected values of their own; ")
     assert "'backbone.weights' not found" in said
+    assert command("train", "dataset=synthetic", "env.text=${backbone.weights}") == 2
+    assert capsys.readouterr().err.startswith("decisionllm: env.text: expected values of their own")
 
 
 @pytest.mark.parametrize("words", USAGE)

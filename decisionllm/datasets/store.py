@@ -561,10 +561,15 @@ def check_texts(text: str, stores: Iterable[Store]) -> None:
 
     text: the option of the run.
     """
-    if text == "none" or any(any(store.tasks) for store in stores):
+    if text == "none" or has_texts(stores):
         return
     remedy = "give text=none, or data whose episodes have a text (Episode.task)"
     raise ValueError(f"text={text}: expected episodes with a task text, got none; {remedy}")
+
+
+def has_texts(stores: Iterable[Store]) -> bool:
+    """Whether an episode of these stores has a task text."""
+    return any(any(store.tasks) for store in stores)
 
 
 def with_texts(

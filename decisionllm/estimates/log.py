@@ -55,13 +55,11 @@ def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
 
 def resampled(log: Logged) -> np.ndarray:
     """What an interval resamples, (h,) int of the h held-out episodes: those of a group together,
-    or, where these are few, each by itself.
+    or, where groups are few, each by itself.
     """
-    alone = np.arange(int(log.held_out.sum()))
-    if log.groups is None:
-        return alone
-    groups = log.groups[log.held_out]
-    return groups if len(np.unique(groups)) >= FEWEST_GROUPS else alone
+    groups = log.held_out_groups
+    is_few = len(np.unique(groups)) < FEWEST_GROUPS
+    return np.arange(len(groups)) if is_few else groups
 
 
 def mean_of(values: np.ndarray, log: Logged) -> Estimate:

@@ -14,7 +14,7 @@ from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
-from decisionllm.datasets.store import Store, next_rows
+from decisionllm.datasets.store import Store, has_texts, next_rows
 from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.heads import check_decode
@@ -72,17 +72,15 @@ def check_positions(model: SequenceModel, data: Data) -> None:
 
 def check_text_readers(config: TrainConfig, stores: Mapping[str, Store]) -> None:
     """Raise a ValueError if a part of the model would be trained on texts, and there is none."""
-    if any(any(store.tasks) for store in stores.values()):
-        return
-    summary = config.backbone.get("text_summary", 0)
-    for name, given in {
-        "text_encoder": "" if is_none(config.text_encoder) else "features",
-        "backbone.text_summary": summary,
-    }.items():
-        if given:
-            wanted = "episodes with a task text for it to read"
-            remedy = f"give text=..., see docs/text.md, or leave {name} out"
-            raise ValueError(f"{name}={given}: expected {wanted}, got none; {remedy}")
+    readers = []
+    if not is_none(config.text_encoder):
+        readers.append("text_encoder")
+    if config.backbone.get("text_summary"):
+        readers.append("backbone.text_summary")
+    if readers and not has_texts(stores.values()):
+        wanted = "episodes with a task text for it to read"
+        remedy = f"give text=..., see docs/text.md, or leave {readers[0]} out"
+        raise ValueError(f"{readers[0]}: expected {wanted}, got none; {remedy}")
 
 
 def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
