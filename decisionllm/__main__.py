@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from decisionllm import __version__
 from decisionllm.checks import unknown
 from decisionllm.command_line import UsageError, checked_options, configs, explain, store_choices
+from decisionllm.help import help_of
 from decisionllm.sweep import run_directory, swept_keys
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ COMMANDS = {
         "write the report"
     ),
 }
+HELP = ("-h", "--help")
 IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
 # the first word behind these commands may be an action instead of key=value
 ACTIONS = {"journal": ("report", "verify", "prune", "restore")}
@@ -54,7 +56,7 @@ def main() -> int:
     """
     arguments = sys.argv[1:]
     try:
-        if not arguments or arguments[0] in ("-h", "--help", "help"):
+        if not arguments or arguments[0] in (*HELP, "help"):
             print(USAGE, flush=True)
             return 0 if arguments else 2
         if arguments[0] in ("-V", "--version"):
@@ -98,7 +100,12 @@ def run(command: str, overrides: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are printed here, in one line
     sys.argv = [f"decisionllm {command}", *overrides]
     try:
-        if is_for_hydra(overrides):
+        if any(word in HELP for word in overrides):
+            actions = ["|".join(ACTIONS[command])] if command in ACTIONS else []
+            usage = " ".join(["decisionllm", command, *actions])
+            words = [word for word in overrides if word not in HELP]
+            print(help_of(command, COMMANDS[command], usage=usage, words=words))
+        elif is_for_hydra(overrides):
             hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
         else:
             start(command, overrides, job)

@@ -21,7 +21,7 @@ decisionllm train --help
 decisionllm train --cfg job
 ```
 
-`--help` lists commands and choices, `--cfg job` prints the whole configuration, resolved. This page is written from the code. [Training](train.md)
+`--help` lists the choices of a command and its options, `--cfg job` prints the whole configuration, resolved. This page is written from the code. [Training](train.md)
 explains the options in context."""
 TITLES = {
     "TrainConfig": ("Run", ""),

@@ -11,6 +11,7 @@ FLOORS = (
     {"schema", "registry", "files", "checks", "randomness"},
     {"config", "protocols", "distributed", "hardware", "sweep"},
     {"command_line"},
+    {"help"},
     {"tokenizers"},
     {"datasets", "backbones"},
     {"baselines"},

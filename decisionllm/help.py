@@ -1,0 +1,61 @@
+"""What `decisionllm COMMAND --help` prints: the choices that the command has, and its options."""
+
+from collections.abc import Sequence
+
+from decisionllm.command_line import configs
+
+OF_HYDRA = ("defaults", "hydra")  # keys of a config file that are no options
+
+
+def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> str:
+    """The help of a command.
+
+    Args:
+        command: one of `decisionllm COMMAND`.
+        about: what it does.
+        usage: the command with the action that it takes, if it takes one.
+        words: of the command line, without flags. The options of a choice are shown where it is
+            made, as in `decisionllm data dataset=auction --help`.
+    """
+    import hydra
+    import yaml
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    source = (configs() / f"{command}.yaml").read_text()
+    described = yaml.safe_load(source)
+    groups = groups_of(described["defaults"])
+    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        choices = {group: loader.get_group_options(group) for group in groups}
+        config = hydra.compose(command, [*words])
+
+    parts = [f"decisionllm {command}: {about}", f"usage: {usage} [key=value ...]"]
+    if choices:
+        named = [f"  {group}: {', '.join(names)}" for group, names in choices.items()]
+        parts.append("\n".join(["choices, as group=choice:", *named]))
+    parts.append("options and their defaults, as key=value or key.option=value:")
+    parts.append(without_keys_of_hydra(source))
+    # of dataclasses and of the choices that were made
+    elsewhere = [str(key) for key in config if key not in described]
+    if elsewhere:
+        parts.append(OmegaConf.to_yaml(OmegaConf.masked_copy(config, elsewhere)).rstrip())
+    return "\n\n".join(parts)
+
+
+def groups_of(defaults: Sequence[str | dict[str, str | None]]) -> list[str]:
+    """The groups of a Hydra defaults list in which a user chooses."""
+    keys = [key for entry in defaults if isinstance(entry, dict) for key in entry]
+    return [key for key in keys if not key.startswith("override ")]
+
+
+def without_keys_of_hydra(source: str) -> str:
+    """The text of a config file without its keys for Hydra, so that its comments remain."""
+    kept = []
+    is_option = True
+    for line in source.splitlines():
+        if line[:1].isalpha():  # a key of the top level
+            is_option = line.partition(":")[0] not in OF_HYDRA
+        if is_option:
+            kept.append(line)
+    return "\n".join(kept).strip()
