@@ -78,6 +78,7 @@ def test_a_value_is_one_of_those_that_are_known():
         ("backbone=nano", "nano"),
         ("backbone=nano backbone.width=64", "nano"),
         ("backbone=smollm2", "smollm2"),
+        ("backbone=smollm2-summary", "smollm2-summary"),
         ("backbone._target_=mymodels.llama", "llama"),
         ("backbone=nano backbone._target_=mylab.nets.Mamba", "Mamba"),
         ("backbone=pretrained backbone.folder=/x/models/SmolLM", "SmolLM"),

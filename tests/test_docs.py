@@ -155,8 +155,7 @@ def check_line(line):
 
 def compose(words):
     if "--help" in words:
-        with pytest.raises(SystemExit, match="0"):  # of argparse
-            command(*words)
+        assert command(*words) == 0
         return
     verb, *overrides = single(words)
     if any(word.startswith("-") for word in overrides):
