@@ -5,7 +5,7 @@ The only place that calls Hydra's entry point.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ COMMANDS = {
         "write the report"
     ),
 }
-HELP = ("-h", "--help")
+HELP = {"-h", "--help"}
 IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
 # the first word behind these commands may be an action instead of key=value
 ACTIONS = {"journal": ("report", "verify", "prune", "restore")}
@@ -56,7 +56,7 @@ def main() -> int:
     """
     arguments = sys.argv[1:]
     try:
-        if not arguments or arguments[0] in (*HELP, "help"):
+        if not arguments or arguments[0] in {*HELP, "help"}:
             print(USAGE, flush=True)
             return 0 if arguments else 2
         if arguments[0] in ("-V", "--version"):
@@ -100,11 +100,8 @@ def run(command: str, overrides: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are printed here, in one line
     sys.argv = [f"decisionllm {command}", *overrides]
     try:
-        if any(word in HELP for word in overrides):
-            actions = ["|".join(ACTIONS[command])] if command in ACTIONS else []
-            usage = " ".join(["decisionllm", command, *actions])
-            words = [word for word in overrides if word not in HELP]
-            print(help_of(command, COMMANDS[command], usage=usage, words=words))
+        if not HELP.isdisjoint(overrides):
+            print_help(command, overrides)
         elif is_for_hydra(overrides):
             hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
         else:
@@ -119,6 +116,14 @@ def run(command: str, overrides: list[str]) -> int:
     except KeyboardInterrupt as error:
         return fail(130, str(error) or "interrupted")
     return max(codes, default=0)
+
+
+def print_help(command: str, overrides: Sequence[str]) -> None:
+    """Print the choices and the options of a command."""
+    actions = ["|".join(ACTIONS[command])] if command in ACTIONS else []
+    usage = " ".join(["decisionllm", command, *actions])
+    words = [word for word in overrides if word not in HELP]
+    print(help_of(command, COMMANDS[command], usage=usage, words=words))
 
 
 def call(command: str, config: "DictConfig", overrides: list[str]) -> int:

@@ -44,13 +44,33 @@ def check(precision: str) -> bool:
     """Whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set
     and this training would not do.
     """
+    refuse_settings(precision)
+    alone = "RANK" not in os.environ
+    if alone and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys():
+        raise ValueError(
+            "accelerate launch started one process, not several, as it does on CPUs; start them "
+            f"by {CONFIG}"
+        )
+    if not is_on("ACCELERATE_USE_FSDP"):
+        return False
+    if alone:
+        raise ValueError(
+            f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}"
+        )
+    version = os.environ.get("FSDP_VERSION", "1")
+    if version != "2":
+        raise ValueError(
+            f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see "
+            "configs/accelerate/fsdp.yaml"
+        )
+    return True
+
+
+def refuse_settings(precision: str) -> None:
+    """Raise a ValueError for settings of accelerate that this training would not follow."""
     given = os.environ
-
-    def on(name: str) -> bool:
-        return bool(str_to_bool(given.get(name, "false")))
-
     for name, remedy in REFUSED.items():
-        if on(name):
+        if is_on(name):
             raise ValueError(f"{name}={given[name]}: expected false; {remedy}")
     compiler = given.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if compiler.lower() != "no":
@@ -70,25 +90,11 @@ def check(precision: str) -> bool:
             f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; "
             f"got {mixed}"
         )
-    alone = "RANK" not in given
-    if alone and "ACCELERATE_MIXED_PRECISION" in given and "MASTER_ADDR" in given:
-        raise ValueError(
-            "accelerate launch started one process, not several, as it does on CPUs; start them "
-            f"by {CONFIG}"
-        )
-    if not on("ACCELERATE_USE_FSDP"):
-        return False
-    if alone:
-        raise ValueError(
-            f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}"
-        )
-    version = given.get("FSDP_VERSION", "1")
-    if version != "2":
-        raise ValueError(
-            f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see "
-            "configs/accelerate/fsdp.yaml"
-        )
-    return True
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable of the environment says yes."""
+    return bool(str_to_bool(os.environ.get(name, "false")))
 
 
 def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:

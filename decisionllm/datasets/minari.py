@@ -109,14 +109,18 @@ def load(
     faults = [*unread(text, task), *going_on(early)]
     if faults:
         info["faults"] = faults
-    info["goal"] = goal if is_pointmaze(dataset) else ""
-    for key in ("ref_min_score", "ref_max_score"):
-        if key in dataset.storage.metadata:
-            info[key] = dataset.storage.metadata[key]
+    info |= facts_of(dataset, goal)
     info["observation_parts"] = [list(each) for each in parts]
     if len(sizes) > 1:
         info["action_parts"] = sizes
     return Source(spec, episodes(), info)
+
+
+def facts_of(dataset: "MinariDataset", goal: str) -> Json:
+    """What an evaluation must know of a dataset: whose goal it has, and its reference scores."""
+    metadata = dataset.storage.metadata
+    scores = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
+    return {"goal": goal if is_pointmaze(dataset) else "", **scores}
 
 
 def goes_on(raw: "EpisodeData") -> bool:
