@@ -81,7 +81,6 @@ def with_action(command: str, words: list[str]) -> list[str]:
 
 def run(command: str, overrides: list[str]) -> int:
     """Compose the config of a command and call its function. Returns the exit code."""
-    import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -100,12 +99,7 @@ def run(command: str, overrides: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are printed here, in one line
     sys.argv = [f"decisionllm {command}", *overrides]
     try:
-        if not HELP.isdisjoint(overrides):
-            print_help(command, overrides)
-        elif is_for_hydra(overrides):
-            hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
-        else:
-            start(command, overrides, job)
+        answer(command, overrides, job)
     except (HydraException, OmegaConfBaseException) as error:
         return fail(2, explain(command, overrides) or error)
     except ValueError as error:
@@ -116,6 +110,18 @@ def run(command: str, overrides: list[str]) -> int:
     except KeyboardInterrupt as error:
         return fail(130, str(error) or "interrupted")
     return max(codes, default=0)
+
+
+def answer(command: str, overrides: list[str], job: Callable[["DictConfig"], None]) -> None:
+    """Print the help of a command, or call `job` with each config that these words compose."""
+    import hydra
+
+    if not HELP.isdisjoint(overrides):
+        print_help(command, overrides)
+    elif is_for_hydra(overrides):
+        hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
+    else:
+        start(command, overrides, job)
 
 
 def print_help(command: str, overrides: Sequence[str]) -> None:

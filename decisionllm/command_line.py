@@ -49,6 +49,9 @@ PLACES = (
 )
 
 
+OF_HYDRA = ("defaults", "hydra")  # keys of a file of configs/ that are no options
+
+
 class UsageError(Exception):
     """The command line names what does not exist, or gives a value that cannot be."""
 
@@ -66,7 +69,7 @@ def with_defaults(command: str, given: Json) -> Node:
     import yaml
 
     options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
-    options = {key: value for key, value in options.items() if key not in ("defaults", "hydra")}
+    options = {key: value for key, value in options.items() if key not in OF_HYDRA}
     for key in given:
         if key not in options:
             raise ValueError(unknown_key(key, options))

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from decisionllm.command_line import configs
-
-OF_HYDRA = ("defaults", "hydra")  # keys of a config file that are no options
+from decisionllm.command_line import OF_HYDRA, choices_of_groups, configs
 
 
 def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> str:
@@ -19,20 +17,18 @@ def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> st
     """
     import hydra
     import yaml
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
     source = (configs() / f"{command}.yaml").read_text()
     described = yaml.safe_load(source)
     groups = groups_of(described["defaults"])
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        choices = {group: loader.get_group_options(group) for group in groups}
         config = hydra.compose(command, [*words])
 
     parts = [f"decisionllm {command}: {about}", f"usage: {usage} [key=value ...]"]
-    if choices:
-        named = [f"  {group}: {', '.join(names)}" for group, names in choices.items()]
+    if groups:
+        choices = choices_of_groups()
+        named = [f"  {group}: {', '.join(sorted(choices[group]))}" for group in groups]
         parts.append("\n".join(["choices, as group=choice:", *named]))
     parts.append("options and their defaults, as key=value or key.option=value:")
     parts.append(without_keys_of_hydra(source))
