@@ -209,9 +209,7 @@ def pretrained(
         else:
             model = read(partial(model_of, seed=seed, weights=weights, dtype=DTYPES[dtype]))
 
-    if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
-        wanted = "a decoder of text alone, such as Qwen2 or Llama"
-        raise ValueError(f"backbone {source}: expected {wanted}, got {type(model).__name__}")
+    refuse_all_but_decoders(source, model)
 
     # -- which of its blocks are built, and how they are trained --
     supported = Backbone(model, load_tokenizer, "frozen").layout is not None
@@ -342,6 +340,13 @@ def refuse_quantised(source: str, config: "PreTrainedConfig") -> None:
     raise ValueError(
         f"backbone {source}: expected weights that are not quantised, got those of {kind}; {remedy}"
     )
+
+
+def refuse_all_but_decoders(source: str, model: "PreTrainedModel") -> None:
+    """Raise a ValueError if a model is an encoder and a decoder, or reads more than text."""
+    if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
+        wanted = "a decoder of text alone, such as Qwen2 or Llama"
+        raise ValueError(f"backbone {source}: expected {wanted}, got {type(model).__name__}")
 
 
 def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizerBase":
