@@ -1,4 +1,6 @@
-"""Replayable days of AuctionNet's traffic logs, and of market prices of its published traffic."""
+"""Replayable days of AuctionNet's traffic logs, of market prices of its published traffic, and days
+inferred from its trajectory logs.
+"""
 
 import re
 from collections.abc import Iterator
@@ -15,15 +17,17 @@ from decisionllm.domains.auction.auctionnet import (
     joined,
     kind_of,
     log_files,
+    read_trajectories,
 )
 from decisionllm.domains.auction.campaign import STEPS
+from decisionllm.domains.auction.inferred_days import infer
 from decisionllm.domains.auction.market import PUBLISHED, scaled_traffic
 from decisionllm.schema import differs
 
 
 def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
     """The replayable days of traffic logs, or of files of market prices of the published traffic,
-    `..._7.parquet` for period 7.
+    `..._7.parquet` for period 7; of trajectory logs those that are inferred from each file.
 
     A price file has the columns timeStepIndex and leastWinningCost, a row an opportunity, in order.
     Of a traffic log all rows of a file are held at once. An opportunity that lacks a number or one
@@ -35,23 +39,20 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
 
     Raises:
         FileNotFoundError: no log at `path`.
-        ValueError: a file is neither.
+        ValueError: a file is none of these.
     """
     for file in log_files(path):
-        kind = kind_of(file, "file of market prices", "traffic log")
+        kind = kind_of(file, *READERS)
         try:
-            if kind == "traffic log":
-                yield from traffic_days(file, prices)
-            else:
-                yield price_day(file, prices)
+            yield from READERS[kind](file, prices)
         except ValueError as error:
             if str(error).startswith(str(file)):
                 raise
             raise ValueError(f"{file}: {error}") from error
 
 
-def price_day(file: Path, prices: str) -> days.Day:
-    """The published traffic of the period that the file's name ends with, at its prices."""
+def price_days(file: Path, prices: str) -> Iterator[days.Day]:
+    """The published traffic of the one period that the file's name ends with, at its prices."""
     found = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
     if not found:
         wanted = "a name that ends with the period's number, such as lwc_period_7.parquet"
@@ -65,7 +66,7 @@ def price_day(file: Path, prices: str) -> days.Day:
     total = PUBLISHED["opportunities"]
     market_prices = np.split(price, np.searchsorted(step, np.arange(1, STEPS)))
     traffic = scaled_traffic(period, total)
-    return days.make(period, traffic, market_prices, prices=prices, total=total)
+    yield days.make(period, traffic, market_prices, prices=prices, total=total)
 
 
 def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
@@ -108,3 +109,15 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
     count = np.diff(np.append(first, len(rows)))
     whole = first[count == 48]
     return np.asarray(rows[whole[:, None] + np.arange(48)])
+
+
+def trajectory_days(file: Path, prices: str) -> Iterator[days.Day]:
+    """The days that are inferred from a trajectory log."""
+    return infer(read_trajectories(file), prices=prices)
+
+
+READERS = {
+    "file of market prices": price_days,
+    "traffic log": traffic_days,
+    "trajectory log": trajectory_days,
+}

@@ -30,7 +30,7 @@ class Day:
         period: its number.
         prices: name of the market that made the prices.
         total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas`
-            hold the traffic.
+            hold the traffic, or nothing where the day was inferred from trajectories.
         volume: (T,) int, opportunities of each step.
         market_price: (n,) currency, step after step.
         mean_value: (T, N) over a step's opportunities.
@@ -65,9 +65,19 @@ class Day:
         return np.array([price.sum() / max(len(price), 1) for price in prices])
 
     def traffic(self) -> Traffic:
-        """Values and standard deviations of each step's opportunities, (n, N) each."""
+        """Values and standard deviations of each step's opportunities, (n, N) each.
+
+        Raises:
+            ValueError: the day was inferred from a trajectory log, which has no opportunities.
+        """
         if self.total:
             return scaled_traffic(self.period, self.total)
+        if len(self.values) < len(self.market_price):
+            remedy = "replay days of a traffic log or of a market"
+            raise ValueError(
+                f"period {self.period}: expected the opportunities of a day, got none, since it was "
+                f"inferred from trajectories; {remedy}"
+            )
         return zip(self.by_step(self.values), self.by_step(self.sigmas), strict=True)
 
 

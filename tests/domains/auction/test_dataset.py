@@ -988,10 +988,14 @@ def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path,
     ):
         with pytest.raises(ValueError, match=message):
             export(tmp_path, put_prices(**columns))
+    unknown = put(tmp_path / "log.csv", {"bid": [1.0], "xi": [1.0]})
     with pytest.raises(
         ValueError,
         match="expected the columns of a traffic log, .*leastWinningCost.* not among them",
     ):
+        export(tmp_path, unknown)
+    # the fixture has eight of the advertisers
+    with pytest.raises(ValueError, match=f"{TRAJECTORY_LOG.name}: period 7: expected each of the"):
         export(tmp_path, TRAJECTORY_LOG)
 
 
