@@ -145,20 +145,12 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     given = {word.lstrip("+").partition("=")[0] for word in words}
     OmegaConf.set_struct(config, False)
     references = references_to_runs(config)
-    composed = Composed(config, defaults, given)
-    for key in leaves(config):
-        composed.check_key(key)
-    for group in ("dataset", "env"):
-        composed.keep_text(group)
-    absent = [name for name in list(defaults) if name not in list(config)]
-    if absent:
-        raise UsageError(f"{', '.join(absent)}: expected a value, got none")
+    Composed(config, defaults, given).check()
     options = plain(config)
     if "dataset" in options and registry.is_none(options["dataset"]):
         raise UsageError(no_dataset())
-    for key in PLACES:
-        if key in options:
-            options[key] = expanded(options[key])
+    for key in options.keys() & PLACES:
+        options[key] = expanded(options[key])
     if references:
         options["env"] |= references
     return options
@@ -176,6 +168,18 @@ class Composed:
     def known(self) -> list[str]:
         """The keys of the defaults."""
         return leaves(self.defaults)
+
+    def check(self) -> None:
+        """Check every key, see `check_key`, give texts, see `keep_text`, and raise a UsageError if
+        one of the defaults is not there.
+        """
+        for key in leaves(self.config):
+            self.check_key(key)
+        for group in ("dataset", "env"):
+            self.keep_text(group)
+        absent = [name for name in list(self.defaults) if name not in list(self.config)]
+        if absent:
+            raise UsageError(f"{', '.join(absent)}: expected a value, got none")
 
     def check_key(self, key: str) -> None:
         """Give a key the type of its default, or raise a UsageError; a default of a choice that

@@ -86,11 +86,9 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     for number in np.unique(period):
         own = period == number
         begins = np.searchsorted(step[own], np.arange(1, STEPS))
-        traffic = []
-        market_prices = []
-        for of_step in np.split(rows[own], begins):
-            traffic.append((columns["pValue"][of_step], columns["pValueSigma"][of_step]))
-            market_prices.append(columns["leastWinningCost"][of_step[:, 0]])
+        of_steps = np.split(rows[own], begins)
+        traffic = [(columns["pValue"][some], columns["pValueSigma"][some]) for some in of_steps]
+        market_prices = [columns["leastWinningCost"][some[:, 0]] for some in of_steps]
         yield days.make(int(number), traffic, market_prices, prices=prices)
 
 

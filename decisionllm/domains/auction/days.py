@@ -187,11 +187,7 @@ def day_files(
     Raises:
         FileNotFoundError: a day is not there.
     """
-    found = {}
-    for file in Path(folder).expanduser().glob("period_*.npz"):
-        number = file.stem.removeprefix("period_")
-        if number.isdigit():
-            found[int(number)] = file
+    found = all_days(folder)
     absent = [period for period in periods if period not in found]
     if absent or not found:
         first = absent[0] if absent else "*"
@@ -200,6 +196,16 @@ def day_files(
         there_are = f"there are periods {known}; `{MAKE}` makes one"
         raise FileNotFoundError(f"{option}: expected {wanted}; {there_are}")
     return {period: found[period] for period in sorted(periods or found)}
+
+
+def all_days(folder: str | Path) -> dict[int, Path]:
+    """The files of all days in a folder, by period."""
+    found = {}
+    for file in Path(folder).expanduser().glob("period_*.npz"):
+        number = file.stem.removeprefix("period_")
+        if number.isdigit():
+            found[int(number)] = file
+    return found
 
 
 def read(file: str | Path) -> Day:

@@ -96,7 +96,7 @@ def auctions(log: Log) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     price = of_steps(log, "market price")
     won = of_steps(log, "won")
     bid = log.multiplier * value
-    # in the step in which a budget ends some bids are taken back
+    # In the step in which a budget ends some bids are taken back; of the last step no share is known.
     after = np.append(log.remaining[:, 1:], np.zeros((len(log.period), 1)), 1)
     counted = (after >= MIN_REMAINING) & (bid > 0) & (price > 0)
     volume = log.states[:, :, STATE.index("volume now")]

@@ -33,7 +33,7 @@ SPREAD = 0.45
 RATIOS = np.array([0.8, 1.2])  # of prices to their mean, half of them each
 
 
-def market(seed=0):
+def market():
     """A log of one period in which advertiser i bids 40 + 4 i x value and won what it would win on
     average; the price of step t is PRICE x (1 + t / 48).
     """
@@ -86,7 +86,7 @@ def test_the_share_and_the_mean_above_a_value():
 
 
 def test_steps_whose_bids_did_not_all_count_are_left_out():
-    """Steps of a first price of 0, without a bid, or after which no budget is left; the last one."""
+    """A step without a bid, steps after which no budget is left, and the last one of each day."""
     log = market()
     multiplier, remaining = log.multiplier.copy(), log.remaining.copy()
     multiplier[0, 5] = 0
