@@ -4,12 +4,14 @@ share of the GPU's arithmetic that is used, and memory; against transformers + p
 The models have the shapes of Qwen2.5 0.5B, 1.5B and 3B, frozen in bfloat16 with random weights,
 since neither time nor memory depends on them; their vocabulary is the small one of the package.
 LoRA of rank 16 is on every linear map. Seven texts of 45 words stand before windows of 20 steps, or
-of one step. Four layouts read them:
+of one step. Six layouts read them:
 
     whole           every block reads text and trajectory; the text is read once for its rows
-    checkpointed    the same, and the backward pass computes each block again
+    whole-recorded  the same by recorded kernels, as a training on a GPU does
+    checkpointed    as whole, and the backward pass computes each block again
     cut             two fifths of the blocks read texts alone, once; a fifth has adapters and reads
                     both; the others are not built. This is the default of a pretrained backbone.
+    cut-recorded    the same by recorded kernels
     peer            transformers + peft: the embeddings of the text in front of every row
 
 `python -m benchmarks.gpu` appends a row for each to gpu.jsonl, after the losses of whole and peer
@@ -18,6 +20,7 @@ of the layout, not of the model; the share is of a product of two large matrices
 """
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -48,7 +51,7 @@ SHAPES = {  # of Qwen2.5
     "3B": {"width": 2048, "layers": 36, "heads": 16, "inner": 11008},
 }
 WINDOWS = {20: 64, 1: 512}  # steps of a window: windows of a batch
-LAYOUTS = ("whole", "checkpointed", "cut", "peer")
+LAYOUTS = ("whole-recorded", "whole", "peer", "cut-recorded", "cut", "checkpointed")
 WARMUP = 3  # steps before the clock starts
 STEPS = 8  # steps that are timed
 Loss = Callable[[SequenceModel, Batch], torch.Tensor]
@@ -84,15 +87,18 @@ def model_of(shape: Json, *, cut: bool) -> SequenceModel:
     return model.cuda().train()
 
 
-def timed(model: SequenceModel, loss: Loss, given: list[Batch]) -> Json:
+def timed(model: SequenceModel, loss: Loss, given: list[Batch], recorded: bool) -> Json:
     """Seconds, FLOPs and memory of a training step."""
     step = trainer(model, loss, lambda number: given[number % STEPS])
     # the fused kernels of grouped heads are not counted, plain products are
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         step()
+    if recorded:  # after the count, which does not see what a graph computes
+        model.backbone.record()
     for _ in range(WARMUP):
         step()
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     for _ in range(STEPS):
@@ -103,7 +109,8 @@ def timed(model: SequenceModel, loss: Loss, given: list[Batch]) -> Json:
         "ms_per_step": 1e3 * seconds,
         "windows_per_s": len(given[0].mask) / seconds,
         "tflops": counter.get_total_flops() / seconds / 1e12,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        # also what the graphs of recorded kernels hold, which counts as free between two steps
+        "peak_gib": torch.cuda.max_memory_reserved() / 2**30,
     }
 
 
@@ -122,8 +129,9 @@ def ceiling() -> float:
 
 def measured(name: str, T: int, layout: str, most: float) -> Json:
     """The row of one layout of one shape. most: see `ceiling`."""
+    gc.collect()  # the last model, which its recorded kernels refer to
     torch.cuda.empty_cache()
-    model = model_of(SHAPES[name], cut=layout == "cut")
+    model = model_of(SHAPES[name], cut=layout.startswith("cut"))
     model.backbone.checkpoint_gradients(layout == "checkpointed")
     batch_of = batches(model, T=T, B=WINDOWS[T])
     given = [batch_of(number).to("cuda") for number in range(STEPS)]
@@ -132,7 +140,7 @@ def measured(name: str, T: int, layout: str, most: float) -> Json:
         with torch.no_grad():
             share = ours(model, given[0]) / peer(model, given[0])
         measure.gate("loss in bfloat16", abs(share - 1), 2e-2)
-    found = timed(model, peer if layout == "peer" else ours, given)
+    found = timed(model, peer if layout == "peer" else ours, given, layout.endswith("recorded"))
     return {
         "shape": name,
         "window": T,

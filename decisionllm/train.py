@@ -323,13 +323,16 @@ def prepared(
     wrapped_model, wrapped_optimizer = distributed.prepare(
         accelerator, model, optimizer, alike=alike
     )
+    inner: Model = accelerator.unwrap_model(wrapped_model)
+    if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+        inner.backbone.record()
     return Training(
         config=config,
         accelerator=accelerator,
         console=console_of(accelerator),
         data=data,
         model=wrapped_model,
-        inner=accelerator.unwrap_model(wrapped_model),
+        inner=inner,
         optimizer=wrapped_optimizer,
         loop=Loop(),
         watch=watch_of(config, accelerator),

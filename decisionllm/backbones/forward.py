@@ -25,6 +25,7 @@ from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.backbones.parts import LoadTokenizer, TextReader
+from decisionllm.backbones.recorded import ReadRows, Recorded
 from decisionllm.backbones.summary import TextSummary
 from decisionllm.tokenizers import text
 
@@ -81,6 +82,7 @@ class Backbone(nn.Module):
         self.summary: TextSummary | None = None
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
+        self.reader: ReadRows = self.read_rows  # see `record`
         self.config = self.core.config
         self.width: int = self.config.hidden_size
         # tokens that it can read at once
@@ -211,11 +213,25 @@ class Backbone(nn.Module):
             raise ValueError(f"backbone.dtype: expected {wanted}, got float16; {remedy}")
         if self.layout is None:
             return library.plain(self, tokens, text_ids, text_mask, text_index)[:, output_positions]
+        states = self.embed(text_ids)
+        return self.reader(tokens, states, text_mask, text_index, output_positions)
+
+    def read_rows(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        text_mask: Tensor,
+        text_index: Tensor,
+        output_positions: slice,
+    ) -> Tensor:
+        """As `forward`, of texts that are embedded (U, L, D)."""
+        n = tokens.shape[1]
         texts = KVCache([], [], text_mask, text_mask.sum(1))
-        if L:
-            texts = self.read_text(text_ids, text_mask)
-        # Without padding the mask and the positions of one row are those of all.
-        padded = L > 0 and not bool(texts.text_mask.all())
+        if states.shape[1]:
+            texts = self._read_embedded(states, text_mask)
+        # Without padding the mask and the positions of one row are those of all. A GPU is not asked:
+        # the answer would wait for all that it has still to do.
+        padded = tokens.is_cuda or not bool(texts.text_mask.all())
         masked = text_index if padded else text_index[:1]
         slots = torch.arange(n, device=tokens.device)[None]
         visible = _visible(texts.text_mask[masked], slots, n)
@@ -239,7 +255,10 @@ class Backbone(nn.Module):
 
         The output of their last block is not needed and not computed.
         """
-        x = self.embed(text_ids)
+        return self._read_embedded(self.embed(text_ids), text_mask)
+
+    def _read_embedded(self, x: Tensor, text_mask: Tensor) -> KVCache:
+        """`read_text` of embeddings (U, L, D)."""
         if self.summary is not None:
             x, text_mask = self.summary(x, text_mask)
         if self.text_layers:
@@ -397,6 +416,11 @@ class Backbone(nn.Module):
                 # of a name that all supported versions have
                 warnings.simplefilter("ignore", FutureWarning)
                 self.core.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def record(self) -> None:
+        """Let a training step on a GPU start its kernels as recorded lists, see `recorded`."""
+        if self.layout is not None and not self.gradient_checkpointing:
+            self.reader = Recorded(self)
 
     def pack(self) -> None:
         """Lay the weights of adapted maps out for decisions, see `lora.pack`; they may be trained

@@ -1,0 +1,139 @@
+"""Training by CUDA graphs: the same hidden states and gradients as without."""
+
+import pytest
+import torch
+
+from decisionllm.backbones.build import pretrained
+from decisionllm.backbones.recorded import TEXTS, WORDS, padded
+from tests.backbones.test_backbones import write
+from tests.conftest import near
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+LAYOUTS = {
+    "every block": {"text_layers": 0, "layers": 0},
+    "cut": {"text_layers": 2, "layers": 4},
+    "cut, with a summary": {"text_layers": 2, "layers": 4, "text_summary": 3},
+}
+SHORT, LONG = (
+    ["Stay.", "Walk to row 2."],
+    ["Walk to row 2, then to row 3, and stay there.", "Stay."],
+)
+
+
+@pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
+def backbone(request, tmp_path):
+    folder = write(tmp_path / "model", num_hidden_layers=6)
+    made = pretrained(0, folder=str(folder), lora_rank=4, **request.param)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if "lora_B" in name:  # it begins as zero, which would hide mistakes
+                weight.normal_(0, 0.1)
+    return made.train()
+
+
+def batch(backbone, texts, seed, device):
+    """Six rows of three tokens that have gradients, and the texts they stand after."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(6, 3, backbone.width, generator=generator).to(device).requires_grad_()
+    ids, mask = (x.to(device) for x in backbone.encode(texts))
+    return tokens, ids, mask, torch.tensor([0, 1, 1, 0, 1, 0], device=device)
+
+
+def loss(hidden):
+    """Of weights that differ, since the norm makes a sum of squares the same for all states."""
+    weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device)
+    return (hidden * weights.view(hidden.shape).roll(5, -1).sin()).sum()
+
+
+def alike(found, wanted):
+    """The same but for the rounding of a GPU, whose products of other shapes add in another order."""
+    found, wanted = found.detach().cpu(), wanted.detach().cpu()
+    assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+def gradients(backbone):
+    found = [
+        weight.grad.clone()
+        for weight in backbone.parameters()
+        if weight.requires_grad and weight.grad is not None
+    ]
+    backbone.zero_grad()
+    return found
+
+
+def test_texts_and_tokens_that_pad_a_batch_change_nothing(backbone):
+    tokens, ids, mask, index = batch(backbone, LONG, 0, "cpu")
+    states = backbone.embed(ids)
+    more, real = padded(states, mask)
+    assert more.shape[:2] == real.shape
+    assert (real.shape[0] % TEXTS, real.shape[1] % WORDS) == (0, 0)
+    assert real.sum() == mask.sum()
+    every = slice(None)
+    plain = backbone.read_rows(tokens, states, mask, index, every)
+    near(backbone.read_rows(tokens, more, real, index, every).detach(), plain.detach())
+
+
+@needs_gpu
+def test_recorded_steps_have_the_states_and_gradients_of_plain_ones(backbone):
+    backbone.cuda()
+    given = [
+        batch(backbone, texts, seed, "cuda") for seed, texts in enumerate([LONG, SHORT, LONG, LONG])
+    ]
+    wanted = []
+    for each in given:
+        hidden = backbone(*each)
+        loss(hidden).backward()
+        wanted.append((hidden.detach(), each[0].grad.clone(), *gradients(backbone)))
+        each[0].grad = None
+    backbone.record()
+    for each, plain in zip(given, wanted, strict=True):
+        hidden = backbone(*each)
+        loss(hidden).backward()
+        found = hidden.detach(), each[0].grad, *gradients(backbone)
+        for mine, theirs in zip(found, plain, strict=True):
+            alike(mine, theirs)
+    assert len(backbone.reader.graphs) == 2  # one for each length of the texts
+
+
+@needs_gpu
+def test_gradients_of_recorded_micro_batches_add_up(backbone):
+    backbone.cuda()
+    given = [batch(backbone, LONG, seed, "cuda") for seed in range(3)]
+    sum(loss(backbone(*each)) for each in given).backward()
+    wanted = gradients(backbone)
+    backbone.record()
+    for each in given:
+        loss(backbone(*each)).backward()
+    for mine, theirs in zip(gradients(backbone), wanted, strict=True):
+        alike(mine, theirs)
+
+
+@needs_gpu
+def test_a_second_call_before_the_backward_pass_leaves_the_first_as_it_is(backbone):
+    backbone.cuda()
+    given = [batch(backbone, LONG, seed, "cuda") for seed in range(2)]
+    sum(loss(backbone(*each)) for each in given).backward()
+    wanted = gradients(backbone)
+    backbone.record()
+    sum(loss(backbone(*each)) for each in given).backward()
+    for mine, theirs in zip(gradients(backbone), wanted, strict=True):
+        alike(mine, theirs)
+
+
+@needs_gpu
+def test_a_weight_that_was_stepped_is_read_by_the_next_recorded_step(backbone):
+    backbone.cuda()
+    each = batch(backbone, LONG, 0, "cuda")
+    backbone.record()
+    hidden = backbone(*each)
+    before = hidden.detach().clone()
+    loss(hidden).backward()
+    with torch.no_grad():
+        for weight in backbone.parameters():
+            if weight.requires_grad:
+                weight.mul_(2)
+    after = backbone(*each).detach()
+    tokens, ids, *others = each
+    plain = backbone.read_rows(tokens, backbone.embed(ids), *others, slice(None))
+    alike(after, plain)
+    assert not torch.equal(before, after)
