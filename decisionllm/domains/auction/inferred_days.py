@@ -12,6 +12,9 @@ with which the mean ratio is nearest to 1, as it has to be.
 
 The curves of such a day are those of `days.Day`. It has no opportunities, so that a teacher can
 learn from it and no policy can be replayed on it.
+
+A teacher learns a few days by heart. What advertisers value and what a market asks for are found
+apart here: so each day is also made with the prices and volumes of other days.
 """
 
 from collections.abc import Iterator
@@ -29,6 +32,7 @@ from decisionllm.domains.auction.observation import MIN_REMAINING
 ADVERTISERS = 48
 RATIOS = np.geomspace(0.25, 4, 57)  # of a price to its step's mean, 5 % apart
 SPREADS = np.arange(0.2, 0.65, 0.05)  # of values, in means: standard deviations that are tried
+MOST_OTHERS = 6  # days whose prices a day is made with, besides its own; a file of a day takes 8 MB
 SURE = 1000.0  # weight of the equation that chances sum to 1; a step's mean weight is 1
 
 
@@ -52,7 +56,10 @@ class Prices:
 
 
 def infer(log: Log, *, prices: str) -> Iterator[Day]:
-    """The days of a log.
+    """The days of a log, and then each with the prices and volumes of others of them.
+
+    A day with those of the k-th period after its own is numbered k x 1000 + its period; with more
+    digits where a period has four or more.
 
     Args:
         log: K advertisers' days; all advertisers of each period.
@@ -62,13 +69,36 @@ def infer(log: Log, *, prices: str) -> Iterator[Day]:
         ValueError: a period lacks an advertiser, or no step says at what bid what share was won.
     """
     found = fit(log)
+    days = list(of_periods(log, found, prices=prices))
+    yield from days
+    first = 10 ** max(3, len(str(max(day.period for day in days))))
+    for k in range(1, min(len(days), MOST_OTHERS + 1)):
+        for i, day in enumerate(days):
+            market = days[(i + k) % len(days)]
+            yield day_of(
+                k * first + day.period,
+                market.mean_price,
+                day.mean_value,
+                market.volume,
+                found,
+                prices=prices,
+            )
+
+
+def of_periods(log: Log, found: Prices, *, prices: str) -> Iterator[Day]:
+    """The days of a log as they were; arguments and errors as in `infer`."""
     price = of_steps(log, "market price")
     for period in np.unique(log.period).tolist():
         rows = np.flatnonzero(log.period == period)
         if not np.array_equal(log.advertiser[rows], np.arange(ADVERTISERS)):
             wanted = f"each of the advertisers 0 .. {ADVERTISERS - 1}"
             raise ValueError(f"period {period}: expected {wanted}, got {len(rows)} of them")
-        yield day_of(log.rows(rows), price[rows], found, prices=prices)
+        of_step = np.maximum(price[rows[0]], 0)  # a difference of means, so that 0 may be below it
+        of_step[-1] = of_step[-2]  # which no state follows
+        states = log.states[rows]
+        value = states[:, :, STATE.index("value now")].T
+        volume = states[0, :, STATE.index("volume now")].astype(int)
+        yield day_of(period, of_step, value, volume, found, prices=prices)
 
 
 def of_steps(log: Log, name: str) -> np.ndarray:
@@ -128,19 +158,23 @@ def above(least: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
     return share, share + spread * density
 
 
-def day_of(log: Log, price: np.ndarray, found: Prices, *, prices: str) -> Day:
-    """The day of one period. price: (N, T) of each step, the same for all advertisers."""
-    of_step = np.maximum(price[0], 0)  # a difference of means, so that 0 may be below it
-    of_step[-1] = of_step[-2]  # which no state follows
-    value = log.states[:, :, STATE.index("value now")].T  # (T, N)
-    volume = log.states[0, :, STATE.index("volume now")].astype(int)
-    cost, worth, won = curves(of_step, value, volume, found)
+def day_of(
+    period: int,
+    price: np.ndarray,
+    value: np.ndarray,
+    volume: np.ndarray,
+    found: Prices,
+    *,
+    prices: str,
+) -> Day:
+    """A day by the means of its steps: price (T,), value (T, N); volume: (T,) opportunities."""
+    cost, worth, won = curves(price, value, volume, found)
     return Day(
-        period=int(log.period[0]),
+        period=period,
         prices=prices,
         total=0,
         volume=volume,
-        market_price=np.repeat(of_step, volume),
+        market_price=np.repeat(price, volume),
         mean_value=value,
         cost=cost,
         value=worth,

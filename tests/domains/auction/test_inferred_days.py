@@ -2,7 +2,7 @@
 curves against those of drawn opportunities, a real log of AuctionNet.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +122,33 @@ def test_curves_are_those_of_drawn_opportunities():
         for name, wanted in zip(("cost", "value", "won"), drawn, strict=True):
             found = vars(day)[name][step, 7] * n / VOLUME
             assert np.abs(found - wanted[0]).max() < 0.02 * wanted.max(), name
+
+
+def test_each_day_is_also_made_with_the_prices_and_volumes_of_the_others():
+    """Periods 3 and 4; in 4 all values are twice as high and there are half as many auctions."""
+    one = market()
+    states = one.states.copy()
+    states[..., STATE.index("value now")] *= 2
+    states[..., STATE.index("volume now")] /= 2
+    other = replace(one, period=one.period + 1, states=states, multiplier=one.multiplier / 2)
+    made = {day.period: day for day in infer(together(one, other), prices="test")}
+    assert list(made) == [3, 4, 1003, 1004]
+    recombined = made[1003]
+    assert recombined.volume.tolist() == [VOLUME / 2] * STEPS
+    near(recombined.mean_value, made[3].mean_value, 1e-9)
+    near(recombined.mean_price, made[4].mean_price, 1e-9)
+    # prices are the same in both, so that all differs by the number of auctions
+    near(recombined.won, made[3].won / 2)
+    near(made[1004].value, 2 * made[4].value)
+
+
+def together(*logs):
+    """A log with the rows of all of these."""
+    columns = {}
+    for field in fields(auctionnet.Log):
+        if field.name != "repairs":
+            columns[field.name] = np.concatenate([vars(log)[field.name] for log in logs])
+    return auctionnet.Log(**columns, repairs={})
 
 
 def test_more_is_never_won_with_less():
