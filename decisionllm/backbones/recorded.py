@@ -30,7 +30,8 @@ class Recorded:
     """Reads the rows of a training step as `Backbone.read_rows` does, by CUDA graphs.
 
     A graph writes its results to the same memory each time. So a call is read without one while the
-    backward pass of the call before has still to run, and where no gradient is wanted.
+    backward pass of the call before has still to run; and so are calls outside of a training, and
+    those of a model that trains its word embeddings.
 
     Args:
         backbone: on a GPU.
@@ -49,7 +50,8 @@ class Recorded:
         self, tokens: Tensor, states: Tensor, text_mask: Tensor, text_index: Tensor, output: slice
     ) -> Tensor:
         plain = self.backbone.read_rows
-        if self.waiting or not tokens.requires_grad or states.requires_grad:
+        trains = self.backbone.training and tokens.requires_grad
+        if self.waiting or not trains or states.requires_grad:
             return plain(tokens, states, text_mask, text_index, output)
         states, text_mask = padded(states, text_mask)
         given = tokens, states, text_mask, text_index
