@@ -231,7 +231,7 @@ class Backbone(nn.Module):
             texts = self._read_embedded(states, text_mask)
         # Without padding the mask and the positions of one row are those of all. A GPU is not asked:
         # the answer would wait for all that it has still to do.
-        padded = tokens.is_cuda or not bool(texts.text_mask.all())
+        padded = states.shape[1] > 0 and (tokens.is_cuda or not bool(texts.text_mask.all()))
         masked = text_index if padded else text_index[:1]
         slots = torch.arange(n, device=tokens.device)[None]
         visible = _visible(texts.text_mask[masked], slots, n)
