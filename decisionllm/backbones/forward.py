@@ -389,9 +389,11 @@ class Backbone(nn.Module):
             if out == slice(0, 0):
                 return x[:, out], k, v
             dropout = layout.attention_dropout(block) if self.model.training else 0.0
-            given = q, *extend(i, k, v), bias[:, :, out], dropout
+            all_k, all_v = extend(i, k, v)
+            given = q, all_k, all_v, bias[:, :, out], dropout
             mixed = attend(*given) if texts is None else texts.attend(i, *given)
-            return layout.finish(block, x[:, out], mixed.transpose(1, 2).flatten(2)), k, v
+            heads_joined = mixed.transpose(1, 2).flatten(2)  # (B, H, n, d) -> (B, n, H d)
+            return layout.finish(block, x[:, out], heads_joined), k, v
 
         keys, values = [], []
         for i, block in enumerate(blocks):

@@ -61,6 +61,12 @@ def gradients(backbone):
     return found
 
 
+def summed_gradients(backbone, given):
+    """Of the loss of several batches, all of which are read before the one backward pass."""
+    sum(loss(backbone(*each)) for each in given).backward()
+    return gradients(backbone)
+
+
 def test_texts_and_tokens_that_pad_a_batch_change_nothing(backbone):
     tokens, ids, mask, index = batch(backbone, LONG, 0, "cpu")
     states = backbone.embed(ids)
@@ -99,8 +105,7 @@ def test_recorded_steps_have_the_states_and_gradients_of_plain_ones(backbone):
 def test_gradients_of_recorded_micro_batches_add_up(backbone):
     backbone.cuda()
     given = [batch(backbone, LONG, seed, "cuda") for seed in range(3)]
-    sum(loss(backbone(*each)) for each in given).backward()
-    wanted = gradients(backbone)
+    wanted = summed_gradients(backbone, given)
     backbone.record()
     for each in given:
         loss(backbone(*each)).backward()
@@ -112,11 +117,9 @@ def test_gradients_of_recorded_micro_batches_add_up(backbone):
 def test_a_second_call_before_the_backward_pass_leaves_the_first_as_it_is(backbone):
     backbone.cuda()
     given = [batch(backbone, LONG, seed, "cuda") for seed in range(2)]
-    sum(loss(backbone(*each)) for each in given).backward()
-    wanted = gradients(backbone)
+    wanted = summed_gradients(backbone, given)
     backbone.record()
-    sum(loss(backbone(*each)) for each in given).backward()
-    for mine, theirs in zip(gradients(backbone), wanted, strict=True):
+    for mine, theirs in zip(summed_gradients(backbone, given), wanted, strict=True):
         alike(mine, theirs)
 
 
