@@ -271,19 +271,25 @@ class Wordings(Sequence[str]):
     def _text(self, number: int) -> str:
         rest, turn = divmod(number, len(self.tasks))
         task, frame = divmod(rest, self.most)
-        members = self.others[task]
         own = self.facts[task]
         sentence = self.frames[task][frame]
         fields = fields_of(sentence)
         names = [name.removeprefix(OTHER) for name in fields if name.startswith(OTHER)]
-        # the other task is the first one from `turn` on that differs in what the sentence names
-        other = own
-        for k in range(1, len(members)):
-            candidate = self.facts[members[(members.index(task) + turn + k) % len(members)]]
-            if any(candidate[name] != own[name] for name in names):
-                other = candidate
-                break
+        other = self._other(task, names, turn) if names else own
         return render(sentence, {**own, "task": self.tasks[task]}, other)
+
+    def _other(self, task: int, names: Sequence[str], turn: int) -> Facts:
+        """The facts of the first other task, from the `turn`-th on, that differs in one of these;
+        its own if none does.
+        """
+        own = self.facts[task]
+        members = self.others[task]
+        first = members.index(task) + 1 + turn
+        for k in range(len(members) - 1):
+            candidate = self.facts[members[(first + k) % len(members)]]
+            if any(candidate[name] != own[name] for name in names):
+                return candidate
+        return own
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A text of each of these tasks: numbers (B,)."""
