@@ -18,7 +18,7 @@ from decisionllm.files import atomic, cache_dir
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-AT_ONCE = 32  # texts that are read in one forward
+AT_ONCE = 16  # texts that are read in one forward
 FEW = 4  # forwards that need no progress bar
 # Texts of one reader that are kept on disk. Where every text is new, further ones would never be
 # read again.
@@ -126,6 +126,7 @@ class KeptFeatures:
                 found[text] = load_file(self._file(text))["features"]
             except (FileNotFoundError, SafetensorError):  # not kept, or not whole
                 lacking.append(text)
+        lacking.sort(key=len)  # texts of one forward are padded to the longest of them
         starts = range(0, len(lacking), AT_ONCE)
         title = "reading task texts"
         for start in track(starts, title, transient=True, disable=len(starts) <= FEW):

@@ -20,10 +20,21 @@ def reader(folder, seen):
 def test_rows_stand_for_features_and_a_text_is_read_once(tmp_path):
     seen = []
     features = reader(tmp_path / "f", seen)
-    for texts in ([(5, 6), (7,)], [(7,), (8, 9, 10)]):
+    for texts in ([(7,), (5, 6)], [(7,), (8, 9, 10)]):
         ids, mask = padded(texts)
         assert torch.equal(features[features.rows(ids, mask)][..., 0].long(), ids)
-    assert seen == [(5, 6), (7,), (8, 9, 10)]
+    assert seen == [(7,), (5, 6), (8, 9, 10)]
+
+
+def test_texts_of_one_length_are_read_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "AT_ONCE", 2)
+    features = reader(tmp_path / "f", [])
+    read = features.read
+    forwards = []
+    monkeypatch.setattr(features, "read", lambda texts: forwards.append([*texts]) or read(texts))
+    ids, mask = padded([(1, 2, 3), (4,), (5, 6, 7), (8,)])
+    assert torch.equal(features[features.rows(ids, mask)][..., 0].long(), ids)
+    assert forwards == [[(4,), (8,)], [(1, 2, 3), (5, 6, 7)]]
 
 
 def test_a_file_that_is_not_whole_is_read_again(tmp_path):
@@ -39,13 +50,13 @@ def test_a_file_that_is_not_whole_is_read_again(tmp_path):
 
 def test_too_many_texts_are_no_longer_written_but_read(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "MOST_FILES", 2)
-    seen, texts = [], [(1, 2), (3,), (4,)]
+    seen, texts = [], [(3,), (4,), (1, 2)]
     reader(tmp_path / "f", seen).rows(*padded(texts))
     assert len(list((tmp_path / "f").iterdir())) == 2
     again = reader(tmp_path / "f", seen)
     ids, mask = padded(texts)
     assert torch.equal(again[again.rows(ids, mask)][..., 0].long(), ids)
-    assert seen == [*texts, (4,)]
+    assert seen == [*texts, (1, 2)]
 
 
 def test_a_backbone_forgets_texts_beyond_a_number(monkeypatch, tmp_path):
