@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 AT_ONCE = 16  # texts that are read in one forward
-FEW = 4  # forwards that need no progress bar
+FEW = 128  # texts that need no progress bar
 # Texts of one reader that are kept on disk. Where every text is new, further ones would never be
 # read again.
 MOST_FILES = 10_000
@@ -89,7 +89,8 @@ class KeptFeatures:
         mask: (U, L) True where real.
         """
         texts = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
-        self._add([text for text in dict.fromkeys(texts) if text and text not in self.first_rows])
+        different = [text for text in dict.fromkeys(texts) if text]
+        self._add([text for text in different if text not in self.first_rows])
         rows = ids.clone()
         for row, real, text in zip(rows, mask, texts, strict=True):
             if text:
@@ -129,7 +130,7 @@ class KeptFeatures:
         lacking.sort(key=len)  # texts of one forward are padded to the longest of them
         starts = range(0, len(lacking), AT_ONCE)
         title = "reading task texts"
-        for start in track(starts, title, transient=True, disable=len(starts) <= FEW):
+        for start in track(starts, title, transient=True, disable=len(lacking) <= FEW):
             part = lacking[start : start + AT_ONCE]
             for text, features in zip(part, self.read(part), strict=True):
                 found[text] = features

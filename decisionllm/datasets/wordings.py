@@ -110,6 +110,12 @@ def fields_of(frame: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(frame) if name is not None}
 
 
+@cache
+def contrasted(frame: str) -> list[str]:
+    """The facts of another task that a frame names; none unless it is a contrast."""
+    return [name.removeprefix(OTHER) for name in fields_of(frame) if name.startswith(OTHER)]
+
+
 class Renderer(string.Formatter):
     """str.format with more conversions of numbers.
 
@@ -183,9 +189,7 @@ def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> di
     for kind in KINDS if held_out else ("trained",):
         words = Wordings(tasks, facts, kind=kind, frames=0 if held_out else frames)
         for k, task in enumerate(tasks):
-            frame = np.arange(len(words.frames[k]))
-            numbers = words.number(np.full_like(frame, k), frame, rng.random(len(frame)))
-            found[task] += [(kind, words[i]) for i in numbers]
+            found[task] += [(kind, text) for text in words.of_task(k, rng)]
     return found
 
 
@@ -199,6 +203,19 @@ def turns(
     """(kind, text) of each task of an evaluation, its frames in turn; arguments as in `spread`."""
     choices = spread(facts, held_out=held_out, frames=frames)
     return [choices[task][i % len(choices[task])] for i, task in enumerate(tasks)]
+
+
+def contrastable(facts: Sequence[Facts]) -> list[list[int]]:
+    """The tasks that each can be contrasted with, itself among them: those of its world with the
+    same fields.
+
+    facts: of each task.
+    """
+    kinds = [(_world(known), *sorted(known)) for known in facts]
+    members = defaultdict(list)
+    for task, kind in enumerate(kinds):
+        members[kind].append(task)
+    return [members[kind] for kind in kinds]
 
 
 class Wordings(Sequence[str]):
@@ -230,21 +247,16 @@ class Wordings(Sequence[str]):
             raise ValueError(f"text_wordings: expected {wanted}, got {frames}")
         self.tasks = list(tasks)
         self.facts = [facts.get(task, {}) for task in tasks]
-        # tasks of one world with the same fields can be contrasted
-        kinds = [(_world(known), *sorted(known)) for known in self.facts]
-        same = defaultdict(list)
-        for i, fields in enumerate(kinds):
-            same[fields].append(i)
-        self.others = [same[fields] for fields in kinds]  # of each task, itself among them
+        self.others = contrastable(self.facts)
         self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
         self.most = max(len(own) for own in self.frames)
+        frames_of_task = [len(own) for own in self.frames]
+        turns_of_task = [max(len(members) - 1, 1) for members in self.others]
         # (n, 2): frames of each task, and the other tasks of its contrasts
-        self.counts = np.empty((len(tasks), 2), int)
+        self.counts = np.column_stack([frames_of_task, turns_of_task])
         self.contrasts = np.zeros((len(tasks), self.most), bool)  # whether a frame is a contrast
         for i, own in enumerate(self.frames):
-            self.counts[i] = len(own), max(len(self.others[i]) - 1, 1)
-            for k, frame in enumerate(own):
-                self.contrasts[i, k] = any(name.startswith(OTHER) for name in fields_of(frame))
+            self.contrasts[i, : len(own)] = [bool(contrasted(frame)) for frame in own]
         self.text = lru_cache(100_000)(self._text)
 
     def _usable(self, task: int, kind: str, count: int) -> list[str]:
@@ -273,8 +285,7 @@ class Wordings(Sequence[str]):
         task, frame = divmod(rest, self.most)
         own = self.facts[task]
         sentence = self.frames[task][frame]
-        fields = fields_of(sentence)
-        names = [name.removeprefix(OTHER) for name in fields if name.startswith(OTHER)]
+        names = contrasted(sentence)
         other = self._other(task, names, turn) if names else own
         return render(sentence, {**own, "task": self.tasks[task]}, other)
 
@@ -290,6 +301,12 @@ class Wordings(Sequence[str]):
             if any(candidate[name] != own[name] for name in names):
                 return candidate
         return own
+
+    def of_task(self, task: int, rng: np.random.Generator) -> list[str]:
+        """A text of each frame of a task; the other tasks of its contrasts are drawn."""
+        frame = np.arange(len(self.frames[task]))
+        numbers = self.number(np.full_like(frame, task), frame, rng.random(len(frame)))
+        return [self[number] for number in numbers]
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A text of each of these tasks: numbers (B,)."""
