@@ -50,11 +50,12 @@ demo-llm: $(READY)
 	$(DEMO) train experiment=umaze-teacher run=runs/demo-llm/teacher steps=300 planner.steps=1000 fresh=true \
 	&& $(BIN)/decisionllm data dataset=imagined dataset.run=runs/demo-llm/teacher text=goal dataset.episodes=2400 dataset.steps=20 dataset.noise=0.3 && wait $$other
 	trap 'kill 0' INT TERM; \
-	{ $(DEMO) train experiment=demo-llm backbone.weights=shuffled fresh=true \
-	&& $(DEMO) evaluate run=runs/demo-llm/shuffled out=runs/demo-llm +env.wordings=held_out baselines=false report=false; } & other=$$!; \
+	$(DEMO) train experiment=demo-llm backbone.weights=shuffled fresh=true & other=$$!; \
 	$(DEMO) train experiment=demo-llm fresh=true && wait $$other
-	$(DEMO) evaluate run=runs/demo-llm/pretrained out=runs/demo-llm +env.wordings=held_out
-	$(BIN)/python -m examples.words_on_a_maze runs/demo-llm/pretrained runs/demo-llm/shuffled runs/demo-llm/dt --out runs/demo-llm/words.png
+	trap 'kill 0' INT TERM; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.words_on_a_maze runs/demo-llm/pretrained runs/demo-llm/shuffled runs/demo-llm/dt \
+	--out runs/demo-llm/words.png & other=$$!; \
+	$(DEMO) evaluate run=[runs/demo-llm/pretrained,runs/demo-llm/shuffled] out=runs/demo-llm +env.wordings=held_out && wait $$other
 
 # auto-bidding: days of our own market, a bidder and a Decision Transformer, five budgets
 demo-auction: $(READY)

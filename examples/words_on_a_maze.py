@@ -41,13 +41,16 @@ def sentence(facts, goal, kind):
     return next(text for one, text in worded if one == kind), cell
 
 
-def roll_out(policy, text):
-    """The paths of the balls of a policy that reads a text: (BALLS, steps, 2), rows and columns."""
-    env = build(choice("env", "maze2d-umaze", text="none"), BALLS)
+def roll_out(policy, texts):
+    """The paths of the balls of a policy, BALLS for each text that it reads: (texts, BALLS, steps,
+    2), rows and columns.
+    """
+    env = build(choice("env", "maze2d-umaze", text="none"), BALLS * len(texts))
     if policy.config["text"] != "none":
-        env.tasks = [text] * BALLS
+        env.tasks = [text for text in texts for _ in range(BALLS)]
     episodes = rollout(partial(policy.begin, horizon=env.horizon), env, seed=SEED)
-    return np.stack([path(episode) for episode in episodes])
+    paths = np.stack([path(episode) for episode in episodes])
+    return paths.reshape(len(texts), BALLS, *paths.shape[1:])
 
 
 def main():
@@ -59,17 +62,19 @@ def main():
     env = build(choice("env", "maze2d-umaze", text="paraphrased"), 1)
     figure = Figure(figsize=(3.2 * len(given.runs), 3.2 * len(GOALS)), layout="constrained")
     axes = figure.subplots(len(GOALS), len(given.runs), squeeze=False)
-    for line, (goal, kind) in zip(axes, GOALS.items(), strict=True):
-        text, cell = sentence(env.facts, goal, kind)
-        for axis, policy in zip(line, policies, strict=True):
-            paths = roll_out(policy, text)
+    worded = [sentence(env.facts, goal, kind) for goal, kind in GOALS.items()]
+    texts = [text for text, _ in worded]
+    for line, text in zip(axes, texts, strict=True):
+        line[0].set_title(textwrap.fill(text, 45 * len(line)), fontsize=9, loc="left")
+    for column, policy in zip(axes.T, policies, strict=True):
+        ways = roll_out(policy, texts)
+        for axis, (_, cell), paths in zip(column, worded, ways, strict=True):
             ends = paths[:, -1]
             arrived = np.linalg.norm(ends - cell, axis=1) <= GOAL_RADIUS
             draw_maze(axis, env.maze, np.array([cell]), paths)
             axis.plot(ends[:, 1], ends[:, 0], "kx", markersize=5)
             axis.set(xticks=[], yticks=[])
             axis.set_xlabel(f"{arrived.sum()} of {BALLS} at the goal", fontsize=8)
-        line[0].set_title(textwrap.fill(text, 45 * len(line)), fontsize=9, loc="left")
     for axis, run in zip(axes[-1], given.runs, strict=True):
         axis.set_xlabel(f"{axis.get_xlabel()}\n{run.name}", fontsize=9)
     given.out.parent.mkdir(parents=True, exist_ok=True)

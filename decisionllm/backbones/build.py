@@ -183,7 +183,42 @@ def pretrained(
     one_of("backbone.dtype", dtype, DTYPES)
     at_least("backbone.text_summary", text_summary, 0)
 
-    # -- where it is read, and what to do if that fails --
+    numbers = DTYPES[dtype]
+    model, load_tokenizer = loaded(seed, folder, hub_id, weights, numbers)
+
+    supported = Backbone(model, load_tokenizer, "frozen").layout is not None
+    text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
+    keep_blocks(model, layers)
+    backbone = tuned(
+        model,
+        load_tokenizer,
+        seed,
+        tune,
+        lora_rank,
+        lora_alpha,
+        lora_targets,
+        text_layers=text_layers,
+    )
+    # now, since in bfloat16 such weights round by more than a comparison of layouts allows
+    if weights == "shuffled":
+        shuffle(backbone.core, seed)
+    if hardware.multiplies_slowly(numbers):
+        backbone.widen()
+    if text_summary and not text_layers:
+        wanted = "0, since no block reads texts alone (backbone.text_layers)"
+        raise ValueError(f"backbone.text_summary: expected {wanted}, got {text_summary}")
+    if text_layers:
+        summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
+        backbone.cut_off(text_layers, summary)
+    return backbone
+
+
+def loaded(
+    seed: int, folder: str, hub_id: str, weights: str, dtype: torch.dtype
+) -> "tuple[PreTrainedModel, LoadTokenizer]":
+    """A whole language model, of which shuffled weights are not shuffled yet, and what loads its
+    tokenizer; see `pretrained`.
+    """
     source = hub_id
     read: Callable[..., Any] = partial(of_hub, hub_id)
     hint = (
@@ -205,38 +240,11 @@ def pretrained(
         refuse_quantised(source, described)
     with reading():
         if is_run:
-            model, load_tokenizer = model_of_run(path, weights, DTYPES[dtype])
+            model, load_tokenizer = model_of_run(path, weights, dtype)
         else:
-            model = read(partial(model_of, seed=seed, weights=weights, dtype=DTYPES[dtype]))
-
+            model = read(partial(model_of, seed=seed, weights=weights, dtype=dtype))
     refuse_all_but_decoders(source, model)
-
-    # -- which of its blocks are built, and how they are trained --
-    supported = Backbone(model, load_tokenizer, "frozen").layout is not None
-    text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
-    keep_blocks(model, layers)
-    backbone = tuned(
-        model,
-        load_tokenizer,
-        seed,
-        tune,
-        lora_rank,
-        lora_alpha,
-        lora_targets,
-        text_layers=text_layers,
-    )
-    # now, since in bfloat16 such weights round by more than a comparison of layouts allows
-    if weights == "shuffled":
-        shuffle(backbone.core, seed)
-    if hardware.multiplies_slowly(DTYPES[dtype]):
-        backbone.widen()
-    if text_summary and not text_layers:
-        wanted = "0, since no block reads texts alone (backbone.text_layers)"
-        raise ValueError(f"backbone.text_summary: expected {wanted}, got {text_summary}")
-    if text_layers:
-        summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
-        backbone.cut_off(text_layers, summary)
-    return backbone
+    return model, load_tokenizer
 
 
 def checked_folder(folder: str) -> Path:
