@@ -303,8 +303,17 @@ def shadow_of(
 def loaded(
     config: Json, run: str | Path, *, part: str | None = None, **acting: object
 ) -> tuple[Policy, Json, Json]:
-    """A policy, its description, see `model_info`, and what is known of its dataset."""
+    """A policy, its description, see `model_info`, and what is known of its dataset.
+
+    Raises:
+        ValueError: the run's agents decide in turn alone.
+    """
     policy = loading.load_policy(run, part=part, device=config["device"], **acting)
+    if policy.config["team"]["execution"] == "joint":
+        wanted = "one whose agents can decide alone, since a request names no team"
+        remedy = "train with team.execution=both or per_agent"
+        raise ValueError(f"run={run}: expected {wanted}, got team.execution=joint; {remedy}")
+    policy.execution = "per_agent"
     about = model_info(run, policy, policy.config, policy.info)
     return policy, about, policy.info["dataset"]
 

@@ -210,6 +210,7 @@ def make_policy(
     decode="mode",
     return_horizon=0,
     planning_horizon=0,
+    planning_value=0.0,
     **options,
 ):
     return Policy(
@@ -220,6 +221,7 @@ def make_policy(
         return_horizon=return_horizon,
         decode=decode,
         planning_horizon=planning_horizon,
+        planning_value=planning_value,
     )
 
 

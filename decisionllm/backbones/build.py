@@ -63,7 +63,7 @@ def qwen2(
     """Qwen2 with random weights drawn from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
-    _check_heads(width, layers, heads)
+    _check_shape(width, layers, heads, dropout)
     if kv_heads < 1 or heads % kv_heads:
         wanted = f"a divisor of backbone.heads={heads}"
         raise ValueError(f"backbone.kv_heads: expected {wanted}, got {kv_heads}")
@@ -104,7 +104,7 @@ def gpt2(
     """
     from transformers import GPT2Config
 
-    _check_heads(width, layers, heads)
+    _check_shape(width, layers, heads, dropout)
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=width,
@@ -124,9 +124,13 @@ def gpt2(
     )
 
 
-def _check_heads(width: int, layers: int, heads: int) -> None:
-    """Raise a ValueError unless there is a block, and each head has its share of the width."""
+def _check_shape(width: int, layers: int, heads: int, dropout: float) -> None:
+    """Raise a ValueError unless there is a block, each head has its share of the width, and
+    something is left by dropout.
+    """
     at_least("backbone.layers", layers, 1)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"backbone.dropout: expected a share from 0 and below 1, got {dropout}")
     if heads < 1 or width < 1 or width % heads:
         wanted = "a multiple of backbone.heads"
         raise ValueError(f"backbone.width: expected {wanted}={heads}, got {width}")

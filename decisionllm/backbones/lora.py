@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.cut import blocks_of
 from decisionllm.backbones.parts import AdaptedLinear, Saved
-from decisionllm.checks import at_least, listed, unknown
+from decisionllm.checks import at_least, listed, more_than_0, unknown
 from decisionllm.files import explained
 from decisionllm.randomness import seeded
 
@@ -46,6 +46,7 @@ def add_adapters(
     from transformers.pytorch_utils import Conv1D
 
     at_least("backbone.lora_rank", rank, 1)
+    more_than_0("backbone.lora_alpha", alpha)
     names: str | list[str] = targets
     if targets != "all-linear":
         names = listed(targets)
@@ -198,9 +199,13 @@ def pack(*layers: nn.Module) -> None:
     equal within rounding.
 
     Their frozen weights become views of one matrix. Layers without adapters, or of which only some
-    have a bias, stay as they are.
+    have a bias, stay as they are. So do those that are packed: recorded kernels read their weights
+    where they are.
     """
     if not _all_adapted(layers):
+        return
+    packed: _Packed | None = layers[0].__dict__.get("packed")
+    if packed is not None and packed.holds(layers):
         return
     biased = {layer.base_layer.bias is not None for layer in layers}
     if len(biased) == 1:
@@ -235,22 +240,28 @@ class _Packed:
     def __deepcopy__(self, memo: object) -> None:
         """A copy of the layers has weights of its own."""
 
-    def serves(self, x: Tensor, layers: tuple[object, ...]) -> bool:
-        """Whether these are the layers, none of them moved, cast, merged, disabled or given another
-        adapter since, and x (..., in) is of their type.
-        """
+    def holds(self, layers: tuple[object, ...]) -> bool:
+        """Whether these are the layers, none of them moved, cast or given another adapter since."""
         if layers != self.layers:
-            return False
-        if torch.compiler.is_compiling():  # an exported program has no memory to compare
-            return False
-        if x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return False
         for layer, pointer in zip(self.layers, self.pointers, strict=True):
             if layer.base_layer.weight.data_ptr() != pointer:
                 return False
-            if layer.merged or layer.disable_adapters or layer.active_adapters != self.active:
+            if layer.active_adapters != self.active:
                 return False
         return True
+
+    def serves(self, x: Tensor, layers: tuple[object, ...]) -> bool:
+        """Whether it holds these layers, none of them merged or disabled, and x (..., in) is of
+        their type.
+        """
+        if torch.compiler.is_compiling():  # an exported program has no memory to compare
+            return False
+        if x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return False
+        if not self.holds(layers):
+            return False
+        return not any(layer.merged or layer.disable_adapters for layer in self.layers)
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         A, B, scales = _adapters(self.layers)

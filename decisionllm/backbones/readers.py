@@ -112,7 +112,7 @@ class FrozenFeatures(nn.Module):
         `Backbone.encode`. Units once fitted stay, as those of the run that a run starts from, since the map
         was trained on them."""
         known = self.kept[ids[mask]].float()
-        if len(known) and not self.mean.any():
+        if len(known) > 1 and not self.mean.any():
             self.mean.copy_(known.mean(0))
             self.scale.copy_(known.std(0).clamp(min=1e-3))
 
@@ -127,6 +127,10 @@ class FrozenFeatures(nn.Module):
         """The hidden states of the encoder's layer for texts: (length, F) float16 each."""
         ids, mask = padded(texts)
         check_ids(ids, self.encoder[0].config.vocab_size)
+        positions = self.encoder[0].positions
+        if ids.shape[1] > positions:
+            wanted = f"at most {positions} tokens, the positions of the text encoder"
+            raise ValueError(f"text: expected {wanted}, got {ids.shape[1]}")
         # features are kept on disk by the text and the weights alone: a caller's autocast must not
         # change them
         with torch.autocast(ids.device.type, enabled=False):

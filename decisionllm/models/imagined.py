@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from decisionllm.checks import at_least
+from decisionllm.checks import at_least, share
 from decisionllm.models.dynamics import (
     BATCH,
     Dynamics,
@@ -89,6 +89,7 @@ class ImaginedValue(nn.Module, Planner):
             raise ValueError(f"planner.discount: expected within 0 .. 1, got {discount}")
         at_least("planner.horizon", horizon, 1)
         at_least("planner.steps", steps, 1)
+        share("planner.least_value", least_value)
         self.horizon = horizon
         self.least_value = least_value
         self.reads_text = reads_text

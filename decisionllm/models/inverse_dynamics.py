@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from decisionllm.datasets import moments
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps
 from decisionllm.models.fitting import minimise
@@ -93,8 +94,7 @@ class InverseDynamics(nn.Module):
         train, held_out = rows[:split], rows[split:][:ROWS]
         best = self.state_dict()
         lowest = math.inf
-        self.norm(read(rng.permutation(train)[:ROWS])[0])
-        self.norm.eval()
+        self._fit_norm(read(rng.permutation(train)[:ROWS])[0])
 
         def loss(step: int) -> Tensor:
             nonlocal best, lowest
@@ -112,6 +112,18 @@ class InverseDynamics(nn.Module):
             steps, _, masks = read(held_out)
             claimed = float(self.fill(steps, masks)[1].mean())
             self.trust = min(max(1 - claimed + self.certainty(-lowest), 0.0), 1.0)
+
+    def _fit_norm(self, steps: Tensor) -> None:
+        """Standardise by these steps; a column that is constant in them keeps its unit, since it may
+        have other values where actions are missing.
+        """
+        self.norm(steps)
+        self.norm.eval()
+        mean, variance = self.norm.running_mean, self.norm.running_var
+        assert mean is not None
+        assert variance is not None
+        varies = torch.from_numpy(moments.varies(mean, variance.sqrt()))
+        variance[~varies] = 1.0
 
     @torch.no_grad()
     def fill(self, steps: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.checks import at_least, one_of
+from decisionllm.checks import at_least, one_of, share
 from decisionllm.models.dynamics import Dynamics, Transitions, candidate_actions
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Planner
@@ -93,6 +93,7 @@ class LandmarkPaths(nn.Module, Planner):
         one_of("planner.goal_in", goal_in, ("observation", "text"))
         at_least("planner.horizon", horizon, 1)
         at_least("planner.steps", steps, 1)
+        share("planner.least_value", least_value)
         if landmarks < 2 or link < 1:
             wanted = "2 landmarks and 1 step or more"
             raise ValueError(
@@ -201,12 +202,21 @@ class LandmarkPaths(nn.Module, Planner):
         return self._nearest(positions, 1)[0][..., 0] <= SLACK * self.radius
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
-        """Fit the dynamics, spread the landmarks and find the ways between them."""
+        """Fit the dynamics, spread the landmarks and find the ways between them.
+
+        Raises:
+            ValueError: the log has no more positions than landmarks are wanted.
+        """
+        positions = data.observations[:, : self.size]
+        distinct = len(positions.unique(dim=0))
+        if distinct <= len(self.landmarks):  # no end of a plan is exactly at one of them
+            wanted = f"fewer than the {distinct:,} different positions of the log"
+            raise ValueError(f"planner.landmarks: expected {wanted}, got {len(self.landmarks):,}")
         with seeded(seed):
             self.dynamics.set_units(units)
             self._fit_goal_units(units)
             self.dynamics.fit(data, self.steps)
-            self._spread(data.observations[:, : self.size])
+            self._spread(positions)
             self._connect(data)
 
     def _fit_goal_units(self, units: Normalizer) -> None:

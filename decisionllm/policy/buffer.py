@@ -104,8 +104,10 @@ class EpisodeBuffer(Player):
     def needs_rewards(self) -> bool:
         """Whether a return-to-go of these episodes depends on the rewards of a step before."""
         policy = self.policy
-        is_reduced = policy.return_conditioned and not policy.return_horizon
-        return is_reduced and bool(self.unrewarded[self.active].any())
+        if not policy.return_conditioned or policy.return_horizon:
+            return False
+        is_reduced = ~np.isnan(self.targets)  # others are predicted anew at each step
+        return bool((self.unrewarded & is_reduced)[self.active].any())
 
     def numbers(self, rows: Rows = ALL) -> np.ndarray:
         """(M,) int, the numbers of these rows."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from decisionllm.checks import at_least
 from decisionllm.datasets.store import DatasetReader, Store, data_node, prepare, with_texts
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.policy import loading
@@ -46,8 +47,10 @@ def load(
         seed: of the first observations and the noise.
 
     Raises:
-        ValueError: the run has no value, or reads other texts.
+        ValueError: an option cannot be, the run has no value, or reads other texts.
     """
+    at_least("dataset.episodes", episodes, 1)
+    at_least("dataset.steps", steps, 1)
     policy = loading.load_policy(run)
     config: Node = policy.config
     own = check_text(run, text, config)

@@ -2,7 +2,8 @@
 
 `Policy.act` reads every window afresh and is the reference; `Policy.begin` returns a session that
 keeps keys and values between decisions and returns the same actions. Both use the windows that
-`window_start` defines.
+`window_start` defines. Of a model of teams, `act` takes each history as that of the first agent of a
+team of one, and a session draws which agent each episode is.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.checks import one_of
+from decisionllm.checks import one_of, share
 from decisionllm.config import DECODES
 from decisionllm.models.heads import check_decode
 from decisionllm.policy.buffer import check_allowed
@@ -75,6 +76,8 @@ class Policy(WindowReader):
             )
         if self.planning_horizon and model.planner is None:
             raise ValueError("act.planning_horizon: needs a model trained with planner=value")
+        if self.planning_value and model.planner is None:
+            raise ValueError("act.planning_value: needs a model trained with planner=value")
         if self.target_return is None and self.return_conditioned and not model.predicts_return:
             raise ValueError(
                 "target_return: expected a number, the model was trained without "
@@ -94,7 +97,8 @@ class Policy(WindowReader):
         self.stride = int(one_number("stride", self.stride, np.int64))
         steps = one_number("act.planning_horizon", self.planning_horizon, np.int64)
         self.planning_horizon = int(steps)
-        one_number("act.planning_value", self.planning_value, np.float64)
+        value = one_number("act.planning_value", self.planning_value, np.float64)
+        share("act.planning_value", float(value))
         if self.target_return is not None:
             one_number("target_return", self.target_return, np.float32)
 
@@ -112,7 +116,8 @@ class Policy(WindowReader):
             (N, A) actions, raw units; a discrete action is one index.
 
         Raises:
-            ValueError: a history does not fit the data that the policy was trained on.
+            ValueError: a history does not fit the data that the policy was trained on, or agents
+                decide in turn, of which histories name no team.
         """
         return self.act_with_returns(histories)[0]
 
@@ -121,6 +126,11 @@ class Policy(WindowReader):
         """Actions (N, A), and the return-to-go that each is conditioned on (N,), raw units; see
         `act`.
         """
+        if self.execution == "joint":
+            raise ValueError(
+                "team.execution=joint: histories name no team; begin a session with groups, or take "
+                "team.execution=per_agent"
+            )
         # what is traced ends in the model's own choice: another decider reads the hidden states
         decides_itself = self.decider is self.direct
         if self.traced and decides_itself and len(histories) == 1 and not histories[0].task:
@@ -148,14 +158,16 @@ class Policy(WindowReader):
         return self.on_device(allowed)
 
     def warm_up(self) -> None:
-        """Make one decision, and let a policy of window 1 decide single steps without a text by a
+        """Make one decision without a plan, which may need a text, and let a policy of window 1 decide single steps without a text by a
         recorded list of operations from now on: the same bits in less time. The model must not be
         trained any more.
         """
         observations = np.zeros((1, self.spec.observation_dim), np.float32)
         no_actions = np.zeros((0, self.spec.action_dim))
         first = History(observations, no_actions, np.zeros(0))
-        self.act([first])
+        with torch.inference_mode():
+            hidden, _ = self.read([first])
+            self.direct.act(hidden, None, observations, [""], self.generator)
         if self.window == 1 and self.decider is self.direct:
             self.traced = traced(self.model, self.windows([first])[0], self.decode)
 

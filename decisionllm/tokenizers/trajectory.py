@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.checks import one_of, ranges, share
+from decisionllm.checks import at_least, more_than_0, one_of, ranges, share
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
@@ -70,6 +70,8 @@ class TrajectoryTokenizer(nn.Module):
         super().__init__()
         one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
         one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
+        more_than_0("tokenizer.scale", scale)
+        at_least("tokenizer.entity_layers", entity_layers, 0)
         share("tokenizer.hide_actions", hide_actions)
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
             wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"

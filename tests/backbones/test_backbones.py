@@ -408,6 +408,17 @@ def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
     check(model.double().float(), False)
 
 
+def test_weights_that_are_packed_again_stay_where_they_are():
+    """Recorded kernels read them there."""
+    model = small_backbone("qwen2", tune="lora")
+    model.pack()
+    attention = model.core.layers[0].self_attn
+    bases = [layer.base_layer for layer in (attention.q_proj, attention.k_proj)]
+    before = [base.weight.data_ptr() for base in bases]
+    model.pack()
+    assert [base.weight.data_ptr() for base in bases] == before
+
+
 @pytest.mark.parametrize("targets", ["q_proj,v_proj", "q_proj, v_proj"])
 def test_only_the_named_maps_are_adapted(targets):
     model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets=targets), 0)
@@ -419,9 +430,11 @@ def test_only_the_named_maps_are_adapted(targets):
     assert adapted == {"q_proj", "v_proj"}
 
 
-def test_a_rank_of_0_is_refused_by_its_option():
+def test_adapters_without_a_rank_or_a_weight_are_refused_by_their_option():
     with pytest.raises(ValueError, match="backbone.lora_rank: expected 1 or more, got 0"):
         build(node("backbone", "nano", layers=1, tune="lora", lora_rank=0), 0)
+    with pytest.raises(ValueError, match="backbone.lora_alpha: expected more than 0, got 0"):
+        build(node("backbone", "nano", layers=1, tune="lora", lora_alpha=0), 0)
 
 
 @pytest.mark.parametrize("cut", [WHOLE, {}], ids=["whole", "cut"])

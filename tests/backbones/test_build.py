@@ -131,6 +131,7 @@ def test_the_weights_of_a_folder_are_shuffled(tmp_path):
         ("nano", {"width": 28}, "backbone.width: expected an even number for each of 4 heads"),
         ("dt", {"heads": 3}, "backbone.width: expected a multiple of backbone.heads=3, got 128"),
         ("dt", {"layers": 0}, "backbone.layers: expected 1 or more, got 0"),
+        ("dt", {"dropout": 1}, "backbone.dropout: expected a share from 0 and below 1, got 1"),
     ],
 )
 def test_a_shape_that_no_backbone_can_have_is_refused(name, options, message):

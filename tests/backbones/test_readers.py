@@ -113,6 +113,19 @@ def test_units_that_are_fitted_stay(folder):
     assert torch.equal(other.mean, before) and torch.equal(other.scale, features.scale)
 
 
+def test_units_of_a_single_token_stay_finite(folder):
+    features = reader(folder)
+    rows, mask = rows_of(features, ["Stay"])
+    features.fit(rows[:, :1], mask[:, :1])
+    assert torch.isfinite(features(rows)).all()
+
+
+def test_a_text_longer_than_the_encoder_reads_is_refused(tmp_path):
+    features = reader(write(tmp_path, "Bert", max_position_embeddings=8))
+    with pytest.raises(ValueError, match=r"text: expected at most 8 tokens, .* encoder, got \d+"):
+        rows_of(features, ["Walk to row 2 and to column 7, and stay there."])
+
+
 def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(
         ValueError, match=r"text_encoder.layer: expected 0 .. 5, the layers of this encoder, got 6"

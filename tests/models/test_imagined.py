@@ -229,6 +229,11 @@ def test_a_discount_is_below_one():
         ImaginedValue(LINE, discount=1.5)
 
 
+def test_a_least_value_is_a_share():
+    with pytest.raises(ValueError, match="planner.least_value: expected a share"):
+        ImaginedValue(LINE, least_value=-1.5)
+
+
 def test_a_regression_is_fitted():
     torch.manual_seed(0)
     net = FourierMLP(1, 1, 1, inner=32)

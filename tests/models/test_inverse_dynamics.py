@@ -19,7 +19,7 @@ from tests.conftest import LOOP, NANO, command, node
 pytestmark = pytest.mark.slow
 
 
-def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
+def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0, unlabelled_reward=1):
     """Walks of a point by its actions.
 
     At x > 0 the action does not move it, so that no observation tells it.
@@ -40,7 +40,7 @@ def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
                 Episode(
                     observations[:-1],
                     taken,
-                    np.ones(n),
+                    np.full(n, 1.0 if e < labelled else unlabelled_reward),
                     group=e,
                     final_observation=observations[-1] if final else None,
                 ),
@@ -73,6 +73,13 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
     assert np.array_equal(again.actions, filled.actions) and np.array_equal(
         again.action_weight, filled.action_weight
     )
+
+
+def test_a_column_that_is_constant_where_actions_are_recorded_keeps_its_unit(tmp_path):
+    store, true = log(tmp_path / "s", discrete=False, labelled=20, unlabelled_reward=2)
+    filled = fill(store, windows.of_store(store), np.arange(40), 0, updates=300)
+    new = (store.action_weight == 0) & (store.observations[:, 0] < 0)
+    assert np.abs(filled.actions - true)[new].mean() < 0.4
 
 
 def test_a_step_without_a_next_observation_stays_missing(tmp_path):

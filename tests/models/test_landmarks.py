@@ -151,3 +151,15 @@ def test_an_observation_without_a_goal_is_refused():
     for wrong in ({"landmarks": 1}, {"link": 0}):
         with pytest.raises(ValueError, match=r"planner.landmarks, link: expected"):
             LandmarkPaths(SPEC, **wrong)
+
+
+def test_a_log_of_few_positions_has_fewer_landmarks():
+    made = LandmarkPaths(SPEC, landmarks=11)
+    wanted = "planner.landmarks: expected fewer than the 11 different positions of the log, got 11"
+    with pytest.raises(ValueError, match=wanted):
+        made.fit(transitions(U, U), Normalizer(SPEC), seed=0)
+
+
+def test_a_least_value_is_a_share():
+    with pytest.raises(ValueError, match="planner.least_value: expected a share"):
+        LandmarkPaths(SPEC, least_value=-1.5)

@@ -295,3 +295,11 @@ def test_a_value_is_of_one_task(tmp_path, capsys):
         == 1
     )
     assert "planner=value: expected at most 1 task texts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("planner", ["value", "landmarks"])
+def test_a_policy_whose_plans_need_a_text_warms_up(planner):
+    spec = Spec(observation_dim=4, action_dim=2, horizon=15, low=(-1.0,) * 2, high=(1.0,) * 2)
+    reads = {"value": {"reads_text": True}, "landmarks": {"goal_in": "text"}}[planner]
+    policy = make_policy(spec, planning_horizon=3, planner=node("planner", planner, **reads))
+    policy.warm_up()

@@ -426,6 +426,11 @@ def test_rewards_that_the_return_to_go_needs_are_not_left_out():
     constant = make_policy(CONTINUOUS, return_horizon=4).begin(["", ""], 3)
     constant.act(seen)
     constant.act(seen)
+    # the predicted maximum return is predicted anew at each step
+    predicted = make_policy(CONTINUOUS, target_return=None, objective=MAX_RETURN)
+    predicted = predicted.begin(["", ""], 3)
+    predicted.act(seen)
+    predicted.act(seen)
 
 
 @pytest.mark.parametrize("target", [np.nan, np.inf])
@@ -474,6 +479,10 @@ def test_a_policy_that_cannot_act_is_refused():
         ({"target_return": "high"}, "target_return: expected one float32, got 'high'"),
         ({"planning_horizon": 2.5}, "act.planning_horizon: expected one int64, got 2.5"),
         ({"planning_horizon": -1}, "act.planning_horizon: expected 0 or more steps, got -1"),
+        ({"planning_value": -1.5}, "act.planning_value: expected a share within 0 .. 1, got -1.5"),
+        ({"planning_value": 0.7}, "act.planning_value: needs a model trained with planner=value"),
+        ({"scale": 0}, "tokenizer.scale: expected more than 0, got 0"),
+        ({"entity_layers": -1}, "tokenizer.entity_layers: expected 0 or more, got -1"),
     ],
 )
 def test_an_option_of_acting_that_is_no_such_number_is_refused(options, message):

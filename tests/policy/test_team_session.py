@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import permutation
+from decisionllm import serve
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.policy.policy import Policy
@@ -492,6 +493,9 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
         policy_of(make_model(DISCRETE, head="discrete"))
     with pytest.raises(ValueError, match="team.execution=joint: the env names no groups of agents"):
         policy_of(joint()).begin([""], 5)
+    alone = History(np.zeros((1, 3)), np.zeros((0, 1)), np.zeros(0))
+    with pytest.raises(ValueError, match="team.execution=joint: histories name no team"):
+        policy_of(joint()).act([alone])
     with pytest.raises(ValueError, match=r"groups: expected teams of at most 16, got 17"):
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
     with pytest.raises(
@@ -613,3 +617,10 @@ def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
         )
     for one, other in zip(*lines, strict=True):
         assert other == pytest.approx(one | {"seconds": other["seconds"]}, rel=1e-5)
+
+
+def test_a_team_that_decides_in_turn_is_not_served(monkeypatch):
+    policy = policy_of(joint(), config={"team": {"execution": "joint"}})
+    monkeypatch.setattr(serve.loading, "load_policy", lambda *given, **options: policy)
+    with pytest.raises(ValueError, match="run=runs/team: expected one whose agents can decide"):
+        serve.loaded({"device": "cpu"}, "runs/team")
