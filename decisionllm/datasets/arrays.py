@@ -168,7 +168,7 @@ def as_episode(columns: Columns, group: int, task: str) -> Episode:
         actions = actions.astype(np.float32)
     final = None
     if "next_observations" in columns:
-        final = columns["next_observations"][-1].astype(np.float32)
+        final = columns["next_observations"].reshape(n, -1)[-1].astype(np.float32)
     terminated = bool(columns["terminals"][-1])
     timed_out = "timeouts" in columns and bool(columns["timeouts"][-1])
     return Episode(
@@ -286,6 +286,9 @@ def spec_of(
         why = "all of them are missing (NaN); record some to learn from"
         raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
     bounded = len(low) + len(high) > 0
+    if num_actions and bounded:
+        wanted = f"no bounds (low, high) of {num_actions} discrete actions"
+        raise ValueError(f"num_actions: expected {wanted}, got {list(low)} and {list(high)}")
     if discrete and not bounded and not num_actions:
         num_actions = 1 + int(actions.high.max())
     if not num_actions:
@@ -383,6 +386,9 @@ def check_shapes(
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
     for key, column in columns.items():
         check_width(path, key, column, widths[key])
+    if "next_observations" in columns:
+        width = numbers_of(columns["observations"])
+        check_width(path, "next_observations", columns["next_observations"], width)
     return int(sizes["rewards"])
 
 

@@ -173,7 +173,8 @@ def _episode(
         observations = observations | {"desired_goal": goals}
     if fixed:
         rewards = fixed(observations["observation"][1:, :2])
-    rows = flatten(observed(observations, part), observed(dataset.observation_space, part))
+    space = observed(dataset.observation_space, part)
+    rows = flatten(observed(observations, part), space, dtype=None)
     terminated = bool(raw.terminations[-1])
     return Episode(
         rows[:-1],

@@ -214,7 +214,9 @@ def worded(store: Store, **options: Unpack[MixtureOptions]) -> Store:
         infos[label] = part.card(own.info)
         wordings |= own.info.get("wordings", {})
     found = with_texts(store, options.get("text", "none"), texts.tolist(), wordings)
-    return replace(found, info=found.info | {"parts": infos})
+    # numbered as the parts were when the store was made, in whatever order they are named now
+    numbered = {label: infos[label] for label in store.part_infos}
+    return replace(found, info=found.info | {"parts": numbered})
 
 
 def mixed(**options: Unpack[MixtureOptions]) -> dict[str, Part]:
@@ -240,6 +242,11 @@ def files(**options: Unpack[MixtureOptions]) -> list[Path]:
     for part in described(**options).values():
         found += files_of(part.dataset)
     return found
+
+
+def readings(**options: Unpack[MixtureOptions]) -> list[Node]:
+    """The config nodes of the datasets of the parts."""
+    return [part.dataset for part in described(**options).values()]
 
 
 def described(
@@ -503,4 +510,6 @@ def drawn_embodiment(shares: Mapping[str, Sequence[float]], seed: int, step: int
     return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
 
 
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(
+    version=2, files=files, readings=readings, data_options=data_options, worded=worded
+)

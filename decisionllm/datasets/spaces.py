@@ -26,27 +26,28 @@ MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for e
 VECTOR = "observation"  # name of the one part of an observation that is not a Dict
 
 
-def flatten(values: Any, space: AnySpace) -> np.ndarray:
+def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float32) -> np.ndarray:
     """Observations of n steps as rows.
 
     Args:
         values: the observations, stacked (see `stack`): an array with n in front, or a dict of such
             arrays.
         space: their space: Box, Discrete, or Dict of these, also nested.
+        dtype: of the rows; None: that of the values, for a writer that reports what is rounded.
 
     Returns:
-        (n, S) float32. A Dict is laid out key by key in the order of the sorted keys, a Discrete is
+        (n, S). A Dict is laid out key by key in the order of the sorted keys, a Discrete is
         one-hot.
 
     Raises:
         ValueError: the space is of another kind, or a Discrete does not have a value.
     """
     if isinstance(space, spaces.Box):
-        return np.asarray(values, np.float32).reshape(len(values), -1)
+        return np.asarray(values, dtype).reshape(len(values), -1)
     if isinstance(space, spaces.Discrete):
         one_hot = np.eye(int(space.n), dtype=np.float32)
         return np.asarray(one_hot[_indices(values, space)[:, 0]])
-    columns = [flatten(values[key], part) for key, part in _sorted(space)]
+    columns = [flatten(values[key], part, dtype=dtype) for key, part in _sorted(space)]
     return np.concatenate(columns, axis=1)
 
 

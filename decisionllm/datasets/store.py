@@ -162,6 +162,8 @@ class DatasetReader:
             are made again.
         files: (**options) -> the files that are read. A store is made again when one of them
             changes.
+        readings: (**options) -> the config nodes of the other datasets that are read. A store is
+            made again when the version of one of their readers changes.
         data_options: (**options) -> the options that the data depend on: those given, with the
             canonical `text`. None: all.
         worded: (store, **options) -> the store with the texts that the option `text` asks for, see
@@ -170,6 +172,7 @@ class DatasetReader:
 
     version: int | None = None
     files: Callable[..., list[Path]] | None = None
+    readings: Callable[..., list[Node]] | None = None
     data_options: Callable[..., Json] | None = None
     worded: Callable[..., Store] | None = None
 
@@ -511,6 +514,8 @@ def kept(dataset: Node, cache_dir: str | Path) -> Store:
     reader = reader_of(dataset)
     if reader.version:
         stamps.append(reader.version)
+    if reader.readings is not None:
+        stamps.append([reader_of(node).version for node in reader.readings(**_options(dataset))])
     name = f"{_label(dataset)}-{_key([FORMAT, dataset, stamps])}"
     path = Path(cache_dir).expanduser() / "stores" / name
     if (path / "card.json").is_file():

@@ -91,19 +91,26 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
         store: of the log.
         return_horizon: a return counts the rewards of this many next steps; 0: to the end of the
             episode. The last steps of a truncated episode are then left out, since the rewards that
-            would have followed are unknown.
+            would have followed are unknown; so are those of an agent whose team plays on, since only
+            the sum of what follows is known.
     """
     togo: np.ndarray = np.empty(len(store.rewards), np.float32)
     for episodes, rows in blocks(store, BLOCK):
         offsets = store.offsets[episodes.start : episodes.stop + 1] - rows.start
-        each = returns_to_go(store.rewards[rows], store.returns[episodes], offsets)
+        returns = store.returns[episodes]
+        if return_horizon and store.return_after_exit is not None:
+            returns = returns - store.return_after_exit[episodes]
+        each = returns_to_go(store.rewards[rows], returns, offsets)
         if return_horizon:
             each = within_horizon(each, offsets, return_horizon)
         togo[rows] = each
     first, end = store.offsets[:-1], store.offsets[1:]
     if return_horizon:
         known = np.maximum(end - return_horizon + 1, first)
-        end = np.where(store.terminated, end, known)
+        is_whole = store.terminated
+        if store.return_after_exit is not None:
+            is_whole = is_whole & (store.return_after_exit == 0)
+        end = np.where(is_whole, end, known)
     optional = _optional(store)
     if store.action_weight is not None:
         recorded = store.action_weight > 0

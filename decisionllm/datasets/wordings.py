@@ -14,6 +14,7 @@ import string
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ ONES = [
     "eighteen",
     "nineteen",
 ]
+SIZES = [(10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred")]
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 ORDINALS = [
     "zeroth",
@@ -131,26 +133,45 @@ class Renderer(string.Formatter):
             case "c":
                 return f"{100 * value:.0f}"
             case "k":
-                return f"{value / 1000:g}"
+                return digits(value / 1000)
         return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """{budget:g} has no exponent, which nobody writes in a sentence."""
+        if format_spec == "g":
+            return digits(value)
+        return str(super().format_field(value, format_spec))
 
 
 def number_words(number: float) -> str:
-    """2914.5 -> "two thousand nine hundred fourteen point five"; 0 .. 999,999, six digits."""
-    whole, _, part = f"{number:g}".partition(".")
-    if part:
-        digits = [ONES[int(digit)] for digit in part]
-        return " ".join([number_words(int(whole)), "point", *digits])
-    number = int(number)
+    """2914.5 -> "two thousand nine hundred fourteen point five"; to six digits, below 10^12."""
+    if number < 0:
+        return f"minus {number_words(-number)}"
+    whole, _, part = digits(number).partition(".")
+    words = _whole_words(int(whole))
+    if not part:
+        return words
+    return " ".join([words, "point", *(ONES[int(digit)] for digit in part)])
+
+
+def _whole_words(number: int) -> str:
+    """A number without a fraction in words."""
     if number < 20:
         return ONES[number]
     if number < 100:
         tens, ones = divmod(number, 10)
         return f"{TENS[tens - 2]}-{ONES[ones]}" if ones else TENS[tens - 2]
-    size, name = (1000, "thousand") if number >= 1000 else (100, "hundred")
+    size, name = next(one for one in SIZES if one[0] <= number)
     count, rest = divmod(number, size)
-    words = f"{number_words(count)} {name}"
-    return f"{words} {number_words(rest)}" if rest else words
+    words = f"{_whole_words(count)} {name}"
+    return f"{words} {_whole_words(rest)}" if rest else words
+
+
+def digits(number: float) -> str:
+    """A number with at most six digits that are not zeros at its ends, and without an exponent:
+    1234567 -> "1234570".
+    """
+    return format(Decimal(f"{number:g}"), "f")
 
 
 def _world(facts: Facts) -> tuple[str, str]:
@@ -257,6 +278,7 @@ class Wordings(Sequence[str]):
         self.contrasts = np.zeros((len(tasks), self.most), bool)  # whether a frame is a contrast
         for i, own in enumerate(self.frames):
             self.contrasts[i, : len(own)] = [bool(contrasted(frame)) for frame in own]
+        self.alike: dict[tuple[int, tuple[str, ...]], bool] = {}  # see `_alike`
         self.text = lru_cache(100_000)(self._text)
 
     def _usable(self, task: int, kind: str, count: int) -> list[str]:
@@ -295,12 +317,22 @@ class Wordings(Sequence[str]):
         """
         own = self.facts[task]
         members = self.others[task]
+        if self._alike(members, tuple(names)):
+            return own
         first = members.index(task) + 1 + turn
         for k in range(len(members) - 1):
             candidate = self.facts[members[(first + k) % len(members)]]
             if any(candidate[name] != own[name] for name in names):
                 return candidate
         return own
+
+    def _alike(self, members: Sequence[int], names: tuple[str, ...]) -> bool:
+        """Whether these tasks, of one world, are the same in each of these facts."""
+        key = members[0], names
+        if key not in self.alike:
+            values = {tuple(self.facts[task][name] for name in names) for task in members}
+            self.alike[key] = len(values) == 1
+        return self.alike[key]
 
     def of_task(self, task: int, rng: np.random.Generator) -> list[str]:
         """A text of each frame of a task; the other tasks of its contrasts are drawn."""

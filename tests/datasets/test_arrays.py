@@ -71,6 +71,25 @@ def test_next_observations_give_the_final_ones(tmp_path):
     assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4, 5]]
 
 
+def test_observations_of_one_number_may_be_a_column(tmp_path):
+    after = np.arange(5.0) + 1
+    seen = np.arange(5.0)
+    path = put(tmp_path / "mine.npz", observations=seen, next_observations=after, timeouts=None)
+    assert [e.final_observation.tolist() for e in load(path=path).episodes] == [[2], [5]]
+
+
+def test_next_observations_of_another_width_are_refused(tmp_path):
+    path = put(tmp_path / "mine.npz", next_observations=np.zeros((5, 3)))
+    with pytest.raises(ValueError, match=f"{path}: expected next_observations of 2 columns"):
+        load(path=path)
+
+
+def test_discrete_actions_have_no_bounds(tmp_path):
+    path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]))
+    with pytest.raises(ValueError, match=r"num_actions: expected no bounds .*got \[-5\] and"):
+        load(path=path, num_actions=3, low=[-5], high=[5])
+
+
 def test_integer_actions_are_discrete(tmp_path):
     path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]), rewards=np.ones((5, 1)))
     assert (

@@ -488,3 +488,11 @@ def test_an_episode_that_is_missing_is_named(tmp_path):
         del file["episode_1"]
     with pytest.raises(ValueError, match="mine/test-v0: not a readable Minari dataset .*episode_1"):
         load(minari_id="mine/test-v0")
+
+
+def test_numbers_that_float32_rounds_visibly_are_a_fault(tmp_path):
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    times = 1.7e9 + 30.0 * np.arange(4)
+    put("mine/clock-v0", [(times[:, None], rows(3), np.ones(3))], observation_space=space)
+    faults = prepare(node("dataset", "minari", minari_id="mine/clock-v0"), tmp_path).info["faults"]
+    assert any("rounded by up to" in fault for fault in faults)

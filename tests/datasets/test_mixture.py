@@ -522,3 +522,32 @@ def test_a_part_that_is_made_again_makes_another_mixture(tmp_path):
         assert store.prepare(data, tmp_path / "cache").rewards.tolist() == [reward]
     store.prepare(data, tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "stores").iterdir())) == 2, "unchanged, it is found again"
+
+
+def test_parts_that_are_named_in_another_order_keep_their_episodes(tmp_path):
+    """One store has both orders."""
+    shares = {}
+    for labels in (("few", "many"), ("many", "few")):
+        parts = {label: LABELS[label] for label in labels}
+        mixed = store.prepare(node("dataset", "mixture", parts=parts), tmp_path)
+        shares[labels] = {label: len(episodes) for label, episodes in mixed.parts.items()}
+    assert shares["few", "many"] == shares["many", "few"] == {"few": 4, "many": 16}
+
+
+def test_a_part_whose_reader_has_a_new_version_makes_another_mixture(tmp_path, monkeypatch):
+    from decisionllm.datasets import arrays
+
+    path = tmp_path / "mine.npz"
+    np.savez(
+        path,
+        observations=np.zeros((4, 1)),
+        actions=np.arange(4.0)[:, None],
+        rewards=np.ones(4),
+        terminals=np.array([0, 1, 0, 1]),
+    )
+    parts = {"mine": {"dataset": "arrays", "path": str(path)}}
+    data = node("dataset", "mixture", parts=parts)
+    store.prepare(data, tmp_path / "cache")
+    monkeypatch.setattr(arrays, "READER", store.DatasetReader(version=99, files=arrays.files))
+    store.prepare(data, tmp_path / "cache")
+    assert len(list((tmp_path / "cache" / "stores").glob("mixture-*"))) == 2

@@ -64,6 +64,13 @@ def test_a_return_horizon_counts_the_next_rewards(tmp_path):
     assert [togo(steps, e) for e in range(3)] == [[3, 5, 7], [3, 5, 7, 4], []]
 
 
+def test_a_return_horizon_ends_with_an_agent_whose_team_plays_on(tmp_path):
+    """Of what the team receives later, only the sum is known."""
+    left = episode([1, 2, 3, 4], terminated=True, truncated=False, return_after_exit=100)
+    steps = windows.of_store(make_store(tmp_path / "s", [left]), return_horizon=2)
+    assert togo(steps, 0) == [3, 5, 7]
+
+
 def test_a_return_horizon_of_the_whole_episode_keeps_one_step(tmp_path):
     steps = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=3)
     assert togo(steps, 0) == [6]

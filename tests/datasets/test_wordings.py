@@ -97,6 +97,12 @@ def test_texts_and_number_words_by_hand():
         and number_words(0.5) == "zero point five"
     )
     assert number_words(110_005) == "one hundred ten thousand five"
+    assert number_words(123_456.78) == "one hundred twenty-three thousand four hundred fifty-seven"
+    assert number_words(1_234_567) == (
+        "one million two hundred thirty-four thousand five hundred seventy"
+    )
+    assert number_words(-3) == "minus three"
+    assert render("{budget:g} {budget!k}", {"budget": 1_234_567_000.0}) == "1234570000 1234570"
 
 
 def test_facts_of_the_cells_of_a_maze_by_hand():

@@ -79,6 +79,9 @@ def load(
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
     at_least("dataset.relabel", relabel, 0)
     at_least("dataset.num_campaigns", num_campaigns, 1)
+    if path and behaviour not in (*TEACHERS, "reference"):
+        wanted = f"{' or '.join(TEACHERS)} with dataset.path, whose files say who bid"
+        raise ValueError(f"dataset.behaviour: expected {wanted}, got {behaviour}")
     if relabel and behaviour in TEACHERS:
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
