@@ -144,6 +144,11 @@ def evaluate_run(
     world = world_name(run, env)
     results.describe(world, run.info["dataset"], env)
     contenders = policy_contenders(run, env, config)
+    stopped = stopped_at(run.path)
+    if stopped:
+        results.say(f"{run.path}: the training is not finished, it has {stopped}")
+        for contender in contenders:
+            contender.columns["changed"] = ", ".join(filter(None, [changed, stopped]))
     if config["baselines"] and results.lacks_baselines(as_json):
         contenders += scripted_contenders(env, node, config["seed"])
     where = {"env_seed": config["seed"]}
@@ -157,6 +162,19 @@ def evaluate_run(
             results.add(row)
             if results.report:
                 draw(row, part, contender, env, run, results)
+
+
+def stopped_at(run: Path) -> str:
+    """Where the training of a run was interrupted, such as "stopped at step 200"; empty if it is
+    finished.
+    """
+    file = run / "checkpoint" / "trainer.json"
+    if not file.is_file():  # of a baseline
+        return ""
+    trained = json.loads(file.read_text())
+    if trained.get("finished", True):
+        return ""
+    return f"stopped at step {trained['step']:,}"
 
 
 def world_name(run: OpenedRun, env: Env) -> str:

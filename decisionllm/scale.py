@@ -55,6 +55,7 @@ def scale(config: Node) -> Path:
     if action == "status":
         ledger.Progress(out, say)(states)
         return out
+    runs.check_rates(out)
     found = {
         "study": study,
         "versions": directory.versions(),
@@ -77,6 +78,7 @@ def run_missing(
     options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes")}
     run = partial(execute, **options, threads=threads)
     for find_jobs in (runs.tuning, partial(runs.jobs, out)):
+        runs.check_rates(out)
         names = ledger.plan(out, find_jobs())
         progress = ledger.Progress(out, say)
         ledger.drive(out, names, run, start, workers, progress=progress)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from decisionllm.files import safe_name
@@ -12,17 +13,19 @@ if TYPE_CHECKING:
 
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 CHOICE = "hydra:runtime.choices."  # how an interpolation names the choice of a group
-# Each experiment has a run directory of its own name.
-NAMED_ANYWAY = ("run", "experiment")
 
 
 def parsed(words: Sequence[str]) -> list["Override"]:
     """The words of a command line but its flags, as Hydra reads them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    return OverridesParser.create().parse_overrides(
-        [word for word in words if not word.startswith("-")]
-    )
+    options = []
+    for before, word in pairwise(["", *words]):
+        is_flag = word.startswith("-")
+        belongs_to_flag = before.startswith("-") and "=" not in word  # such as --config-dir mine
+        if not is_flag and not belongs_to_flag:
+            options.append(word)
+    return OverridesParser.create().parse_overrides(options)
 
 
 def swept_keys(words: Sequence[str]) -> list[str]:
@@ -45,7 +48,9 @@ def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]
         optim.lr.
     """
     values = dict(word.lstrip("+~").split("=", 1) for word in job if "=" in word)
-    known = {*references(config, "run"), *NAMED_ANYWAY}
+    known = {"run", *references(config, "run")}
+    if "run" not in values:  # each experiment has a run directory of its own name
+        known.add("experiment")
     missing = [key for key in swept if key not in known]
     names = [last_word(key) for key in missing]
     directory = str(config.run)

@@ -4,6 +4,7 @@ file.
 
 import hashlib
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -486,3 +487,14 @@ def test_a_score_from_the_starts_that_chose_the_weights_is_named(
     say_notes(Results(tmp_path, report=False), "", OpenedRun(Path("runs/a"), policy), options)
     said = capsys.readouterr().out
     assert ("rollouts of seed=0 chose its weights" in said) is warned
+
+
+def test_a_run_that_is_not_finished_is_no_further_seed(runs, tmp_path, capsys):
+    run = tmp_path / "stopped"
+    shutil.copytree(runs / "plain", run)
+    file = run / "checkpoint" / "trainer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 2, "finished": False}))
+    (run / DIGESTS).unlink(missing_ok=True)
+    rows = evaluated(tmp_path / "out", f"run=[{run},{runs}/plain]", "baselines=false")
+    assert [row.get("changed") for row in rows] == ["stopped at step 2", None]
+    assert "the training is not finished, it has stopped at step 2" in capsys.readouterr().out

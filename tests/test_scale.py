@@ -303,6 +303,33 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
 
 
+def test_a_study_whose_tuning_runs_failed_is_shown_and_retried(tmp_path, capsys, monkeypatch):
+    train = scaling_run.train
+
+    def broken(config):
+        raise FloatingPointError("loss is not finite")
+
+    monkeypatch.setattr(scaling_run, "train", broken)
+    words = (*ONE, "~study.axes.size.w32")
+    assert small(tmp_path / "out", *words) == 1
+    assert "every tuning run of size w16 failed" in capsys.readouterr().err
+    assert small(tmp_path / "out", *words, "action=status") == 0
+    assert "2 failed" in capsys.readouterr().out
+    monkeypatch.setattr(scaling_run, "train", train)
+    assert small(tmp_path / "out", *words, "action=retry") == 0
+    assert len(stamps(tmp_path / "out")) == 2
+
+
+def test_a_quality_may_be_a_quantile_in_words(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["axes"]["quality"] = {"all": [], "best": ["data.min_return_quantile=0.9"]}
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base="1.3"):
+        made = grid.train_configs(mine)
+    found = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
+    assert found == {"all": 0.0, "best": 0.9}
+
+
 def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
     lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
     assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0
@@ -347,6 +374,9 @@ WRONG = {
         r'study.axes.size.w16=["init_from=x-\${seed}"]'
     ): "init_from=x-${seed} would be the same in every run",
     shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
+    shlex.quote(
+        listed("train", "dataset=synthetic data.held_out=0.2 steps=9")
+    ): "study: steps=9 would have no effect; study.budget says steps",
     "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
     "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
     "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer",

@@ -56,6 +56,16 @@ def test_keys_with_several_values_are_swept():
         "env.k",
     ]
     assert swept_keys(["dataset.low=[-1,-1]"]) == [], "a list is one value"
+    assert swept_keys(["--config-dir", "/tmp/mine", "seed=0,1"]) == ["seed"]
+
+
+def test_experiments_with_a_run_that_was_given_have_directories_of_their_own():
+    config = CONFIG.copy()
+    config.run = "runs/x"
+    assert run_directory(config, ["experiment"], ["experiment=a", "run=runs/x"]) == (
+        "runs/x-experiment-a"
+    )
+    assert run_directory(config, ["experiment"], ["experiment=a"]) == "runs/x"
 
 
 def test_a_value_is_safe_in_a_path():

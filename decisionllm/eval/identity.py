@@ -13,14 +13,14 @@ from omegaconf.errors import OmegaConfBaseException
 from decisionllm.command_line import with_defaults
 from decisionllm.config import GROUPS, default_options, flat, plain
 from decisionllm.registry import Node, discover
-from decisionllm.runs.directory import MAY_DIFFER
+from decisionllm.runs.directory import may_differ
 from decisionllm.schema import Json
 
 Row = Json
 Options = Mapping[str, Any]
 
 # `decode` and `part` are columns of a row, `name` is the policy
-NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
+NOT_OPTIONS = ("name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
 ALIKE = ("world", "protocol", "policy", "changed")
 # an option may follow the training seed: dataset.seed='${seed}', init_from='runs/start-${seed}'
@@ -42,9 +42,10 @@ def options_of(run_config: Json) -> Json:
         if group in run_config:
             found[group], usual = nearest(group, run_config[group], str(run_config["name"]))
             defaults |= flat(usual, f"{group}.")
-    own = {key: value for key, value in run_config.items() if key != "policy"}
-    for key, value in flat(own).items():
-        if key in NOT_OPTIONS or key.endswith("._target_"):
+    own = flat({key: value for key, value in run_config.items() if key != "policy"})
+    left_out = (*NOT_OPTIONS, *may_differ(own))
+    for key, value in own.items():
+        if key in left_out or key.endswith("._target_"):
             continue
         if key.endswith(".seed") or value != resolved(defaults.get(key), run_config):
             found[key] = value

@@ -4,7 +4,7 @@ import base64
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,14 +51,16 @@ CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl.
 
-    Of rows about the same run, protocol and seed of the environment, only the last; of a scripted
+    Of rows about the same run, however its path is written, protocol and seed of the environment, only the last; of a scripted
     player, which has no run, those about the same options of the environment. A row of an
     earlier version names no world; its dataset stands for it.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for row in read_lines(Path(folder) / "results.jsonl"):
         row.setdefault("world", row["dataset"])
-        player = row.get("run") or row.get("options")
+        player = row.get("options")
+        if row.get("run"):
+            player = Path(row["run"]).resolve()
         key = (*(str(row.get(name)) for name in (*KEYS, "seed")), str(player))
         if "options" in row:
             # a row of an earlier version has no options; it is replaced like any other
@@ -78,7 +80,9 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         episodes of one seed, see `intervals`.
     """
     results = []
-    for policy, members in named_pools(rows):
+    for policy, every in named_pools(rows):
+        # of several runs of one seed, the last
+        members = list({row["seed"]: row for row in every}.values())
         result = {key: members[0].get(key) for key in KEYS}
         labels = (members[0]["protocol"], members[0].get("changed"))
         scores = [row["score"] for row in members]
@@ -174,12 +178,13 @@ def table(world: str, results: Sequence[Row]) -> "Table":
 def cells_of(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str]]:
     """The rows of a table: the cell of each protocol, by policy, target and episodes."""
     cells: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
+    targets = {result["target_return"] for result in results}
     for result in results:
         policy = result["policy"]
         if not result["headline"]:
             policy += " (sweep)"
         count = f"{result['seeds']} x {result['n'] // result['seeds']}"
-        row = cells[policy, target_words(result["target_return"]), count]
+        row = cells[policy, told_apart(result["target_return"], targets), count]
         interval_of = f"{number(result['low'])}..{number(result['high'])}"
         row[result["protocol"]] = f"{number(result['score'])}\n{interval_of}"
     return cells
@@ -203,6 +208,13 @@ def shared_words(protocols: Sequence[str]) -> str:
 def target_words(target: float | None) -> str:
     """A target return; "-" for None."""
     return "-" if target is None else number(target)
+
+
+def told_apart(target: float | None, others: Iterable[float | None]) -> str:
+    """A target return with as many digits as tell it from the others."""
+    words = target_words(target)
+    is_shared = any(target_words(other) == words for other in others if other != target)
+    return f"{target:.7g}" if is_shared else words
 
 
 def number(x: float) -> str:

@@ -53,9 +53,8 @@ MAY_DIFFER = (
     "fresh",
     "optim.gradient_checkpointing",
     "log.tracker",
-    "log.every",
-    "log.save_every",
 )
+WHEN_LOSSES_ARE_MEASURED = ("log.every", "log.save_every")
 # what our own commands leave in a folder before there is a run in it
 BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")
 MOST_TASKS = 64  # task texts that run.json names
@@ -109,6 +108,13 @@ def has_texts(info: Json) -> bool:
     return any(info["tasks"])
 
 
+def may_differ(config: Mapping[str, object]) -> tuple[str, ...]:
+    """The options that do not change what a run becomes. config: of a run, flat."""
+    if config.get("log.keep_best") == "loss":  # the least of the losses that were measured
+        return MAY_DIFFER
+    return MAY_DIFFER + WHEN_LOSSES_ARE_MEASURED
+
+
 def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
     """The run_info of a run that was begun with this config and this data; a ValueError if it was
     not.
@@ -117,8 +123,9 @@ def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Js
     options = asdict(config)
     earlier = flat(default_options()) | flat(_completed(before, options))
     different = {}  # option: its value when the run was begun, and now
+    unimportant = may_differ(earlier)
     for key, value in flat(options).items():
-        if key not in MAY_DIFFER and earlier.get(key) != value:
+        if key not in unimportant and earlier.get(key) != value:
             different[key] = (earlier.get(key), value)
     if different:
         if different.keys() <= {"steps", "minutes"}:

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -35,6 +35,8 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {  # the keys that each rule read
 TINY = sys.float_info.min  # the least number above 0
 MOST = sys.float_info.max  # all but infinity
 FOLLOWS = re.compile(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}")  # options that the grid sets
+# the same, and what of a study says their values
+SET_BY = {"seed": "study.seeds", "steps": "study.budget", "data.fraction": "study.axes.fraction"}
 # keys of a config that a result does not depend on
 NOT_THE_RUNS = (
     "run",
@@ -146,6 +148,8 @@ def train_configs(study: Node) -> dict[Cell, Node]:
                     f"study: {word} would be the same in every run, since options are composed "
                     "once for each size; expected a size for each value"
                 )
+        refuse_what_is_set(given, SET_BY)
+        refuse_what_is_set(mixture, SET_BY | {"optim.lr": "study.lr, or each size,"})
         config = compose("train", [*given, f"name='{size}'", "run=x", "log.tracker=none"])
         execution = config["team"]["execution"]
         if execution != "per_agent":
@@ -153,15 +157,32 @@ def train_configs(study: Node) -> dict[Cell, Node]:
             reason = "a study counts single agents"
             raise ValueError(f"study.train: expected {wanted}, got {execution}; {reason}")
         config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
-        found[size, name] = merged(config, {"data": {"min_return_quantile": quantile}})
+        if quantile is not None:
+            config = merged(config, {"data": {"min_return_quantile": quantile}})
+        found[size, name] = config
     return found
 
 
-def qualities(given: list[float] | dict[str, list[str]]) -> list[tuple[str, list[str], float]]:
-    """(name, words of `train`, least quantile of returns) of each quality: a quantile, or words."""
+def refuse_what_is_set(words: Iterable[object], set_by: Mapping[str, str]) -> None:
+    """Raise a ValueError for a word of `train` whose option the grid sets in each run.
+
+    set_by: what of a study says the values of an option.
+    """
+    for word in words:
+        key = str(word).lstrip("+").partition("=")[0]
+        if key in set_by:
+            raise ValueError(f"study: {word} would have no effect; {set_by[key]} says {key}")
+
+
+def qualities(
+    given: list[float] | dict[str, list[str]],
+) -> list[tuple[str, list[str], float | None]]:
+    """(name, words of `train`, least quantile of returns) of each quality: a quantile, or words,
+    which may name one.
+    """
     if isinstance(given, list):
         return [(f"{quantile:g}", [], float(quantile)) for quantile in given]
-    return [(name, words, 0.0) for name, words in given.items()]
+    return [(name, words, None) for name, words in given.items()]
 
 
 def compose(command: str, words: Iterable[object]) -> Node:
@@ -347,7 +368,7 @@ class Grid:
     def jobs(self, out: Path) -> list[Job]:
         """Every run of the grid, the small ones first, at the learning rate of the least loss.
 
-        None until the tuning runs are over.
+        None until the tuning runs are over, or where all those of one size failed.
         """
         rates = {size: self.configs[size, self.qualities[0]]["optim"]["lr"] for size in self.sizes}
         if self.rates:
@@ -356,10 +377,19 @@ class Grid:
                 return []
             for size, losses in self.tuning_losses(out).items():
                 if not losses:
-                    remedy = "see action=status, then action=retry"
-                    raise ValueError(f"every tuning run of size {size} failed: {remedy}")
+                    return []
                 rates[size] = min(losses, key=losses.__getitem__)
         return [self.job(*cell, rates[cell[0]]) for cell in self.cells()]
+
+    def check_rates(self, out: Path) -> None:
+        """Raise a ValueError if the tuning runs are over and all those of one size failed."""
+        states = ledger.status(out, names(self.tuning()))
+        if not set(states.values()) <= {"done", "failed"}:
+            return
+        for size, losses in self.tuning_losses(out).items():
+            if self.rates and not losses:
+                remedy = "see action=status, then action=retry"
+                raise ValueError(f"every tuning run of size {size} failed: {remedy}")
 
     def cells(self) -> list[tuple[str, str, float, int]]:
         """The (size, quality, fraction, seed) of every run that no entry of `exclude` matches."""

@@ -150,8 +150,9 @@ def roll_out(
     """Evaluate a run in its environment.
 
     Returns:
-        score: with its interval, of a mixture the means over its parts; None without environment.
-        metrics: further measurements of the environment; {} for a mixture.
+        score: with its interval; of a mixture the means over its parts, and of an environment of
+            several conditions, such as budgets, those over the conditions; None without environment.
+        metrics: further measurements of the environment; {} where there are several rows.
     """
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
     config, info = directory.read(run)
@@ -161,10 +162,11 @@ def roll_out(
 
     place = {"run": str(run), "out": str(run.parent), "device": device}
     rows = read_lines(evaluate(job["evaluate"] | place | {"baselines": False, "report": False}))
-    headlines = {row.get("part"): row for row in rows if row["headline"]}  # the last of each part
+    # the last of each part and condition: an attempt before may have left its own
+    headlines = {(row.get("part"), row["protocol"]): row for row in rows if row["headline"]}
     for key in score:
         score[key] = float(np.mean([row[key] for row in headlines.values()]))
-    if parts:
+    if parts or len(headlines) > 1:
         return score, {}
     (row,) = headlines.values()
     return score, measurements(row)

@@ -36,6 +36,12 @@ def test_seeds_places_and_the_log_are_no_part_of_it():
     assert options_of(same) == PLAIN
 
 
+def test_the_least_loss_is_of_the_losses_that_were_measured():
+    chosen = run_config()
+    chosen["log"] |= {"keep_best": "loss", "every": 7}
+    assert options_of(chosen)["log.every"] == 7
+
+
 def test_a_choice_is_named_by_what_was_built():
     """nano and tiny are one callable of other sizes."""
     tiny = choice("backbone", "tiny")

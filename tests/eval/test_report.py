@@ -423,3 +423,22 @@ def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidd
 def test_protocols_that_differ_in_more_than_a_share_are_not_drawn_as_lines():
     results = [{"protocol": name} for name in ("replay 7-8", "replay 9, 50 %", "replay 9, 75 %")]
     assert pictures.shares(results) == {}
+
+
+def test_a_run_is_one_run_however_its_path_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, row(1, run="runs/a"), row(2, run=str(tmp_path / "runs" / "a")))
+    assert [found["score"] for found in report.read_rows(tmp_path)] == [2]
+
+
+def test_a_seed_counts_once_and_its_last_run_is_taken():
+    rows = [row(10), row(30, run="runs/again"), row(20, seed=1)]
+    (result,) = report.summarise(rows)
+    assert (result["seeds"], result["score"], result["n"]) == (2, 25, 20)
+
+
+def test_targets_that_round_alike_have_more_digits():
+    rows = [row(score, target_return=target) for score, target in ((10, 2.01), (50, 2.04))]
+    lines = printed([each | {"headline": False} for each in rows], 100)
+    shown = [line.split()[2:4] for line in lines if "(sweep)" in line]
+    assert sorted(shown) == [["2.01", "10.0"], ["2.04", "50.0"]]
