@@ -3,6 +3,7 @@ corrupted, by hand.
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -192,3 +193,11 @@ def test_what_cannot_be_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             changed(tmp_path, name, **options)
+
+
+@pytest.mark.parametrize(("column", "kept"), [("rewards", False), ("actions", True)])
+def test_the_returns_of_campaigns_are_not_those_of_other_rewards(tmp_path, column, kept):
+    walk = prepare(SYNTHETIC, tmp_path)
+    clean = replace(walk, info=walk.info | {"campaigns": [[0, 1, 2, 3.0, 4.0, 5.0]]})
+    found = altered.corrupted(clean, column=column)
+    assert ("campaigns" in found.info) == kept

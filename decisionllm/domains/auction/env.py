@@ -238,7 +238,9 @@ class Auction(Env):
         """A replayed day."""
         return found_day(period, self.path, self.opportunities)
 
-    def target_returns(self, info: Json, quantile: float) -> np.ndarray:
+    def target_returns(self, info: Json, quantile: float) -> np.ndarray | None:
+        if "campaigns" not in info:  # a log whose rewards were changed
+            return None
         return nearest_returns(info["campaigns"], self.budgets, self.target_cpa, quantile)
 
     def reset(self, seed: int) -> np.ndarray:
