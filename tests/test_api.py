@@ -50,13 +50,8 @@ def test_a_run_is_loaded_and_acts_on_histories(run):
 
 
 def test_acting_options_take_the_place_of_the_runs_own(run):
-    policy = decisionllm.load(run, decode="mean", stride=1, target_return=7.0, planning_value=0.25)
-    assert (policy.decode, policy.stride, policy.target_return, policy.planning_value) == (
-        "mean",
-        1,
-        7.0,
-        0.25,
-    )
+    policy = decisionllm.load(run, decode="mean", stride=1, target_return=7.0)
+    assert (policy.decode, policy.stride, policy.target_return) == ("mean", 1, 7.0)
     assert (decisionllm.load(run).stride, decisionllm.load(run, decode=None).decode) == (2, "mode")
 
 

@@ -452,9 +452,8 @@ def test_an_environment_is_laid_out_as_its_recorded_data():
     (read,) = source.episodes
     for played in (GymnasiumEnv([env]), recover(1, minari_id="mine/reach-v0")):
         rows = [played.reset(0), *(played.step(action[None])[0] for action in read.actions)]
-        np.testing.assert_array_equal(
-            np.concatenate(rows), [*read.observations, read.final_observation]
-        )
+        seen = np.array([*read.observations, read.final_observation])
+        np.testing.assert_array_equal(np.concatenate(rows), seen.astype(np.float32))
         assert played.observation_parts == [("goal", 1), ("pos", 2)]
     assert source.info["observation_parts"] == [["goal", 1], ["pos", 2]]
     assert 5 <= read.observations[0, 0] <= 6
