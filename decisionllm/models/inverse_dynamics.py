@@ -122,7 +122,7 @@ class InverseDynamics(nn.Module):
         mean, variance = self.norm.running_mean, self.norm.running_var
         assert mean is not None
         assert variance is not None
-        varies = torch.from_numpy(moments.varies(mean, variance.sqrt()))
+        varies = torch.from_numpy(moments.varies(mean.numpy(), variance.sqrt().numpy()))
         variance[~varies] = 1.0
 
     @torch.no_grad()
