@@ -51,9 +51,9 @@ CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl.
 
-    Of rows about the same run, however its path is written, protocol and seed of the environment, only the last; of a scripted
-    player, which has no run, those about the same options of the environment. A row of an
-    earlier version names no world; its dataset stands for it.
+    Of rows about the same run, however its path is written, and the same protocol and seed of the
+    environment, only the last; of a scripted player, which has no run, those about the same options
+    of the environment. A row of an earlier version names no world; its dataset stands for it.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for row in read_lines(Path(folder) / "results.jsonl"):
