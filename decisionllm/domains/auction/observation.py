@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.wordings import digits
 from decisionllm.domains.auction.campaign import CONTEXT, STATE, STEPS, Campaigns, Numbers, score
 from decisionllm.schema import Json
 
@@ -137,8 +136,8 @@ def task_text(
     if budget is None or target_cpa is None or category is None:
         return f"Auction. {goal} within a budget, at a cost limit for each."
     facts = task_facts(budget, target_cpa, category)
-    amount = f"a {facts['size']} budget of {digits(budget)}"
-    limit = f"a {facts['limit']} cost limit of {digits(target_cpa)} for each"
+    amount = f"a {facts['size']} budget of {budget:g}"
+    limit = f"a {facts['limit']} cost limit of {target_cpa:g} for each"
     advertiser = f"advertiser of category {int(category)}"
     return f"Auction, {advertiser}. {goal} within {amount}, at {limit}."
 
