@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from decisionllm.config import OPTIONAL, default_options, flat, merged, plain
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
-from decisionllm.sweep import parsed
+from decisionllm.sweep import parsed, without_flags
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -387,10 +387,8 @@ def unquoted(words: Iterable[str]) -> str | None:
     """The first word that is no KEY=VALUE, or whose value Hydra reads in quotes alone, and how to
     write it; None if all are read, or for another reason.
     """
-    for before, word in pairwise(["", *words]):
-        is_flag = word.startswith("-")
-        belongs_to_flag = before.startswith("-") and "=" not in word  # such as --cfg job
-        if is_flag or belongs_to_flag or is_read(word):
+    for word in without_flags(words):
+        if is_read(word):
             continue
         fault = how_to_write(word)
         if fault is not None:

@@ -23,7 +23,7 @@ from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import Node, build, is_none, lacks_text
-from decisionllm.runs import directory
+from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
 
 # options of acting that a result row has in a column, or in the name of its policy
@@ -144,8 +144,9 @@ def evaluate_run(
     world = world_name(run, env)
     results.describe(world, run.info["dataset"], env)
     contenders = policy_contenders(run, env, config)
-    stopped = stopped_at(run.path)
-    if stopped:
+    step = checkpoint.stopped_at(run.path)
+    if step is not None:
+        stopped = f"stopped at step {step:,}"
         results.say(f"{run.path}: the training is not finished, it has {stopped}")
         for contender in contenders:
             contender.columns["changed"] = ", ".join(filter(None, [changed, stopped]))
@@ -162,19 +163,6 @@ def evaluate_run(
             results.add(row)
             if results.report:
                 draw(row, part, contender, env, run, results)
-
-
-def stopped_at(run: Path) -> str:
-    """Where the training of a run was interrupted, such as "stopped at step 200"; empty if it is
-    finished.
-    """
-    file = run / "checkpoint" / "trainer.json"
-    if not file.is_file():  # of a baseline
-        return ""
-    trained = json.loads(file.read_text())
-    if trained.get("finished", True):
-        return ""
-    return f"stopped at step {trained['step']:,}"
 
 
 def world_name(run: OpenedRun, env: Env) -> str:

@@ -1,7 +1,7 @@
 """Run directories of a sweep: `--multirun optim.lr=1e-3,2e-3` trains each value in its own."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,16 @@ def parsed(words: Sequence[str]) -> list["Override"]:
     """The words of a command line but its flags, as Hydra reads them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    options = []
+    return OverridesParser.create().parse_overrides(list(without_flags(words)))
+
+
+def without_flags(words: Iterable[str]) -> Iterator[str]:
+    """The words of a command line but its flags and what belongs to one, such as --cfg job."""
     for before, word in pairwise(["", *words]):
         is_flag = word.startswith("-")
-        belongs_to_flag = before.startswith("-") and "=" not in word  # such as --config-dir mine
+        belongs_to_flag = before.startswith("-") and "=" not in word
         if not is_flag and not belongs_to_flag:
-            options.append(word)
-    return OverridesParser.create().parse_overrides(options)
+            yield word
 
 
 def swept_keys(words: Sequence[str]) -> list[str]:

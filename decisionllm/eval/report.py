@@ -80,33 +80,36 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         episodes of one seed, see `intervals`.
     """
     results = []
-    for policy, every in named_pools(rows):
-        # of several runs of one seed, the last
-        members = list({row["seed"]: row for row in every}.values())
-        result = {key: members[0].get(key) for key in KEYS}
-        labels = (members[0]["protocol"], members[0].get("changed"))
-        scores = [row["score"] for row in members]
-        latched_scores = [row["latched_score"] for row in members if "latched_score" in row]
-        latched = float(np.mean(latched_scores)) if latched_scores else None  # of Maze2D alone
-        low, high = members[0]["low"], members[0]["high"]
-        if len(members) > 1:
-            low, high = intervals.over_runs(scores)
-        result |= {
-            "policy": policy,
-            "target_return": mean_target(members),
-            "protocol": ", ".join(filter(None, labels)),
-            "score": float(np.mean(scores)),
-            "iqm": float(stats.trim_mean(scores, 0.25)),
-            "low": low,
-            "high": high,
-            "return": float(np.mean([row["return"] for row in members])),
-            "latched": latched,
-            "seeds": len(members),
-            "n": sum(row["n"] for row in members),
-            "seconds": sum(row["seconds"] for row in members),
-        }
-        results.append(result)
+    for policy, members in named_pools(rows):
+        last_of_each_seed = {row["seed"]: row for row in members}
+        results.append(over_seeds(policy, list(last_of_each_seed.values())))
     return sorted(results, key=lambda r: (r["world"], not r["headline"], -r["score"]))
+
+
+def over_seeds(policy: str, rows: Sequence[Row]) -> Row:
+    """One result for the rows of a policy, one of each seed; see `summarise`."""
+    first = rows[0]
+    scores = [row["score"] for row in rows]
+    low, high = first["low"], first["high"]
+    if len(rows) > 1:
+        low, high = intervals.over_runs(scores)
+    labels = (first["protocol"], first.get("changed"))
+    latched_scores = [row["latched_score"] for row in rows if "latched_score" in row]
+    latched = float(np.mean(latched_scores)) if latched_scores else None  # of Maze2D alone
+    return {key: first.get(key) for key in KEYS} | {
+        "policy": policy,
+        "target_return": mean_target(rows),
+        "protocol": ", ".join(filter(None, labels)),
+        "score": float(np.mean(scores)),
+        "iqm": float(stats.trim_mean(scores, 0.25)),
+        "low": low,
+        "high": high,
+        "return": float(np.mean([row["return"] for row in rows])),
+        "latched": latched,
+        "seeds": len(rows),
+        "n": sum(row["n"] for row in rows),
+        "seconds": sum(row["seconds"] for row in rows),
+    }
 
 
 def mean_target(rows: Sequence[Row]) -> float | None:

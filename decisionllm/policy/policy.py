@@ -158,9 +158,9 @@ class Policy(WindowReader):
         return self.on_device(allowed)
 
     def warm_up(self) -> None:
-        """Make one decision without a plan, which may need a text, and let a policy of window 1 decide single steps without a text by a
+        """Make one decision, and let a policy of window 1 decide single steps without a text by a
         recorded list of operations from now on: the same bits in less time. The model must not be
-        trained any more.
+        trained any more. The decision has no plan, which may need a text.
         """
         observations = np.zeros((1, self.spec.observation_dim), np.float32)
         no_actions = np.zeros((0, self.spec.action_dim))

@@ -103,6 +103,17 @@ def trained_steps(path: str | Path) -> int:
     return step
 
 
+def stopped_at(path: str | Path) -> int | None:
+    """The step at which the training of a run was interrupted; None if it is finished, or if the
+    run has no checkpoint, as a baseline.
+    """
+    folder = find(path)
+    if folder is None or not (folder / "trainer.json").is_file():
+        return None
+    state = content(folder / "trainer.json")
+    return None if state.get("finished", True) else int(state["step"])
+
+
 def weights_folder(path: str | Path, config: TrainConfig) -> Path:
     """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the
     last step.

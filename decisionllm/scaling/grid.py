@@ -355,6 +355,11 @@ class Grid:
         pairs = product(self.sizes, self.rates)
         return [self.job(size, *cell, float(lr)) for size, lr in pairs]
 
+    def is_tuned(self, out: Path) -> bool:
+        """Whether the tuning runs are over."""
+        states = ledger.status(out, names(self.tuning()))
+        return set(states.values()) <= {"done", "failed"}
+
     def tuning_losses(self, out: Path) -> dict[str, dict[float, float]]:
         """{size: {learning rate: held-out loss}} of the tuning runs that are done."""
         losses: dict[str, dict[float, float]] = {size: {} for size in self.sizes}
@@ -372,8 +377,7 @@ class Grid:
         """
         rates = {size: self.configs[size, self.qualities[0]]["optim"]["lr"] for size in self.sizes}
         if self.rates:
-            states = ledger.status(out, names(self.tuning()))
-            if not set(states.values()) <= {"done", "failed"}:
+            if not self.is_tuned(out):
                 return []
             for size, losses in self.tuning_losses(out).items():
                 if not losses:
@@ -383,11 +387,10 @@ class Grid:
 
     def check_rates(self, out: Path) -> None:
         """Raise a ValueError if the tuning runs are over and all those of one size failed."""
-        states = ledger.status(out, names(self.tuning()))
-        if not set(states.values()) <= {"done", "failed"}:
+        if not self.rates or not self.is_tuned(out):
             return
         for size, losses in self.tuning_losses(out).items():
-            if self.rates and not losses:
+            if not losses:
                 remedy = "see action=status, then action=retry"
                 raise ValueError(f"every tuning run of size {size} failed: {remedy}")
 
