@@ -16,7 +16,7 @@ from tests.eval.test_pettingzoo import ISLAND
 
 TEAM_LOG = Path(__file__).parents[1] / "fixtures" / "smax" / "log"
 MAZES = [name for name in discover()["dataset"] if name.startswith("maze2d-")]
-DAY = {"periods": "3", "num_campaigns": 40}
+DAY = {"periods": "3"}
 SHORT_DAY = {"periods": "3", "positions": "0,9", "opportunities": 2000}
 # what needs more than a moment, or is no single source -> the file that tests it
 ELSEWHERE = {

@@ -6,78 +6,23 @@ import fcntl
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import time
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from decisionllm.scaling import executors, ledger
 from tests.conftest import PATIENCE
+from tests.scaling.spawned import book, die, driver, fail, fill, held, hold, jobs, note, overflow
 
 pytestmark = pytest.mark.slow
 
 SPAWN = multiprocessing.get_context("spawn")
 with executors.inline({}) as (start, workers, _):
     INLINE = start, workers
-
-
-def note(folder, job):
-    """A short run that adds its number to a file that all runs share."""
-    with (folder.parent.parent / "book").open("a") as book:
-        book.write(f"{job['i']}\n")
-    return {"square": job["i"] ** job["power"]}
-
-
-def held(folder, job):
-    """The same, but only while the book has fewer lines than the file `hold` says."""
-    root = folder.parent
-    while len(book(root)) >= int((root.parent / "hold").read_text()):
-        time.sleep(0.01)
-    return note(folder, job)
-
-
-def hold(root, lines):
-    """Let runs of `held` go on until the book has about so many lines; replaced at once, since they
-    read it at any time.
-    """
-    partial = root.parent / "hold-next"
-    partial.write_text(str(lines))
-    partial.rename(root.parent / "hold")
-
-
-def fail(folder, job):
-    print("it went well so far")
-    raise ValueError(f"run {job['i']} is unlucky")
-
-
-def die(folder, job):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fill(folder, job):
-    """Leave this process no file to open, so that the result cannot be written, as on a
-    full disk.
-    """
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    return {}
-
-
-def jobs(n):
-    return [{"i": i, "power": 2} for i in range(n)]
-
-
-def book(root):
-    path = Path(root).parent / "book"
-    return sorted(int(line) for line in path.read_text().splitlines()) if path.exists() else []
-
-
-def driver(root, n, workers, run=note):
-    ledger.drive(root, ledger.plan(root, jobs(n)), run, executors.process, workers)
 
 
 def until(condition, timeout=PATIENCE):
@@ -225,11 +170,6 @@ def test_a_ledger_that_cannot_be_written_stops_the_driver(tmp_path, capfd):
         and ledger.state(tmp_path / names[0]) == "planned"
     )
     assert ledger.drive(tmp_path, names, note, *INLINE) == {names[0]: "done"}
-
-
-def overflow(folder, job):
-    with open("/dev/full", "w") as file:
-        file.write("a checkpoint")
 
 
 def test_a_full_disk_leaves_the_run_planned(tmp_path, capfd):

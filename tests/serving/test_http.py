@@ -53,6 +53,7 @@ from decisionllm.serving.protocol import BoundedProtocol
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
 from tests.serving.in_process import CampaignManager
+from tests.serving.spawned import leave, lives
 from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
 from tests.serving.test_campaigns import settings as settings_of
 
@@ -1368,25 +1369,6 @@ def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
 def test_a_replica_that_does_not_start_is_an_error():
     with pytest.raises(OSError, match="one ended with exit code 1 as it started"):
         replicas.run(leave, replicas=2)
-
-
-def leave(number, beat):
-    sys.exit(1)
-
-
-def lives(folder, number, beat):
-    """A replica whose first life ends, whose second and third hang or end, and then it is well."""
-    life = len(list(folder.iterdir()))
-    (folder / str(life)).touch()
-    beat()
-    while life > 2:
-        beat()
-        time.sleep(0.01)
-        if life == 3:
-            os.kill(os.getppid(), signal.SIGTERM)  # enough was seen
-    if life == 1:
-        time.sleep(PATIENCE)
-    os._exit(7)
 
 
 def test_replicas_that_die_again_or_hang_are_replaced(tmp_path, monkeypatch, caplog):

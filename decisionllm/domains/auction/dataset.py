@@ -85,6 +85,9 @@ def load(
     if relabel and behaviour in TEACHERS:
         why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
         raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
+    if num_campaigns != NUM_CAMPAIGNS and behaviour not in TEACHERS:
+        wanted = f"{NUM_CAMPAIGNS} unless dataset.behaviour is {' or '.join(TEACHERS)}"
+        raise ValueError(f"dataset.num_campaigns: expected {wanted}, got {num_campaigns}")
     log = read_log(path, periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path and behaviour not in TEACHERS:
         behaviour = ""  # whoever bid in these files

@@ -856,6 +856,11 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
         ),
         ({"relabel": -1}, "dataset.relabel: expected 0 or more, got -1"),
         ({"num_campaigns": 0}, "dataset.num_campaigns: expected 1 or more, got 0"),
+        (
+            {"num_campaigns": 9},
+            "dataset.num_campaigns: expected 4000 unless dataset.behaviour is oracle or teacher, "
+            "got 9",
+        ),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
