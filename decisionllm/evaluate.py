@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.command_line import with_defaults
@@ -21,6 +20,7 @@ from decisionllm.eval.rollout import begin_in, rollout
 from decisionllm.files import append_line, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
+from decisionllm.progress import shown
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import Node, build, is_none, lacks_text
 from decisionllm.runs import checkpoint, directory
@@ -156,7 +156,7 @@ def evaluate_run(
     if changed:
         where["changed"] = changed
     for contender in contenders:
-        episodes, seconds = play(contender, env, config["seed"], run, results.console)
+        episodes, seconds = play(contender, env, config["seed"], run)
         if contender is contenders[0]:
             say_unread_texts(results, episodes, env, run)
         for row, part in result_rows(contender, episodes, seconds, env, run, where):
@@ -356,15 +356,12 @@ def play(
     env: Env,
     seed: int,
     run: OpenedRun,
-    console: Console,
 ) -> tuple[list[Episode], float]:
     """The episodes of one player, and the seconds they took."""
     # a scripted player need not read observations of the size that the run was trained on
     size = 0 if contender.scripted else run.info["spec"]["observation_dim"]
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        title = f"{contender.name} {contender.about['target_return'] or ''}"
-        task = bar.add_task(title, total=env.horizon)
-        advance = partial(bar.advance, task)
+    title = f"{contender.name} {contender.about['target_return'] or ''}".rstrip()
+    with shown(title, env.horizon) as advance:
         began = time.monotonic()
         episodes = rollout(contender.begin, env, seed=seed, progress=advance, observation_dim=size)
         return episodes, time.monotonic() - began

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decisionllm.files import atomic, cache_dir
+from decisionllm.progress import tracked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 AT_ONCE = 16  # texts that are read in one forward
-FEW = 128  # texts that need no progress bar
 # Texts of one reader that are kept on disk. Where every text is new, further ones would never be
 # read again.
 MOST_FILES = 10_000
@@ -118,8 +118,6 @@ class KeptFeatures:
 
     def _features(self, texts: Sequence[TokenIds]) -> list[Tensor]:
         """The features of the tokens of texts, (length, F) each, from the disk or read now."""
-        from rich.progress import track
-
         found = {}
         lacking = []
         for text in texts:
@@ -129,8 +127,7 @@ class KeptFeatures:
                 lacking.append(text)
         lacking.sort(key=len)  # texts of one forward are padded to the longest of them
         starts = range(0, len(lacking), AT_ONCE)
-        title = "reading task texts"
-        for start in track(starts, title, transient=True, disable=len(lacking) <= FEW):
+        for start in tracked(starts, "reading task texts"):
             part = lacking[start : start + AT_ONCE]
             for text, features in zip(part, self.read(part), strict=True):
                 found[text] = features

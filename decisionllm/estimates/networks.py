@@ -159,7 +159,7 @@ def optimise(
         batch_size: B.
         lr: peak learning rate.
         seed: of the draws.
-        title: of the progress bar.
+        title: of the progress that is shown.
     """
     generator = torch.Generator().manual_seed(seed)
     size = len(net.weights[0]), batch_size

@@ -1,13 +1,13 @@
 """The loop that fits a small network before a model is trained, or to judge one."""
 
-import sys
 from collections.abc import Callable
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+from decisionllm.progress import tracked
 
 # the learning rate of an optimiser over so many steps
 Schedule = Callable[[Optimizer, int], LRScheduler]
@@ -36,15 +36,14 @@ def minimise(
         net: its weights are trained, and are frozen afterwards.
         loss: the loss of a step by its number, from 0.
         steps: updates.
-        title: of the progress bar, which a terminal shows.
+        title: of the progress that is shown.
         lr: learning rate that the schedule begins with.
         schedule: of the learning rate.
     """
     net.requires_grad_(True)
     optimizer = torch.optim.Adam(net.parameters(), lr)
     scheduler = schedule(optimizer, steps)
-    shown = sys.stdout.isatty()
-    for step in track(range(steps), title, transient=True, disable=not shown):
+    for step in tracked(range(steps), title):
         optimizer.zero_grad()
         loss(step).backward()
         optimizer.step()

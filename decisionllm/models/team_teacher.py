@@ -6,11 +6,11 @@ Ackermann et al. 2019 (arXiv 1910.01465).
 """
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.models.team_world import TeamWorld, own_first
+from decisionllm.progress import tracked
 from decisionllm.randomness import seeded
 from decisionllm.tokenizers.mlp import mlp
 
@@ -128,7 +128,7 @@ def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamT
     memory = {name: torch.zeros(T, count, N, width) for name, width in widths.items()}
     with seeded(seed):
         learner = TeamTD3(N, size, A, discount=discount)
-        for turn in track(range(rounds), "teacher"):
+        for turn in tracked(range(rounds), "teacher"):
             start = turn * PLAYED_AT_ONCE
             explores = turn < RANDOM_ROUNDS
             play_round(world, None if explores else learner, memory, start)

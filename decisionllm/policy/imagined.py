@@ -13,6 +13,7 @@ from decisionllm.datasets.store import DatasetReader, Store, data_node, prepare,
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
+from decisionllm.progress import tracked
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, register
 from decisionllm.runs import checkpoint, directory
@@ -142,7 +143,7 @@ def play(
     session = policy.begin(tasks, steps)
     rewards = None
     columns = []
-    for _ in range(steps):
+    for _ in tracked(range(steps), "imagining"):
         actions = session.act(observations, rewards)
         shaken = units.actions(torch.from_numpy(actions))
         if not policy.spec.num_actions:

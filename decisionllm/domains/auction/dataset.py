@@ -30,6 +30,7 @@ from decisionllm.domains.auction.observation import (
     task_text,
 )
 from decisionllm.domains.auction.rules import BEHAVIOURS, behaviour_roster
+from decisionllm.progress import tracked
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, register
 from decisionllm.schema import Episode, Json, Spec
@@ -268,10 +269,8 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
 
 def generate(*, periods: str, behaviour: str, seed: int) -> Log:
     """A log of our own market with the bidders of `behaviour` in each of these periods."""
-    from rich.progress import track
-
     days = []
-    for period in track(parse_periods(periods), description="playing periods", transient=True):
+    for period in tracked(parse_periods(periods), "playing periods"):
         market = Market(behaviour_roster(behaviour, period, seed=seed), seed=seed)
         played = market.play(period)  # (T, N, ...)
         N = len(market.budgets)

@@ -26,6 +26,7 @@ from decisionllm.domains.auction.market import (
 )
 from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.domains.auction.rules import OnlineLP
+from decisionllm.progress import tracked
 from decisionllm.randomness import seeded
 
 LOW = float(np.log(GRID[0]))
@@ -245,7 +246,7 @@ def fit(
     features = []  # from all rounds, as are labels
     labels = []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
-    for number in range(rounds):
+    for number in tracked(range(rounds), "teacher: labels of the oracle"):
         drawn = draw(curves, campaigns, generator)
         player = network if number else None
         seen, wanted = label(drawn, player, generator)
@@ -265,7 +266,7 @@ def fit(
             loss = nn.functional.smooth_l1_loss(network(x[rows]), y[rows], beta=0.3)
             descend(optimizer, rate, loss)
     optimizer = torch.optim.Adam(network.parameters())
-    for update in range(gradient_updates):
+    for update in tracked(range(gradient_updates), "teacher: score of the replay"):
         rate = 5e-4 * (1 - update / gradient_updates) + 1e-5
         drawn = draw(curves, gradient_campaigns, generator)
         for _ in range(STEPS):

@@ -1,0 +1,37 @@
+"""Progress: a line a minute where there is no terminal, a bar where there is one."""
+
+import sys
+
+from decisionllm import progress
+
+
+def clock(monkeypatch, seconds):
+    """Let each look at the time be the next of these seconds."""
+    monkeypatch.setattr(progress.time, "monotonic", iter(seconds).__next__)
+
+
+def test_a_file_gets_a_line_a_minute(monkeypatch, capsys):
+    clock(monkeypatch, [0.0, 30.0, 90.0, 120.0, 150.0])
+    assert list(progress.tracked(range(4), "planner: values")) == [0, 1, 2, 3]
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "planner: values: 2 of 4, 2 min left",
+        "planner: values: 4 of 4, 0 min left",
+    ]
+
+
+def test_short_work_says_nothing(capsys):
+    assert list(progress.tracked("ab", "letters")) == ["a", "b"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_shows_a_bar_also_within_another(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    seen = [
+        (a, b) for a in progress.tracked("ab", "outer") for b in progress.tracked("cd", "inner")
+    ]
+    assert seen == [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]
+    said = capsys.readouterr()
+    assert "outer" in said.out and said.err == ""
