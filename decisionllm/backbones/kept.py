@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 AT_ONCE = 16  # texts that are read in one forward
+FEW = 128  # texts whose reading needs no progress
 # Texts of one reader that are kept on disk. Where every text is new, further ones would never be
 # read again.
 MOST_FILES = 10_000
@@ -127,7 +128,9 @@ class KeptFeatures:
                 lacking.append(text)
         lacking.sort(key=len)  # texts of one forward are padded to the longest of them
         starts = range(0, len(lacking), AT_ONCE)
-        for start in tracked(starts, "reading task texts"):
+        # a bar for the few texts of a decision would only flicker
+        shown = tracked(starts, "reading task texts") if len(lacking) > FEW else starts
+        for start in shown:
             part = lacking[start : start + AT_ONCE]
             for text, features in zip(part, self.read(part), strict=True):
                 found[text] = features
