@@ -159,6 +159,7 @@ def evaluate_run(
         episodes, seconds = play(contender, env, config["seed"], run)
         if contender is contenders[0]:
             say_unread_texts(results, episodes, env, run)
+            say_constant_actions(results, episodes, run)
         for row, part in result_rows(contender, episodes, seconds, env, run, where):
             results.add(row)
             if results.report:
@@ -264,6 +265,20 @@ def say_unread_texts(results: Results, episodes: list[Episode], env: Env, run: O
     if unread:
         what = f"{len(unread)} task texts of the environment were not in its data"
         results.say(f"{run.path}: {what}, such as {unread[0]!r}")
+
+
+def say_constant_actions(results: Results, episodes: list[Episode], run: OpenedRun) -> None:
+    """Print which columns of continuous actions never change, if any: such a policy has learned to
+    ignore what it observes, and its loss does not say so.
+    """
+    if run.info["spec"]["num_actions"]:
+        return  # one discrete action may be the best everywhere
+    actions = np.concatenate([episode.actions for episode in episodes])
+    constant = np.flatnonzero((actions == actions[0]).all(0)).tolist()
+    if constant and len(actions) > 1:
+        what = f"columns {constant} of the action are {actions[0, constant].tolist()} at every step"
+        why = "at a bound the mean of head=gaussian has no gradient"
+        results.say(f"{run.path}: {what}; {why}, a lower optim.lr keeps it away from there")
 
 
 def policy_contenders(

@@ -23,13 +23,14 @@ from decisionllm.evaluate import (
     chosen_environment,
     evaluate,
     published_scores,
+    say_constant_actions,
     say_notes,
 )
 from decisionllm.files import DIGESTS
 from decisionllm.policy.opening import OpenedRun
 from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
-from tests.conftest import LOOP, NANO, command, node
+from tests.conftest import LOOP, NANO, command, episode, node
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +85,25 @@ def runs(tmp_path_factory):
 def evaluated(out, *words):
     assert command("evaluate", f"out={out}", "episodes=3", "report=false", *words) == 0
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("second", "num_actions", "said"),
+    [
+        (-1.0, 0, ["runs/a: columns [1] of the action are [-1.0] at every step; at a bound"]),
+        (-0.99, 0, []),
+        (-1.0, 3, []),
+    ],
+)
+def test_a_policy_that_always_does_the_same_is_told(second, num_actions, said):
+    episodes = [episode([0.0, 0.0], A=2), episode([0.0], A=2)]
+    for each in episodes:
+        each.actions[:, 1] = -1.0
+    episodes[1].actions[0] = (9.0, second)
+    lines = []
+    run = SimpleNamespace(path="runs/a", info={"spec": {"num_actions": num_actions}})
+    say_constant_actions(SimpleNamespace(say=lines.append), episodes, run)
+    assert [line.partition(" the mean")[0] for line in lines] == said
 
 
 def test_a_file_of_unknown_content_is_not_compared_with_published_scores():
