@@ -2,6 +2,8 @@
 
 import sys
 
+import rich
+
 from decisionllm import progress
 
 
@@ -28,10 +30,16 @@ def test_short_work_says_nothing(capsys):
 
 def test_a_terminal_shows_a_bar_also_within_another(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    seen = [
-        (a, b) for a in progress.tracked("ab", "outer") for b in progress.tracked("cd", "inner")
-    ]
-    assert seen == [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]
+    monkeypatch.setenv("TERM", "xterm")
+    rich.reconfigure(force_terminal=True)  # the console of all tests of this process
+    try:
+        seen = []
+        for outer in progress.tracked("ab", "outer"):
+            for inner in progress.tracked("cd", "inner"):
+                seen.append(outer + inner)
+    finally:
+        rich.reconfigure()
+    assert seen == ["ac", "ad", "bc", "bd"]
     said = capsys.readouterr()
-    assert "outer" in said.out and said.err == ""
+    assert "outer" in said.out
+    assert said.err == ""
