@@ -292,13 +292,15 @@ def typed(key: str, value: Any, default: Any) -> Any:
     Raises:
         UsageError: the value is of another type, or a seed below 0.
     """
+    name = key.rpartition(".")[2]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and value < 0 and key.rpartition(".")[2] == "seed":
+    if name == "seed" and is_number and value < 0:
         raise UsageError(f"{key}: expected 0 or more, got {value}")
-    if default is None and is_number and key.rpartition(".")[2] in PLACES:
-        return str(value)
+    if default is None:
+        is_place = name in PLACES and is_number
+        return str(value) if is_place else value
     kind = type(default)
-    if default is None or type(value) is kind:
+    if type(value) is kind:
         return value
     if is_number and kind in (float, str):
         return kind(value)

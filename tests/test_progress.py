@@ -1,6 +1,7 @@
 """Progress: a line a minute where there is no terminal, a bar where there is one."""
 
 import sys
+from types import SimpleNamespace
 
 import rich
 
@@ -8,8 +9,8 @@ from decisionllm import progress
 
 
 def clock(monkeypatch, seconds):
-    """Let each look at the time be the next of these seconds."""
-    monkeypatch.setattr(progress.time, "monotonic", iter(seconds).__next__)
+    """Let each look of this module at the time be the next of these seconds."""
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=iter(seconds).__next__))
 
 
 def test_a_file_gets_a_line_a_minute(monkeypatch, capsys):
