@@ -162,7 +162,7 @@ def pretrained(
             it is.
         weights: `pretrained`, or, to measure what language pretraining brings to the same
             architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
-                within each tensor.
+            within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32. Numbers
             of bfloat16 are held in float32 on a processor that multiplies those faster.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
