@@ -188,10 +188,7 @@ class Composed:
         from omegaconf import OmegaConf
 
         at, _, name = key.rpartition(".")
-        node = OmegaConf.select(self.config, at) if at else self.config
-        if not OmegaConf.is_config(node):
-            nested = "keys without a dot; write them nested, as in {a: {b: 1}}"
-            raise UsageError(f"{key}: expected {nested}")
+        node = self.node_of(key)
         is_default = key in self.known and key not in self.given
         replaced = bool(at) and self.is_replaced(at)
         if replaced and is_default and name != "_target_":
@@ -206,6 +203,17 @@ class Composed:
             OmegaConf.update(self.config, key, typed(key, value, selected(self.defaults, key)))
         elif not self.takes_any_keys(at):
             raise UsageError(unknown_key(key, self.known))
+
+    def node_of(self, key: str) -> Any:
+        """The node that holds a key, or a UsageError if a part of the key has a dot itself."""
+        from omegaconf import OmegaConf
+
+        at = key.rpartition(".")[0]
+        node = OmegaConf.select(self.config, at) if at else self.config
+        if not OmegaConf.is_config(node):
+            nested = "keys without a dot; write them nested, as in {a: {b: 1}}"
+            raise UsageError(f"{key}: expected {nested}")
+        return node
 
     def is_replaced(self, node: str) -> bool:
         """Whether the user gave a node another `_target_` than that of its choice."""
