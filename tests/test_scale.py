@@ -602,9 +602,8 @@ def test_every_shipped_study_composes_and_has_a_note():
         except Exception as error:
             wrong.append(f"{name}: {error}")
             continue
-        if study["name"] != name or len(found) != len(study["axes"]["size"]) * len(
-            study["axes"]["quality"]
-        ):
+        cells = len(study["axes"]["size"]) * len(study["axes"]["quality"])
+        if study["name"] != name or len(found) != cells:
             wrong.append(f"{name}: {len(found)} configurations, named {study['name']}")
         if not note.startswith("# ") or f"decisionllm scale study={name}" not in note:
             wrong.append(f"{name}: expected a note with its command")
