@@ -59,6 +59,19 @@ class Gaussian:
         return actions
 
 
+LEAK = 0.01  # of the gradient of `tanh_that_returns`
+
+
+def tanh_that_returns(x: Tensor) -> Tensor:
+    """tanh, whose gradient is never below `LEAK`.
+
+    In float32 that of tanh is 0 from |x| = 9 on: a mean that a large step of the optimiser brought
+    there would be -1 or 1 for ever, whatever the data says.
+    """
+    no_value = x - x.detach()
+    return x.tanh() + LEAK * no_value
+
+
 @register("head", "gaussian")
 class GaussianHead(nn.Module):
     """A Gaussian of fixed deviation, whose mean is a tanh: its loss is the squared error.
@@ -88,7 +101,7 @@ class GaussianHead(nn.Module):
         action_masks: Tensor | None = None,
         entities: Tensor | None = None,
     ) -> Gaussian:
-        return Gaussian(self.out(hidden).tanh(), self.deviation)
+        return Gaussian(tanh_that_returns(self.out(hidden)), self.deviation)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from decisionllm.models.heads import (
     Gaussian,
     GaussianHead,
     PointerHead,
+    tanh_that_returns,
 )
 from decisionllm.registry import build
 from decisionllm.schema import Spec
@@ -102,6 +103,26 @@ def test_the_mean_stays_between_the_bounds():
     hidden = 100 * torch.randn(2, 3, 8, generator=generator())
     torch.manual_seed(0)
     assert GaussianHead(8, CONTINUOUS)(hidden).mean.abs().max() <= 1
+
+
+def test_a_mean_that_was_thrown_to_a_bound_comes_back():
+    head = made("gaussian", {})
+    hidden = torch.zeros(1, 1, 8)
+    wanted = torch.full((1, 1, 2), 0.3)
+    with torch.no_grad():
+        head.out.bias.fill_(-12.0)  # tanh is -1 here in float32, and its gradient 0
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1, weight_decay=0)
+    for _ in range(400):
+        loss = -head(hidden).log_prob(wanted).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert torch.allclose(head(hidden).mode, wanted, atol=0.05)
+
+
+def test_a_mean_is_the_tanh_to_the_bit():
+    x = torch.tensor([-30.0, -2.0, -1e-3, 0.0, 0.7, 30.0])
+    assert torch.equal(tanh_that_returns(x), x.tanh())
 
 
 def test_bins_by_hand():
