@@ -29,7 +29,9 @@ class Gaussian:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         scaled = (actions - self.mean) / self.deviation
-        return (-0.5 * scaled**2 - math.log(self.deviation * math.sqrt(2 * math.pi))).sum(-1)
+        log_normaliser = math.log(self.deviation * math.sqrt(2 * math.pi))
+        each = -0.5 * scaled**2 - log_normaliser
+        return each.sum(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -68,8 +70,11 @@ def tanh_that_returns(x: Tensor) -> Tensor:
     In float32 that of tanh is 0 from |x| = 9 on: a mean that a large step of the optimiser brought
     there would be -1 or 1 for ever, whatever the data says.
     """
+    mean = x.tanh()
+    if not x.requires_grad:  # a policy that acts pays for no gradient
+        return mean
     no_value = x - x.detach()
-    return x.tanh() + LEAK * no_value
+    return mean + LEAK * no_value
 
 
 @register("head", "gaussian")
@@ -195,7 +200,8 @@ class Discrete:
     mean = mode  # an index has no mean
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        drawn = torch.multinomial(self.logits.exp().flatten(0, 1), 1, generator=generator)
+        shares = self.logits.exp().flatten(0, 1)
+        drawn = torch.multinomial(shares, 1, generator=generator)
         return drawn.view(*self.logits.shape[:2], 1).float()
 
 

@@ -123,6 +123,7 @@ def test_a_mean_that_was_thrown_to_a_bound_comes_back():
 def test_a_mean_is_the_tanh_to_the_bit():
     x = torch.tensor([-30.0, -2.0, -1e-3, 0.0, 0.7, 30.0])
     assert torch.equal(tanh_that_returns(x), x.tanh())
+    assert torch.equal(tanh_that_returns(x.requires_grad_()), x.tanh())
 
 
 def test_bins_by_hand():
