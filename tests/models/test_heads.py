@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from decisionllm.models.heads import (
+    LEAK,
     Bins,
     Discrete,
     DiscreteHead,
@@ -124,6 +125,14 @@ def test_a_mean_is_the_tanh_to_the_bit():
     x = torch.tensor([-30.0, -2.0, -1e-3, 0.0, 0.7, 30.0])
     assert torch.equal(tanh_that_returns(x), x.tanh())
     assert torch.equal(tanh_that_returns(x.requires_grad_()), x.tanh())
+
+
+def test_the_gradient_is_that_of_tanh_until_it_would_vanish():
+    x = torch.tensor([0.0, 0.7, -2.0, 4.0, -30.0], requires_grad=True)
+    tanh_that_returns(x).sum().backward()
+    slopes = 1 - x.detach().tanh() ** 2
+    assert torch.equal(x.grad[:3], slopes[:3])
+    assert x.grad[3:].tolist() == pytest.approx([LEAK, LEAK], rel=1e-4)
 
 
 def test_bins_by_hand():
