@@ -94,8 +94,9 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
         "log.keep_best=loss",
         "data.held_out=0.2",
         "log.every=1",
-        "optim.lr=0.3",
-        "optim.warmup=1",
+        "head=bins",  # its loss has no upper bound
+        "optim.lr=1",
+        "optim.warmup=8",  # of which four are done: each step is larger than the one before
         "optim.clip=0",
         "steps=4",
     )
