@@ -29,8 +29,7 @@ class Gaussian:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         scaled = (actions - self.mean) / self.deviation
-        log_normaliser = math.log(self.deviation * math.sqrt(2 * math.pi))
-        each = -0.5 * scaled**2 - log_normaliser
+        each = -0.5 * scaled**2 - _log_normaliser(self.deviation)
         return each.sum(-1)
 
     @property
@@ -52,13 +51,20 @@ class Gaussian:
         limits = wanted.new_tensor([-1.0, 1.0])
         for _ in range(5):  # Newton's method
             away = (limits - actions[..., None]) / self.deviation  # (B, T, A, 2)
-            below = (1 + (away / math.sqrt(2)).erf()) / 2
+            below = (1 + (away / math.sqrt(2)).erf()) / 2  # chances to be below each limit
             density = (-0.5 * away**2).exp() / math.sqrt(2 * math.pi)
-            within = below[..., 1] - below[..., 0]
-            bend = self.deviation * (density[..., 1] - density[..., 0])
-            mean = 1 - below.sum(-1) + actions * within - bend
-            actions = (actions + (wanted - mean) / within).clamp(-1, 1)
+            within = below[..., 1] - below[..., 0]  # chance not to be clipped
+            clipped = 1 - below.sum(-1)  # chance of 1, less that of -1
+            cut_off = self.deviation * (density[..., 1] - density[..., 0])
+            mean = clipped + actions * within - cut_off
+            slope = within  # of the mean over the action
+            actions = (actions + (wanted - mean) / slope).clamp(-1, 1)
         return actions
+
+
+def _log_normaliser(deviation: float) -> float:
+    """Of the normal density of one dimension."""
+    return math.log(deviation * math.sqrt(2 * math.pi))
 
 
 LEAK = 0.01  # of the gradient of `tanh_that_returns`
@@ -74,9 +80,9 @@ def tanh_that_returns(x: Tensor) -> Tensor:
     if not x.requires_grad:  # a policy that acts pays for no gradient
         return mean
     slope = 1 - mean.detach() ** 2
-    missing = (LEAK - slope).clamp(min=0)  # 0 wherever |x| < 3: there it is tanh itself
-    no_value = x - x.detach()
-    return mean + missing * no_value
+    missing = (LEAK - slope).clamp(min=0)  # 0 up to |x| = 2.99
+    zero_of_slope_1 = x - x.detach()
+    return mean + missing * zero_of_slope_1
 
 
 @register("head", "gaussian")
@@ -100,7 +106,7 @@ class GaussianHead(nn.Module):
         more_than_0("head.deviation", deviation)
         self.out = nn.Linear(width, spec.action_dim)
         self.deviation = deviation
-        self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
+        self.loss_floor = spec.action_dim * _log_normaliser(deviation)
 
     def forward(
         self,
@@ -109,6 +115,13 @@ class GaussianHead(nn.Module):
         entities: Tensor | None = None,
     ) -> Gaussian:
         return Gaussian(tanh_that_returns(self.out(hidden)), self.deviation)
+
+
+def _drawn(shares: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One index (...) of each categorical (..., K)."""
+    rows = shares.flatten(0, -2)
+    drawn = torch.multinomial(rows, 1, generator=generator)
+    return drawn.view(shares.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -134,13 +147,14 @@ class Bins:
 
     @property
     def mean(self) -> Tensor:
-        centres = bins.decode(torch.arange(self.count, device=self.logits.device), self.count)
-        return self.logits.softmax(-1) @ centres.to(self.logits.dtype)
+        indices = torch.arange(self.count, device=self.logits.device)
+        centres = bins.decode(indices, self.count)
+        shares = self.logits.softmax(-1)
+        return shares @ centres.to(shares.dtype)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        shares = self.logits.softmax(-1).flatten(0, -2)
-        drawn = torch.multinomial(shares, 1, generator=generator)
-        return bins.decode(drawn.view(self.logits.shape[:-1]), self.count)
+        drawn = _drawn(self.logits.softmax(-1), generator)
+        return bins.decode(drawn, self.count)
 
 
 @register("head", "bins")
@@ -202,9 +216,8 @@ class Discrete:
     mean = mode  # an index has no mean
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        shares = self.logits.exp().flatten(0, 1)
-        drawn = torch.multinomial(shares, 1, generator=generator)
-        return drawn.view(*self.logits.shape[:2], 1).float()
+        drawn = _drawn(self.logits.exp(), generator)
+        return drawn[..., None].float()
 
 
 @register("head", "discrete")
