@@ -8,20 +8,17 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from filelock import AsyncFileLock, Timeout
 
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 from decisionllm.serving.models import Choice, Model, Models, described
-
-try:
-    import fcntl
-except ImportError:  # Windows has no replicas
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("decisionllm.serving")
 FORMAT = 1
@@ -219,23 +216,33 @@ class ModelFolder:
             return chosen is not None and name in chosen.runs
         return False
 
-    @contextmanager
-    def locked(self) -> Iterator[bool]:
+    @asynccontextmanager
+    async def locked(self, patience: float = 0.0) -> AsyncIterator[bool]:
         """Hold the lock of the file of the choice, which one process has at a time.
 
+        Args:
+            patience: seconds to wait for another process that has it.
+
         Yields:
-            False: another one has it. It is free again once that process ends, however it does.
+            False: another one still has it. It is free again once that process ends, however it
+            does.
+
+        Raises:
+            OSError: there is no room for the file of the lock, or it may not be written.
         """
-        if self.kept is None or fcntl is None:
+        if self.kept is None:
             yield True
             return
-        with open(f"{self.kept}.lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
+        lock = AsyncFileLock(f"{self.kept}.lock", timeout=patience)
+        try:
+            await lock.acquire()
+        except Timeout:
+            yield False
+            return
+        try:
             yield True
+        finally:
+            await lock.release()
 
     def keep(
         self, models: Models, choice: Choice, before: Choice | None, *, move: bool = False

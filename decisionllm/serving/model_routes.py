@@ -18,6 +18,8 @@ from decisionllm.serving.watched_file import WatchedFile
 
 logger = logging.getLogger("decisionllm.serving")
 ANOTHER = "another change is being made"
+# seconds that a change waits for a replica that moves campaigns after the last one
+PATIENCE = 3.0  # most clients give up after 5
 
 
 class ModelChanges:
@@ -74,22 +76,21 @@ class ModelChanges:
     @asynccontextmanager
     async def _behind_the_last(self) -> AsyncIterator[None]:
         """No replica makes a change in the block, which begins with the last choice of all."""
-        async with self.lock:
-            with self._locked() as free:
-                if not free:
-                    raise RequestError(409, "models", ANOTHER)
-                try:
-                    await self._follow()
-                except ValueError as error:
-                    message = f"the last choice cannot be followed: {error}"
-                    raise RequestError(503, "models", message) from error
-                yield
+        async with self.lock, self._locked(PATIENCE) as free:
+            if not free:
+                raise RequestError(409, "models", ANOTHER)
+            try:
+                await self._follow()
+            except ValueError as error:
+                message = f"the last choice cannot be followed: {error}"
+                raise RequestError(503, "models", message) from error
+            yield
 
-    @contextmanager
-    def _locked(self) -> Iterator[bool]:
+    @asynccontextmanager
+    async def _locked(self, patience: float = 0.0) -> AsyncIterator[bool]:
         """See `ModelFolder.locked`."""
         try:
-            with self.folder.locked() as free:
+            async with self.folder.locked(patience) as free:
                 yield free
         except OSError as error:
             raise RequestError(503, "models", f"the choice could not be saved: {error}") from error
@@ -162,7 +163,7 @@ class ModelChanges:
                 chosen = await self._follow()
                 if chosen is None or not chosen.move:
                     return True
-                with self._locked() as free:
+                async with self._locked() as free:
                     if not free or chosen != await asyncio.to_thread(self.folder.read):
                         return False
                     await self.service.change(self.models.choice, self.models.before, move=True)

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from decisionllm.command_line import with_defaults
 from decisionllm.domains.auction.campaign_history import SETTINGS
@@ -313,15 +314,22 @@ def test_a_change_begins_with_the_last_one_of_all_replicas(server, monkeypatch):
         assert ticked(restarted, of_b, 0, 0)["model"] == "b@1"
 
 
-def test_replicas_make_one_change_at_a_time(server):
+def test_replicas_make_one_change_at_a_time(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.model_routes.PATIENCE", 0.1)
     with serving(server.app()) as client:
-        folder = ModelFolder(
-            server.runs, print, run=server.runs / "a", kept=f"{server.path}/j.models"
-        )
-        with folder.locked():
+        with FileLock(f"{server.path}/j.models.lock"):
             for path, body in (("", {"run": "b"}), ("/rollback", {})):
                 answer = client.post(f"/v1/models{path}", json=body)
                 assert answer.status_code == 409 and "another change" in answer.text
+        assert taken(client, "b")["before"] == {"a@1": 1.0}
+
+
+def test_a_change_waits_for_a_replica_that_follows_the_last_one(server, monkeypatch):
+    monkeypatch.setattr("decisionllm.serving.model_routes.PATIENCE", PATIENCE)
+    lock = FileLock(f"{server.path}/j.models.lock", thread_local=False)
+    with serving(server.app()) as client:
+        lock.acquire()
+        threading.Timer(0.3, lock.release).start()
         assert taken(client, "b")["before"] == {"a@1": 1.0}
 
 
