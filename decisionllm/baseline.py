@@ -77,6 +77,9 @@ def baseline(config: Node) -> Path:
         directory.create(run, described, {"": store}, versions=versions)
         count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
         console.print(f"data: {store.info['name']}, {count}")
+        if len(store.tasks) > 1:
+            texts = f"{len(store.tasks):,} different task texts"
+            console.print(f"note: a baseline reads no text, and the log has {texts}")
         batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"
         console.print(f"training: {batches} on {device}, into {run}")
         train(algorithm, known, run, config, console)

@@ -20,7 +20,7 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
 # keys of a store's info that are no options of its dataset
-NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults")
+NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults", "unread")
 
 
 def data(config: Node) -> Store | None:
@@ -47,7 +47,7 @@ def data(config: Node) -> Store | None:
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
         store = prepare(config["dataset"], config["cache_dir"], transform)
-    check_texts(config.get("text", "none"), [store])
+    check_texts(config.get("text", "none"), [store], config["dataset"])
     return_horizon = config["model"]["return_horizon"]
     console.print("\n".join(card(store, return_horizon=return_horizon)))
     shown = window(
@@ -106,6 +106,9 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield from _numbers(store, seen)
     for fault in [*reported(store.info), *seen.faults]:
         yield f"  fault        {fault}"
+    unread = reported(store.info, "unread")
+    if unread:
+        yield f"  not read     {', '.join(unread)}"
     yield _texts(store)
 
 

@@ -159,6 +159,8 @@ def evaluate_run(
         episodes, seconds = play(contender, env, config["seed"], run)
         if contender is contenders[0]:
             say_unread_texts(results, episodes, env, run)
+            for note in env.notes():
+                results.say(f"{run.path}: {note}")
             say_constant_actions(results, episodes, run)
         for row, part in result_rows(contender, episodes, seconds, env, run, where):
             results.add(row)
@@ -298,7 +300,7 @@ def policy_contenders(
     for target, each in targets(run, env, config).items():
         predicted = policy.return_conditioned and target is None
         about = {
-            "text": env.text,
+            "text": env.text_label,
             "seed": run.config["seed"],
             "target_return": target,
             "headline": target == headline(policy),

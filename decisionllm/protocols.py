@@ -72,7 +72,8 @@ class Env(Protocol):
         name: of the world, such as `maze2d-umaze`; results of one world are one table, whatever
             their policies were trained on. Empty: the name of each dataset.
         protocol: label of the evaluation protocol in results, such as `standard` or `goal-text`.
-        text: the text option the tasks were made with, such as `none` or `goal`.
+        text: the text option the tasks were made with, such as `goal`; `none`: no option made them,
+            they are empty or of the environment itself.
         unit: of the score; empty for a normalised score (0: random policy, 100: reference).
         published: scores of other work for the report, {name: score}.
         reference: returns of a random policy and of an expert, which score 0 and 100; None: scores
@@ -113,6 +114,11 @@ class Env(Protocol):
     def action_masks(self) -> np.ndarray | None:
         return None
 
+    @property
+    def text_label(self) -> str:
+        """The text option for results; `episode` where the tasks are texts of the environment."""
+        return "episode" if self.text == "none" and any(self.tasks) else self.text
+
     @abstractmethod
     def reset(self, seed: int) -> np.ndarray:
         """Start N episodes. The same seed starts the same episodes.
@@ -141,6 +147,10 @@ class Env(Protocol):
         """
         return {}
 
+    def notes(self) -> Sequence[str]:
+        """Lines for the user after a reset, such as texts of the environment that are not read."""
+        return []
+
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         """(M,) score of each episode, a function of the episodes alone: 100 (return - random) /
         (expert - random), or the return where there is no reference."""
@@ -156,7 +166,10 @@ class Env(Protocol):
             execution: `per_agent` or `joint`.
             scripted: the player is a scripted controller, not a policy.
         """
-        return {"scripted" if scripted else self.protocol: range(len(self.tasks))}
+        label = self.protocol
+        if label == Env.protocol and self.text_label == "episode":
+            label = "task-text"
+        return {"scripted" if scripted else label: range(len(self.tasks))}
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
         """Further columns of a result row, JSON values."""

@@ -268,7 +268,7 @@ def begin_new(config: TrainConfig, accelerator: Accelerator) -> Training:
     stores = open_stores(config, accelerator)
     console = console_of(accelerator)
     if console is not None:
-        check_texts(config.text, stores.values())
+        check_texts(config.text, stores.values(), config.dataset)
         check_text_readers(config, stores)
         for note in check_environments(config, stores):
             console.print(f"note: {note}")
@@ -455,6 +455,9 @@ def announce_data(training: Training, data: Data) -> None:
         )
     for fault in reported(data.store.info):
         training.say(f"fault: {fault}")
+    unread = reported(data.store.info, "unread")
+    if unread:
+        training.say(f"note: not read of the log: {', '.join(unread)}")
     weights = data.steps.action_weight
     if data.store.action_weight is None or weights is None:
         return

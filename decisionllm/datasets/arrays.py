@@ -3,7 +3,9 @@ already."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
@@ -15,7 +17,20 @@ from decisionllm.checks import is_numbers, one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
-from decisionllm.datasets.store import DatasetReader, Store, check_episode, open_store, write
+from decisionllm.datasets.store import (
+    DatasetReader,
+    Store,
+    check_episode,
+    open_store,
+    with_texts,
+    write,
+)
+from decisionllm.datasets.text_columns import (
+    NO_COLUMN,
+    choose_column,
+    is_text,
+    texts_of_episodes,
+)
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -31,6 +46,7 @@ ELSEWHERE = {  # D4RL's key: what other libraries call it
     "timeouts": ("timeout", "truncations", "truncation", "truncated"),
     "next_observations": ("next_obs", "next_observation", "next_states"),
 }
+TEXTS = ("none", "constant", "episode")  # values of the option `text`
 ENDS = ("terminals", "timeouts")  # flags of the last row of an episode
 BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5 = (".hdf5", ".h5", ".hdf")
@@ -42,6 +58,7 @@ def load(
     path: str,
     name: str = "",
     task: str = "",
+    task_from: str = "",
     text: str = "none",
     horizon: int = 0,
     num_actions: int = 0,
@@ -55,7 +72,11 @@ def load(
         path: the file.
         name: of the dataset in results; empty: that of the file.
         task: the text of every episode, read with text=constant.
-        text: `none`, or `constant` where there is a task.
+        task_from: the column of task texts, one for each row or episode, or a table of texts beside
+            `task_index`; empty: the one called `tasks`, `language_instruction` or alike, see
+            `text_columns.TEXT_NAMES`; `none`: no texts are read.
+        text: `constant`: the task; `episode`: the column of texts, which has to be there; `none`:
+            the column of texts, if there is one.
         horizon: refuse longer episodes; 0: the longest one.
         num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers
             without bounds, else they are continuous.
@@ -69,16 +90,23 @@ def load(
 
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
-    words = constant_text("dataset", text, task)
+    words = constant_text("dataset", text, task, TEXTS)
     for key, bounds in {"low": low, "high": high}.items():
         if not is_numbers(bounds):
             raise ValueError(f"dataset.{key}: expected a list of numbers, got {bounds!r}")
     file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
     check_ends(file, blocks(file, widths))
+    column = text_column(file, text, task_from)
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
+    if column:
+        text = "episode"
+        episodes = with_tasks(episodes, read_tasks(file, column, blocks(file, widths)))
     info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
+    unread_keys = list_unread(file, [*KEYS, *widths, *ENDS, column])
+    if unread_keys:
+        info["unread"] = unread_keys
     faults = [*unread(text, task), *contradictions(blocks(file, widths))]
     if faults:
         info["faults"] = faults
@@ -86,10 +114,22 @@ def load(
 
 
 @register("dataset", "store")
-def open_folder(*, path: str) -> Store:
-    """A data store that `from_episodes` or `store.write` made, as it is; the folder must stay.
-    path: the folder."""
+def open_folder(*, path: str, task_from: str = "") -> Store:
+    """A data store that `from_episodes` or `store.write` made; the folder must stay.
+
+    Args:
+        path: the folder.
+        task_from: empty: episodes have their own texts; `none`: no texts are read.
+    """
+    one_of("dataset.task_from", task_from, ("", NO_COLUMN))
     return open_store(Path(path).expanduser())
+
+
+def select_texts(store: Store, *, task_from: str = "", **options: object) -> Store:
+    """Return the store with its texts, or without texts if `task_from` is `none`."""
+    if task_from != NO_COLUMN or not any(store.tasks):
+        return store
+    return with_texts(store, "none", [""] * len(store.task), {})
 
 
 def files(*, path: str, **options: object) -> list[Path]:
@@ -183,6 +223,77 @@ def as_episode(columns: Columns, group: int, task: str) -> Episode:
     )
 
 
+def with_tasks(episodes: Iterable[Episode], tasks: Sequence[str]) -> Iterator[Episode]:
+    """Yield the episodes with their texts (E,)."""
+    for episode, task in zip(episodes, tasks, strict=True):
+        yield replace(episode, task=task)
+
+
+def text_column(path: Path, text: str, task_from: str) -> str:
+    """Return the column of task texts that is read; empty: none.
+
+    Raises:
+        ValueError: text=episode asks for one and there is none; text=constant has another text; or
+            see `choose_column`.
+    """
+    if text == "constant":
+        if task_from not in ("", NO_COLUMN):
+            raise ValueError(
+                f"dataset.task_from: expected none with text=constant, which reads dataset.task, got "
+                f"{task_from!r}; take text=episode to read it"
+            )
+        return ""
+    with ExitStack() as stack:
+        columns = open_all(stack, path)
+        column = choose_column(path, columns, task_from)
+    if text == "episode" and not column:
+        raise ValueError(
+            f"dataset.text: expected a column of task texts in {path} for text=episode, got "
+            f"{', '.join(columns)}; dataset.task_from=NAME names it"
+        )
+    return column
+
+
+def read_tasks(path: Path, column: str, blocks: Iterable[Columns]) -> list[str]:
+    """Return the text of each episode of a file (E,). blocks: its columns."""
+    stops = [0]  # the row after each episode
+    n = 0
+    for block in blocks:
+        stops += (np.flatnonzero(ends(block)) + 1 + n).tolist()
+        n += len(block["rewards"])
+    offsets = np.unique([*stops, n])
+    with ExitStack() as stack:
+        return texts_of_episodes(path, open_all(stack, path), column, offsets)
+
+
+def list_unread(path: Path, read: Sequence[str]) -> list[str]:
+    """Return the names of the columns of a file that are not among those that are read."""
+    with ExitStack() as stack:
+        columns = open_all(stack, path)
+        unread = [key for key in columns if key not in read]
+        return [f"{key} (text)" if is_text(columns[key]) else key for key in unread]
+
+
+def open_all(stack: ExitStack, path: Path) -> Json:
+    """Return all columns of a file by name, nested ones as `group/name`, as `open_columns` does."""
+    if path.suffix == ".npz":
+        keys, _ = open_columns(stack, path, [])
+        columns: Json = dict.fromkeys(keys)
+        for key in keys:
+            with suppress(ValueError):  # a type that this version of numpy cannot read
+                columns |= open_columns(stack, path, [key])[1]
+        return columns
+    file = stack.enter_context(h5py.File(path))
+    columns = {}
+
+    def add(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape is not None:
+            columns[name] = item
+
+    file.visititems(add)
+    return columns
+
+
 def ends(columns: Columns) -> np.ndarray:
     """Whether an episode ends with each row of D4RL's columns: (n,) bool."""
     ended = [columns[key].astype(bool) for key in ENDS if key in columns]
@@ -232,7 +343,7 @@ def constant_text(
     task: str,
     known: Sequence[str] = ("none", "constant"),
 ) -> str:
-    """The task text, or its template: "" with text=none, else the given task.
+    """The task text of every episode, or its template; "" with text=none and text=episode.
 
     Args:
         group: of the options, for messages.
@@ -241,7 +352,7 @@ def constant_text(
         known: values of the option `text`.
     """
     one_of(f"{group}.text", text, known)
-    if text == "none":
+    if text in ("none", "episode"):
         return ""
     if not task:
         raise ValueError(f"{group}.task: text={text} needs a text, got none; give {group}.task=...")
@@ -250,9 +361,9 @@ def constant_text(
 
 def unread(text: str, task: str) -> list[str]:
     """The fault of a task text that is given but not read; see `faults.reported`."""
-    if not task or text != "none":
+    if not task or text not in ("none", "episode"):
         return []
-    return [f"the task text {task!r} is not read, since text=none"]
+    return [f"the task text {task!r} is not read, since text={text}"]
 
 
 def spec_of(
@@ -475,12 +586,19 @@ class Member:
         if np.lib.format.read_magic(self.file) == (1, 0):
             header = np.lib.format.read_array_header_1_0
         self.shape, by_columns, self.dtype = header(self.file)
-        self.whole = self._next(self.shape[::-1]).T if by_columns else None
+        self.by_columns = by_columns
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        if self.whole is not None:
+        if not self.shape:
+            return self._next(())
+        if self.by_columns:
             return self.whole[rows]
         return self._next((min(rows.stop, self.shape[0]) - rows.start, *self.shape[1:]))
+
+    @cached_property
+    def whole(self) -> np.ndarray:
+        """All rows, of an array that lies in the file column by column."""
+        return self._next(self.shape[::-1]).T
 
     def _next(self, shape: tuple[int, ...]) -> np.ndarray:
         size = int(np.prod(shape)) * self.dtype.itemsize
@@ -490,4 +608,5 @@ class Member:
 # Version 2: an episode may be both terminated and truncated, actions with bounds are continuous, and
 # the card says where next observations contradict the rows. Version 3: the card says where float32
 # rounds observations visibly. Version 4: flags are 0 or 1.
-READER = DatasetReader(version=4, files=files)
+# Version 5: texts of the file are read, and the card names the columns that are not.
+READER = DatasetReader(version=5, files=files, worded=select_texts)

@@ -143,14 +143,17 @@ def _leaks(correlation: np.ndarray, what: str) -> Iterator[str]:
         yield f"observation {leaks.tolist()}: as good as the {what}, which is known only later"
 
 
-def reported(info: Json) -> list[str]:
-    """The faults that the reader of a dataset found, those of a mixture by part. info: of its
-    store, with a list `faults`.
+def reported(info: Json, key: str = "faults") -> list[str]:
+    """Return the faults that the reader of a dataset reported, those of a mixture by part.
+
+    Args:
+        info: of its store.
+        key: `faults`, or `unread`: the names of what it does not read.
     """
-    found = list(info.get("faults", []))
+    lines = list(info.get(key, []))
     for label, part in info.get("parts", {}).items():
-        found += [f"{label}: {fault}" for fault in reported(part["dataset"])]
-    return found
+        lines += [f"{label}: {line}" for line in reported(part["dataset"], key)]
+    return lines
 
 
 def _usual_changes(store: Store) -> np.ndarray:

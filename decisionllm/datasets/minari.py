@@ -23,6 +23,7 @@ from gymnasium import spaces
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.arrays import constant_text, unread
+from decisionllm.datasets.info_texts import check_task_from, list_paths, task_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
     ActionSpace,
@@ -57,6 +58,7 @@ def load(
     minari_id: str,
     text: str = "none",
     task: str = "",
+    task_from: str = "",
     goal: str = "fixed",
     horizon: int = 0,
 ) -> Source:
@@ -65,9 +67,12 @@ def load(
     Args:
         minari_id: its id, or the path of its folder.
         text: `none`; `constant`: the task, or else the dataset's id and description; `template`:
-            the task with the numbers of parts of the first observation, see `templates.writer`.
+            the task with the numbers of parts of the first observation, see `templates.writer`;
+            `episode`: the text that `task_from` names.
         task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to
             {desired_goal}."
+        task_from: `info.KEY`: the text of an episode is what its recorded infos have under KEY;
+            empty: texts of the infos are not read.
         goal: of PointMaze, `fixed` or `own`, see above.
         horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation
             environment if that is more.
@@ -78,6 +83,7 @@ def load(
     """
     one_of("dataset.text", text, TEXTS)
     one_of("dataset.goal", goal, ("fixed", "own"))
+    check_task_from("dataset", task_from, text)
     dataset = find(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
     part = part_read(dataset, goal)
@@ -91,6 +97,7 @@ def load(
         write = writer("dataset.task", words, parts, hint=hint)
 
     early: list[int] = []  # episodes that go on after an end
+    unread_infos: dict[str, None] = {}  # names, in their order
 
     def episodes() -> Iterator[Episode]:
         early.clear()
@@ -99,13 +106,23 @@ def load(
                 early.append(e)
             try:
                 episode = _episode(dataset, raw, part, fixed)
-                text = words if write is None else write(episode.observations[0])
+                own = words if write is None else write(episode.observations[0])
+                if task_from:
+                    own = task_of(raw.infos or {}, task_from, "dataset.task_from")
             except ValueError as error:
                 raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
-            yield replace(episode, group=e, task=text)
+            unread_infos.update(dict.fromkeys(list_paths(raw.infos or {})))
+            yield replace(episode, group=e, task=own)
 
     spec = _spec(dataset, episodes(), horizon)  # the first of two passes
-    info: Json = {"name": dataset.id, "env": "minari", "text": text}
+    info: Json = {
+        "name": dataset.id,
+        "env": "minari",
+        "text": "episode" if task_from else text,
+    }
+    unread_infos.pop(task_from, None)
+    if unread_infos:
+        info["unread"] = list(unread_infos)
     faults = [*unread(text, task), *going_on(early)]
     if faults:
         info["faults"] = faults
@@ -413,5 +430,5 @@ def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
 # restores a Dict space with sorted keys, so that the older rule, the order of the space's own keys,
 # gave them the same order. A run whose info has no parts is therefore laid out by the rule of
 # `spaces.flatten` too. Version 3: a missing action is no part of the bounds of an action without
-# bounds.
-READER = DatasetReader(version=3, files=files)
+# bounds. Version 4: the card names the infos that are not read.
+READER = DatasetReader(version=4, files=files)

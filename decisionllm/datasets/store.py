@@ -21,7 +21,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -561,15 +561,29 @@ def retold(store: Store, dataset: Node) -> Store:
     return store if wording is None else wording(store, **_options(dataset))
 
 
-def check_texts(text: str, stores: Iterable[Store]) -> None:
-    """Raise a ValueError if a run asks for task texts and no episode of its stores has one.
+def check_texts(text: str, stores: Collection[Store], dataset: Node) -> None:
+    """Raise a ValueError if a run asks for task texts that its data do not follow.
 
-    text: the option of the run.
+    Args:
+        text: the option of the run. `episode` asks for the texts that the data have.
+        stores: of the run.
+        dataset: the config node of the data.
     """
-    if text == "none" or has_texts(stores):
+    if text == "none":
         return
-    remedy = "give text=none, or data whose episodes have a text (Episode.task)"
-    raise ValueError(f"text={text}: expected episodes with a task text, got none; {remedy}")
+    if not has_texts(stores):
+        remedy = "give text=none, or data whose episodes have a text (Episode.task)"
+        raise ValueError(f"text={text}: expected episodes with a task text, got none; {remedy}")
+    if text == "episode":
+        return
+    # a mixture has the option for its parts
+    takes_text = "text" in dataset and not any("parts" in store.info for store in stores)
+    infos = [info for store in stores for info in store.part_infos.values()]
+    if not takes_text and all(info.get("text") != text for info in infos):
+        raise ValueError(
+            f"text={text}: expected a dataset with the option `text`, got "
+            f"{dataset['_target_']}, whose episodes have their own texts; give text=episode"
+        )
 
 
 def has_texts(stores: Iterable[Store]) -> bool:

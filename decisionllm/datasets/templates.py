@@ -12,6 +12,7 @@ TEXTS = (
     "none",
     "constant",
     "template",
+    "episode",  # its own text, from where `task_from` says
 )
 NAME = re.compile(r"\{([^{}]*)\}")  # str.format would read the dot of a nested name as an attribute
 

@@ -134,6 +134,7 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     try_step(env, trained.spec)
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]
+    notes += [f"{name}: {line}" for line in env.notes()]
     return [note for note in notes if note]
 
 
@@ -208,7 +209,7 @@ def compare_texts(env: Env, trained: Trained, name: str) -> str:
         if any(own):
             wanted = f"texts such as {max(own)!r}, as in the data"
             got = "the environment has none"
-        remedy = "give both the same, by text= or env.text="
+        remedy = "; ".join(env.notes()) or "give both the same, by text= or env.text="
         raise ValueError(f"{name}: expected {wanted}, {got}; {remedy}")
     if own & other or env.text in DRAWN or "wordings" in trained.info:
         return ""

@@ -10,6 +10,14 @@ import numpy as np
 
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
+from decisionllm.datasets.info_texts import (
+    Info,
+    check_task_from,
+    find_texts,
+    task_of,
+    to_text,
+    value_at,
+)
 from decisionllm.datasets.spaces import (
     action_parts,
     action_spec,
@@ -53,6 +61,8 @@ class GymnasiumEnv(Env):
         reference: returns of a random policy and of an expert, for normalised scores; empty: the
             score is the return.
         part: the key of a Dict observation that is read alone; empty: all of it.
+        task_from: where an environment says the text of an episode, such as `info.task`: the key
+            `task` of the info of `reset`; empty: nowhere.
 
     Raises:
         ValueError: the spaces do not fit, or there is no time limit.
@@ -66,6 +76,7 @@ class GymnasiumEnv(Env):
         text: str = "none",
         reference: Sequence[float] = (),
         part: str = "",
+        task_from: str = "",
     ) -> None:
         spec = envs[0].spec
         if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
@@ -79,8 +90,10 @@ class GymnasiumEnv(Env):
         self.envs = envs
         self.space = envs[0].action_space
         self.horizon = spec.max_episode_steps
-        self.text = text
+        self.task_from = task_from
+        self.text = "episode" if task_from else text
         self.tasks = [task] * len(envs)
+        self.unread_texts: dict[str, str] = {}  # of the last reset, by key of its info
         action = action_spec(self.space)
         self.num_actions = action.get("num_actions", 0)
         self.action_dim = action["action_dim"]
@@ -96,11 +109,19 @@ class GymnasiumEnv(Env):
 
     def reset(self, seed: int) -> np.ndarray:
         """Episode i starts as `env.reset(seed=STARTS * seed + i)` does."""
-        self.observations = [
-            env.reset(seed=STARTS * seed + i)[0] for i, env in enumerate(self.envs)
-        ]
+        self.observations = []
+        infos = []
+        for i, env in enumerate(self.envs):
+            observation, info = env.reset(seed=STARTS * seed + i)
+            self.observations.append(observation)
+            infos.append(info)
         self.ended = np.zeros(len(self.envs), bool)
+        self.steps = 0
         rows = self._rows()
+        if self.task_from:
+            self.tasks = [task_of(info, self.task_from) for info in infos]
+        else:
+            self.unread_texts = find_texts(infos[0])
         if self.write is not None:
             self.tasks = [self.write(row) for row in rows]
         return rows
@@ -115,8 +136,11 @@ class GymnasiumEnv(Env):
         truncated = np.zeros(N, bool)
         for i in np.flatnonzero(~self.ended).tolist():
             result = self.envs[i].step(self.decode(actions[i]))
-            self.observations[i], rewards[i], terminated[i], truncated[i], _ = result
+            self.observations[i], rewards[i], terminated[i], truncated[i], info = result
+            if self.task_from:
+                self._check_task(info, i)
         self.ended |= terminated | truncated
+        self.steps += 1
         return self._rows(), rewards, terminated, truncated
 
     def _rows(self) -> np.ndarray:
@@ -133,6 +157,25 @@ class GymnasiumEnv(Env):
         taken = decode_actions(action[None], self.space)[0]
         single = len(self.action_parts) == 1 and not taken.ndim
         return int(taken) if single else taken
+
+    def notes(self) -> list[str]:
+        return [
+            f"the text {path} of the environment is not read ({text!r}); env.task_from={path} reads it "
+            "as the task of an episode"
+            for path, text in self.unread_texts.items()
+        ]
+
+    def _check_task(self, info: Info, episode: int) -> None:
+        """Raise a ValueError if the info of a step has another text than that of its reset; an
+        environment may leave it out.
+        """
+        text = to_text(value_at(info, self.task_from))
+        if text is not None and text != self.tasks[episode]:
+            raise ValueError(
+                f"env.task_from={self.task_from}: expected one text in an episode, got "
+                f"{self.tasks[episode]!r} and, after step {self.steps + 1} of episode {episode}, {text!r}; "
+                "end the episode where its text changes"
+            )
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         def sample(tasks: Sequence[str]) -> ScriptedPlayer:
@@ -156,6 +199,7 @@ def make(
     horizon: int = 0,
     reference: Sequence[float] = [],
     task: str = "",
+    task_from: str = "",
     text: str = "none",
 ) -> GymnasiumEnv:
     """N copies of `gymnasium.make(id, **arguments)`.
@@ -168,8 +212,10 @@ def make(
         horizon: most steps of an episode; 0: the time limit of the environment.
         reference: returns of a random policy and of an expert, for normalised scores.
         task: the task in words, read with text=constant and text=template.
+        task_from: `info.KEY`: the text of an episode is what the info of `reset` has under KEY;
+            empty: texts of the info are not read.
         text: `none`, `constant`, or `template`: `{NAME}` in the task stands for the numbers of that
-            part of the first observation.
+            part of the first observation; `episode`: the text that `task_from` names.
 
     Raises:
         ValueError: there is no such environment, it could not be made, or it has no such part.
@@ -177,6 +223,7 @@ def make(
     import gymnasium
 
     words = constant_text("env", text, task, TEXTS)
+    check_task_from("env", task_from, text)
     try:
         envs = []
         for _ in range(num_episodes):
@@ -190,7 +237,7 @@ def make(
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         what = f"env.id={id}, env.arguments={dict(arguments)}"
         raise ValueError(f"{what}: could not be made ({error})") from error
-    return GymnasiumEnv(envs, task=words, text=text, reference=reference)
+    return GymnasiumEnv(envs, task=words, text=text, reference=reference, task_from=task_from)
 
 
 @register(
@@ -198,6 +245,7 @@ def make(
     "minari",
     minari_id="${dataset.minari_id}",
     goal="${dataset.goal}",
+    task_from="${oc.select:dataset.task_from,''}",
     task="${oc.select:dataset.task,''}",
     text="${text}",
 )
@@ -208,6 +256,7 @@ def recover(
     goal: str = "fixed",
     text: str = "none",
     task: str = "",
+    task_from: str = "",
     horizon: int = 0,
 ) -> GymnasiumEnv:
     """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own
@@ -217,7 +266,7 @@ def recover(
         num_episodes: N.
         minari_id: of the dataset, or the path of its folder.
         goal: of PointMaze, as in the dataset.
-        text, task: as in the dataset.
+        text, task, task_from: as in the dataset.
         horizon: most steps of an episode; 0: the time limit of the environment.
 
     Raises:
@@ -225,6 +274,7 @@ def recover(
     """
     from gymnasium.error import Error
 
+    check_task_from("env", task_from, text)
     dataset = minari.find(minari_id)
     what = f"{minari_id}: its environment could not be made"
     errors = (ValueError, ImportError, AttributeError, Error)
@@ -241,4 +291,5 @@ def recover(
         text=text,
         reference=reference,
         part=minari.part_read(dataset, goal),
+        task_from=task_from,
     )

@@ -177,7 +177,7 @@ def test_a_constant_text_needs_a_task(tmp_path):
     ):
         load(path=put(tmp_path / "a.npz"), text="constant")
     with pytest.raises(
-        ValueError, match="dataset.text: expected one of none, constant, got 'goal'"
+        ValueError, match="dataset.text: expected one of none, constant, episode, got 'goal'"
     ):
         load(path=put(tmp_path / "a.npz"), text="goal")
 

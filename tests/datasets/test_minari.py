@@ -426,7 +426,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     ):
         load(minari_id="mine/none-v0")
     with pytest.raises(
-        ValueError, match="dataset.text: expected one of none, constant, template, got 'goal'"
+        ValueError, match="dataset.text: expected one of none, constant, template, episode, got 'goal'"
     ):
         load(minari_id="mine/none-v0", text="goal")
     with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
@@ -496,3 +496,35 @@ def test_numbers_that_float32_rounds_visibly_are_a_fault(tmp_path):
     put("mine/clock-v0", [(times[:, None], rows(3), np.ones(3))], observation_space=space)
     faults = prepare(node("dataset", "minari", minari_id="mine/clock-v0"), tmp_path).info["faults"]
     assert any("rounded by up to" in fault for fault in faults)
+
+
+def told(texts, **infos):
+    """An episode of three steps with these texts, of the reset and of each step, in its infos."""
+    flags = [False] * 3
+    infos |= {"goal": {"text": texts}}
+    return EpisodeBuffer(
+        None, None, None, rows(4), rows(3), [0.0] * 3, flags, [*flags[1:], True], infos
+    )
+
+
+def test_task_from_reads_the_texts_of_recorded_infos():
+    put("mine/told-v0", [], also=[told(["Go left."] * 4), told(["Fahre nach Köln."] * 4)])
+    source = load(minari_id="mine/told-v0", task_from="info.goal.text")
+    assert [each.task for each in source.episodes] == ["Go left.", "Fahre nach Köln."]
+    assert source.info["text"] == "episode" and "unread" not in source.info
+    assert load(minari_id="mine/told-v0").info["unread"] == ["info.goal.text"]
+
+
+def test_recorded_texts_that_cannot_be_read_are_refused():
+    put("mine/told-v0", [], also=[told(["Go left.", "Go left.", "Go right.", "Go right."])])
+    for option, message in {
+        "info.goal.text": "episode 0: dataset.task_from: expected one text for each episode as info.goal",
+        "info.task": "episode 0: dataset.task_from: expected info.task, got info.goal.text; name one",
+        "goal": "dataset.task_from: expected info.KEY",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            list(load(minari_id="mine/told-v0", task_from=option).episodes)
+    with pytest.raises(
+        ValueError, match="dataset.text: expected dataset.task_from with text=episode"
+    ):
+        load(minari_id="mine/told-v0", text="episode")

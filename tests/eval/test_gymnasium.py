@@ -131,7 +131,7 @@ def test_options_reach_the_environment_and_the_text_the_policy():
         ),
         (
             {"id": "Pendulum-v1", "text": "goal"},
-            "env.text: expected one of none, constant, template, got 'goal'",
+            "env.text: expected one of none, constant, template, episode, got 'goal'",
         ),
     ],
 )
@@ -628,3 +628,106 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
             ).episodes
         }
     )
+
+
+class Robot(gym.Env):
+    """Says in its info which of two marks to walk to; `change` is the step after which it says the
+    other one.
+    """
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, change=0, key="task", as_bytes=False):
+        self.change, self.key, self.as_bytes = change, key, as_bytes
+
+    def info(self, goal):
+        text = f"Go to {goal}."
+        return {self.key: {"text": text.encode() if self.as_bytes else text}, "speed": 1.0}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal = ("left", "right")[self.np_random.integers(2)]
+        self.time = 0
+        return np.zeros(1, np.float32), self.info(self.goal)
+
+    def step(self, action):
+        self.time += 1
+        info = self.info("nowhere") if self.time == self.change else {}
+        return np.zeros(1, np.float32), 0.0, False, self.time == 4, info
+
+
+@pytest.fixture
+def robot():
+    gym.register("Robot-v0", Robot, max_episode_steps=4)
+    yield "Robot-v0"
+    del gym.registry["Robot-v0"]
+
+
+def still(tasks):
+    return Always([0.0])
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_task_from_reads_the_text_of_each_episode_in_the_info_of_its_reset(as_bytes, robot):
+    env = make(6, id=robot, task_from="info.task.text", arguments={"as_bytes": as_bytes})
+    episodes = rollout(still, env, seed=0)
+    goals = [f"Go to {each.unwrapped.goal}." for each in env.envs]
+    assert [each.task for each in episodes] == goals and len(set(goals)) == 2
+    assert env.text_label == "episode" and list(env.conditions("per_agent", False)) == ["task-text"]
+    assert env.notes() == []
+
+
+def test_texts_of_the_info_that_are_not_read_are_said(robot):
+    env = make(1, id=robot)
+    env.reset(0)
+    assert env.tasks == [""] and env.text_label == "none"
+    (note,) = env.notes()
+    assert "'Go to " in note and "env.task_from=info.task.text reads it" in note
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_from": "task"}, "env.task_from: expected info.KEY, a key of the info, got 'task'"),
+        ({"text": "episode"}, "env.text: expected env.task_from with text=episode, got none"),
+        ({"text": "constant", "task": "x", "task_from": "info.task"}, "got text=constant, which"),
+        ({"task_from": "info.goal"}, "expected info.goal, got info.task.text, info.speed"),
+        (
+            {"task_from": "info.task.goal"},
+            "expected info.task.goal, got info.task.text, info.speed",
+        ),
+        ({"task_from": "info.speed"}, "expected one text for each episode as info.speed, got 1.0"),
+    ],
+)
+def test_a_text_that_the_info_does_not_have_is_refused(options, message, robot):
+    with pytest.raises(ValueError, match=message):
+        make(1, id=robot, **options).reset(0)
+
+
+def test_a_text_that_changes_within_an_episode_is_refused_with_its_step(robot):
+    env = make(1, id=robot, task_from="info.task.text", arguments={"change": 3})
+    with pytest.raises(
+        ValueError, match="and, after step 3 of episode 0, 'Go to nowhere.'; end the"
+    ):
+        rollout(still, env, seed=0)
+
+
+def test_train_names_the_text_that_the_environment_has_and_nobody_reads(robot, tmp_path, capsys):
+    made = [episode([1, 2, 3, 4], S=1, task="Go.", group=i) for i in range(4)]
+    path = from_episodes(made, tmp_path / "told", name="told")["path"]
+    silent = from_episodes(
+        [episode([1, 2, 3, 4], S=1, group=i) for i in range(4)], tmp_path / "s", name="s"
+    )
+    words = [*NANO, *LOOP[2:], "env=gymnasium", f"env.id={robot}", f"run={tmp_path / 'run'}"]
+    assert command("train", *words, "dataset=store", f"dataset.path={path}") == 1
+    assert "env.task_from=info.task.text reads it" in capsys.readouterr().err
+    assert command("train", *words, "dataset=store", f"dataset.path={silent['path']}") == 0
+    assert "note: env: the text info.task.text of the environment is" in capsys.readouterr().out
+    words[-1] = f"run={tmp_path / 'other'}"
+    reading = "env.task_from=info.task.text"
+    assert command("train", *words, "dataset=store", f"dataset.path={path}", reading) == 0
+    options = ["episodes=2", "report=false", "baselines=false"]
+    assert command("evaluate", f"run={tmp_path / 'other'}", *options) == 0
+    row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])
+    assert (row["text"], row["protocol"]) == ("episode", "task-text")
