@@ -1,4 +1,4 @@
-"""Ten ways to arrive with your own data, environment or model: python examples/ten_journeys.py
+"""Ways to arrive with your own data, environment or model: python examples/ten_journeys.py
 [NAME ...] --folder=runs/journeys
 
 Each journey is a function that can be read alone. It makes small data as you would have them, runs
@@ -57,7 +57,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-# -- 1 and 2: Gymnasium --
+# -- Gymnasium --
 
 
 class Reach(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
@@ -180,7 +180,94 @@ def gymnasium_log(folder: Path) -> None:
     assert {row["policy"] for row in results(folder)} == {"nano", "random"}
 
 
-# -- 3: PettingZoo --
+# -- an environment and a log that say their task in words --
+
+
+class Robot(gymnasium.Env[np.ndarray, np.ndarray]):
+    """An arm over a table. Which block to reach is in the info of `reset`, not in the observation."""
+
+    BLOCKS = {"red": (2.0, 0.0), "green": (-1.0, 1.7), "blue": (-1.0, -1.7)}
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-3, 3, (2,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.color = list(self.BLOCKS)[self.np_random.integers(len(self.BLOCKS))]
+        self.pos = np.zeros(2, np.float32)
+        return self.pos.copy(), {"task": f"Reach the {self.color} block."}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.pos = np.clip(self.pos + 0.5 * np.asarray(action, np.float32), -3, 3)
+        distance = float(np.linalg.norm(self.pos - self.BLOCKS[self.color]))
+        return self.pos.copy(), -distance, False, False, {}
+
+
+def record_robot() -> dict[str, np.ndarray]:
+    """Columns of 60 episodes of a player that sees the block, with the text of each row."""
+    if "JourneyRobot-v0" not in gymnasium.registry:
+        gymnasium.register("JourneyRobot-v0", entry_point=f"{__name__}:Robot", max_episode_steps=8)
+    env = gymnasium.make("JourneyRobot-v0")
+    rows = []
+    for seed in range(60):
+        (observation, info), over = env.reset(seed=seed), False
+        while not over:
+            block = np.array(Robot.BLOCKS[info["task"].split()[2]])
+            action = np.clip(block - observation, -1, 1).astype(np.float32)
+            after, reward, terminated, truncated, _ = env.step(action)
+            rows.append((observation, action, reward, terminated, truncated, info["task"], seed))
+            observation, over = after, terminated or truncated
+    names = ("observations", "actions", "rewards", "terminals", "timeouts", "tasks", "seed")
+    return {
+        name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+
+
+READING = (
+    "env=gymnasium env.id=JourneyRobot-v0 env.task_from=info.task window=1 model.condition_on=none "
+    "steps=200 backbone=nano backbone.width=64 optim.batch_size=32 log.tracker=none"
+)
+
+
+def check_robot(folder: Path) -> None:
+    """Check that the policy of a run was told where to go, and went there."""
+    command(f"evaluate run={folder}/run episodes=20 report=false")
+    policy, random = results(folder)
+    assert (policy["text"], policy["protocol"]) == ("episode", "task-text")
+    assert policy["score"] > random["score"] / 2, "nearer than half the way of a random player"
+
+
+def robot_in_words(folder: Path) -> None:
+    """An environment whose goal is in `info["task"]`, and episodes of it that were recorded in Python."""
+    columns = record_robot()
+    episodes = []
+    for seed in range(60):
+        rows = columns["seed"] == seed
+        steps = [columns[name][rows] for name in ("observations", "actions", "rewards")]
+        episodes.append(Episode(*steps, group=seed, task=str(columns["tasks"][rows][0])))
+    from_episodes(episodes, folder / "log", name="robot")
+
+    silent = READING.replace("env.task_from=info.task ", "")
+    data = f"dataset=store dataset.path={folder}/log"
+    message = command(f"train {data} {silent} run={folder}/run", expected=1)
+    assert "env.task_from=info.task reads it" in message, message
+    command(f"train {data} {READING} run={folder}/run")
+    check_robot(folder)
+
+
+def npz_texts(folder: Path) -> None:
+    """Arrays in D4RL's layout with a column of task texts."""
+    np.savez(folder / "log.npz", **record_robot())
+    command(f"train dataset=arrays dataset.path={folder}/log.npz {READING} run={folder}/run")
+    read = json.loads((folder / "run/run.json").read_text())
+    assert len(read["tasks"]) == 3 and read["dataset"]["unread"] == ["seed"]
+    check_robot(folder)
+
+
+# -- PettingZoo --
 
 
 def pettingzoo_team(folder: Path) -> None:
@@ -204,7 +291,7 @@ def pettingzoo_team(folder: Path) -> None:
     command(f"evaluate run={folder}/run episodes=3 report=false")
 
 
-# -- 4 and 5: files --
+# -- files --
 
 
 def npz(folder: Path) -> None:
@@ -259,7 +346,7 @@ def bad_files(folder: Path) -> None:
     assert "model.safetensors" in message, message
 
 
-# -- 6 and 7: models and sweeps --
+# -- models and sweeps --
 
 
 def model_folder(folder: Path) -> None:
@@ -302,36 +389,59 @@ def sweep(folder: Path) -> None:
     assert [result["seeds"] for result in found] == [2, 2]
 
 
-# -- 8: studies --
+# -- studies --
 
 
-def killed_study(folder: Path) -> None:
-    """A study of sizes and volumes is killed, and continued by the same command."""
-    words = [
+def study_words(folder: Path, steps: int) -> list[str]:
+    """The words of a small study of model sizes."""
+    return [
         "study=smoke",
         "study.axes.fraction=[1.0]",
         "study.axes.quality=[0.0]",
         "study.seeds=[0]",
-        "study.budget.steps=20",
+        f"study.budget.steps={steps}",
         "study.lr.rule=fixed",
         "executor=inline",
         f"out={folder}/study",
         f"cache_dir={folder}/data",
     ]
+
+
+def stop_study(words: list[str], sign: signal.Signals, event: Callable[[], bool]) -> None:
+    """Start a study, and send it a signal after an event."""
     program = [sys.executable, "-m", "decisionllm", "scale", *words]
-    killed = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not list((folder / "study").glob("*/done.json")) and killed.poll() is None:
+    study = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not event() and study.poll() is None:
         time.sleep(0.1)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    before = {path: path.stat().st_mtime_ns for path in (folder / "study").glob("*/done.json")}
+    study.send_signal(sign)
+    study.wait()
+
+
+def killed_study(folder: Path) -> None:
+    """A study of sizes and volumes is killed, and continued by the same command."""
+    words = study_words(folder, steps=20)
+    study = folder / "study"
+    stop_study(words, signal.SIGKILL, lambda: bool(list(study.glob("*/done.json"))))
+    before = {path: path.stat().st_mtime_ns for path in study.glob("*/done.json")}
 
     command(f"scale {shlex.join(words)}")
-    after = {path: path.stat().st_mtime_ns for path in (folder / "study").glob("*/done.json")}
+    after = {path: path.stat().st_mtime_ns for path in study.glob("*/done.json")}
     assert len(after) == 3 and before.items() <= after.items(), "what was done is not done again"
 
 
-# -- 9 and 10: the way out --
+def interrupted_study(folder: Path) -> None:
+    """Ctrl-C within the first training of a study; the same command continues it, and reports."""
+    words = study_words(folder, steps=200)
+    study = folder / "study"
+    stop_study(words, signal.SIGINT, lambda: bool(list(study.rglob("metrics.jsonl"))))
+    assert not list(study.glob("*/done.json")), "the first training was not over"
+
+    command(f"scale {shlex.join(words)}")
+    assert len(list(study.glob("*/done.json"))) == 3
+    assert list(study.rglob("*.html")) or list(study.rglob("*.md")), "the report"
+
+
+# -- the way out --
 
 
 def minari_export(folder: Path) -> None:
@@ -364,12 +474,15 @@ JOURNEYS: dict[str, Callable[[Path], None]] = {
     for journey in (
         minari_dict,
         gymnasium_log,
+        robot_in_words,
+        npz_texts,
         pettingzoo_team,
         npz,
         bad_files,
         model_folder,
         sweep,
         killed_study,
+        interrupted_study,
         minari_export,
         onnx_export,
     )
