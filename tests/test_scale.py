@@ -21,7 +21,7 @@ from decisionllm.models.heads import DiscreteHead
 from decisionllm.scaling import grid, ledger
 from decisionllm.scaling import run as scaling_run
 from decisionllm.tokenizers import text
-from tests.conftest import command, make_model, make_policy, node
+from tests.conftest import command, interrupt, make_model, make_policy, node
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +122,19 @@ def test_a_second_command_runs_only_what_is_new(finished, tmp_path):
     assert small(out, cache_dir, "study.seeds=[3,4]", "study.axes.quality=[0.0]") == 0
     after = stamps(out)
     assert before.items() <= after.items() and len(after) == len(before) + 4
+
+
+def test_a_study_that_was_interrupted_writes_its_report_when_it_is_continued(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    words = (*ONE, "~study.axes.size.w32", "study.lr.rule=fixed", "study.seeds=[7]")
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=2)
+        assert small(out, *words) == 130
+    assert small(out, *words) == 0
+    (run,) = runs(out)
+    held_out = [point[2] for point in run["curve"]]
+    assert [point[0] for point in run["curve"]] == [2, 3, 4] and held_out[1] is None
+    assert (out / "report.html").is_file() and (out / "curves.png").is_file()
 
 
 def test_a_run_records_its_cost_and_its_results(finished):

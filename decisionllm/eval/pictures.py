@@ -212,13 +212,17 @@ def draw_log(
     panels: Sequence["Axes"], lines: Sequence[Json], *, color: str, style: str, label: str
 ) -> None:
     """The curves of one run: its losses in the first panel, its scores, if any, in the second."""
-    steps = [line["step"] for line in lines]
-    training = [line["nll"] for line in lines]
-    held_out = [line.get("held_out_nll", np.nan) for line in lines]
-    panels[0].plot(steps, training, color=color, alpha=0.35)
-    panels[0].plot(steps, held_out, color=color, linestyle=style, label=label)
-    looks = [line for line in lines if "score" in line]
-    if looks:
-        steps_of_looks = [line["step"] for line in looks]
-        scores = [line["score"] for line in looks]
-        panels[1].plot(steps_of_looks, scores, color=color, linestyle=style, marker=".")
+    panels[0].plot(*curve_of(lines, "nll"), color=color, alpha=0.35)
+    panels[0].plot(*curve_of(lines, "held_out_nll"), color=color, linestyle=style, label=label)
+    steps, scores = curve_of(lines, "score")
+    if scores:
+        panels[1].plot(steps, scores, color=color, linestyle=style, marker=".")
+
+
+def curve_of(lines: Sequence[Json], key: str) -> tuple[list[int], list[float]]:
+    """Return the steps and the values of the log lines that have this key.
+
+    The line of an interruption has no held-out loss, and few lines have a score.
+    """
+    measured = [line for line in lines if key in line]
+    return [line["step"] for line in measured], values(measured, key)

@@ -181,7 +181,8 @@ def quality(axes: Axes, grid: pd.DataFrame, metric: str) -> None:
 
 def curves(axes: Axes, grid: pd.DataFrame) -> None:
     """Held-out loss over training steps, one line for each run."""
-    points = grid[["run", "size", "fraction", "curve"]].explode("curve")
+    # seaborn takes rows by their index, and leaves out those without a loss
+    points = grid[["run", "size", "fraction", "curve"]].explode("curve", ignore_index=True)
     points["step"] = points["curve"].str[0].astype(float)
     points["loss"] = points["curve"].str[2].astype(float)
     whole = points["fraction"] == points["fraction"].max()

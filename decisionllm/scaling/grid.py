@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -46,6 +47,7 @@ NOT_THE_RUNS = (
 )
 
 Job = Json
+Rate = TypeVar("Rate", str, float)  # a learning rate, in a JSON file as text
 Cell = tuple[str, str]  # size and quality
 
 
@@ -382,7 +384,7 @@ class Grid:
             for size, losses in self.tuning_losses(out).items():
                 if not losses:
                     return []
-                rates[size] = min(losses, key=losses.__getitem__)
+                rates[size] = best_rate(losses)
         return [self.job(*cell, rates[cell[0]]) for cell in self.cells()]
 
     def check_rates(self, out: Path) -> None:
@@ -422,6 +424,14 @@ def open_stores(
 def names(jobs: list[Job]) -> list[str]:
     """The ledger's names of these jobs."""
     return [ledger.encode(job)[0] for job in jobs]
+
+
+def best_rate(losses: Mapping[Rate, float]) -> Rate:
+    """Return the learning rate of the least held-out loss; one that is not a number is the worst.
+
+    losses: by learning rate, at least one.
+    """
+    return min(losses, key=lambda rate: (not math.isfinite(losses[rate]), losses[rate]))
 
 
 def is_excluded(study: Node, size: str, quality: str, fraction: float, seed: int) -> bool:

@@ -1,6 +1,7 @@
 """The report of a study from study.json alone: laws, figures and findings in one HTML file."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from decisionllm.eval.intervals import over_runs
 from decisionllm.eval.report import write_page
 from decisionllm.files import explained, write_json
 from decisionllm.scaling import figures, law
-from decisionllm.scaling.grid import is_excluded
+from decisionllm.scaling.grid import best_rate, is_excluded
 from decisionllm.schema import Json
 
 AXES = ["size", "fraction", "mixture", "seed"]
@@ -60,7 +61,7 @@ def write(folder: str | Path, found: Json, say: Callable[[str], object] = print)
         The path of report.html.
 
     Raises:
-        ValueError: no run of the grid is done.
+        ValueError: no run of the grid is done with a finite held-out loss.
     """
     folder = Path(folder)
     grid = finished(found)
@@ -101,22 +102,23 @@ def finished(found: Json) -> pd.DataFrame:
     `excess` is the held-out loss above the least that the head can have: laws are fitted to it,
     since the zero of a density has no meaning.
     """
-    chosen = {size: chosen_rate(rates) for size, rates in found["tuned"].items() if rates}
+    chosen = {size: float(best_rate(rates)) for size, rates in found["tuned"].items() if rates}
     done = []
     for run in found["runs"]:
         # a tuning run may stand where the grid has no run
         cell = run["size"], run["mixture"], run["fraction"], run["seed"]
         is_of_grid = not is_excluded(found["study"], *cell)
         is_chosen = chosen.get(run["size"], run["lr"]) == run["lr"]
-        if run["state"] == "done" and is_of_grid and is_chosen:
-            done.append({"reference": ""} | run)  # earlier reports did not record it
+        if has_loss(run) and is_of_grid and is_chosen:
+            done.append({"reference": "", "curve": []} | run)  # earlier reports lack these
     grid = pd.DataFrame(done, columns=[*COLUMNS, "reference", "floor", "quality", "curve"])
     return grid.astype({"score": float}).assign(excess=grid["held_out"] - grid["floor"])
 
 
-def chosen_rate(rates: dict[str, float]) -> float:
-    """The learning rate of the least held-out loss."""
-    return float(min(rates, key=rates.__getitem__))
+def has_loss(run: Json) -> bool:
+    """Return whether a run is done and its held-out loss is a finite number."""
+    loss = run.get("held_out") if run["state"] == "done" else None
+    return loss is not None and math.isfinite(loss)
 
 
 def fitted(grid: pd.DataFrame) -> Json:
@@ -293,6 +295,13 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
 def tuning(found: Json) -> list[str]:
     """Which options were tuned and which not, and what else the numbers leave out, in sentences."""
     lines = other_versions(found)
+    without_loss = []
+    for run in found["runs"]:
+        if run["state"] == "done" and not has_loss(run):
+            without_loss.append(run["run"])
+    if without_loss:
+        names = ", ".join(without_loss)
+        lines.append(f"Left out, since their held-out loss is not a finite number: {names}.")
     if any(run["fraction"] < 1 for run in found["runs"]):
         same = "All seeds of a size train on the same episodes of a fraction (data.seed)"
         lines.append(f"{same}: intervals over seeds leave out the choice of data.")
@@ -304,7 +313,7 @@ def tuning(found: Json) -> list[str]:
             continue
         losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
         how = f"by held-out loss on the smallest data ({losses})"
-        chosen = chosen_rate(rates)
+        chosen = float(best_rate(rates))
         tried = [float(rate) for rate in rates]
         line = f"{size}: learning rate {chosen:g}, {how}."
         if len(tried) > 1 and chosen in (min(tried), max(tried)):

@@ -218,6 +218,19 @@ def test_curves_and_scores_of_many_runs_and_long_names_have_their_place(tmp_path
             assert box.x0 >= -1 and box.x1 <= whole.width + 1
 
 
+def test_the_curve_of_an_interrupted_run_has_no_gap(tmp_path):
+    lines = [
+        {"step": 2, "nll": 4.0, "held_out_nll": 5.0},
+        {"step": 3, "nll": 3.0},
+        {"step": 4, "nll": 2.0, "held_out_nll": 4.0, "score": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    losses, scores = draw_curves({str(tmp_path): "p"}).axes
+    training, held_out = [line.get_xydata().tolist() for line in losses.lines]
+    assert training == [[2, 4], [3, 3], [4, 2]] and held_out == [[2, 5], [4, 4]]
+    assert scores.lines[0].get_xydata().tolist() == [[4, 1]]
+
+
 class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()

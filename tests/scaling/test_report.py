@@ -1,6 +1,7 @@
 """The report of a study: a law planted in study.json is on the page."""
 
 import json
+import math
 import re
 from itertools import product
 from pathlib import Path
@@ -196,6 +197,42 @@ def test_the_versions_of_runs_that_differ_from_the_reports_are_named():
     said = study.tuning(found)
     assert said[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
     assert "All seeds of a size train on the same episodes" in said[1]
+
+
+def lines_of_curves(found):
+    """The (steps, losses) of each line in the figure of the curves that is not empty."""
+    panels = figures.Panels()
+    figures.curves(panels.add("curves", "step", "loss", log="x"), study.finished(found))
+    panels.finished()
+    lines = panels.figures["curves"].axes[0].lines
+    return [(*line.get_data(),) for line in lines if len(line.get_xdata())]
+
+
+def test_the_curve_of_an_interrupted_run_has_no_gap():
+    """The line at which a run stopped has no held-out loss."""
+    found = planted()
+    found["runs"] = found["runs"][:3]
+    stopped, whole, without_curve = found["runs"]
+    stopped["curve"] = [[2, 6.0, 5.0], [3, 5.5, None], [4, 5.0, 4.0]]
+    whole["curve"] = [[2, 6.0, 3.0], [4, 5.0, 2.0]]
+    del without_curve["curve"]
+    first, second = lines_of_curves(found)
+    assert [x.tolist() for x in first] == [[2, 4], [5, 4]]
+    assert [x.tolist() for x in second] == [[2, 4], [3, 2]]
+    for run in found["runs"]:
+        run["curve"] = []
+    assert lines_of_curves(found) == []
+
+
+@pytest.mark.parametrize("loss", [None, math.nan, math.inf])
+def test_a_run_without_a_finite_loss_is_left_out_and_named(loss):
+    found = planted()
+    found["tuned"]["30k"]["0.0001"] = math.nan
+    found["runs"][3]["held_out"] = loss
+    grid = study.finished(found)
+    assert len(grid) == 79 and study.fitted(grid)["p"]["size"] <= law.CERTAIN
+    said = "Left out, since their held-out loss is not a finite number: 0000000000000003."
+    assert said in study.tuning(found)
 
 
 @pytest.mark.parametrize("count", [3, 12, 25])
