@@ -237,7 +237,9 @@ def begin(config: TrainConfig, accelerator: Accelerator) -> Training:
         for values in trim(Path(config.run) / "metrics.jsonl", training.loop.step):
             remember(training.loop, values)
     if config.log.tracker != "none":
-        accelerator.init_trackers("decisionllm")
+        # TensorBoard drops the later points of an interrupted run, which come again
+        tensorboard = {"purge_step": training.loop.step + 1}
+        accelerator.init_trackers("decisionllm", init_kwargs={"tensorboard": tensorboard})
     announce(training)
     return training
 
@@ -529,7 +531,7 @@ def due_after(log: LogOptions, step: int, progress: float, *, stopped: bool) -> 
 
 
 def measure(training: Training, *, held_out: bool) -> dict[str, float]:
-    """Mean loss terms since the last log line, and on held-out windows; logged to the tracker.
+    """Mean loss terms since the last log line, and on held-out windows.
 
     Raises:
         FloatingPointError: a term or a weight is not finite.
@@ -544,7 +546,6 @@ def measure(training: Training, *, held_out: bool) -> dict[str, float]:
     values |= {"lr": loop.rate, "seconds": loop.elapsed}
     loop.sums = {}
     loop.count = 0
-    accelerator.log(values, step=loop.step)
     return values
 
 
@@ -598,11 +599,13 @@ def check_finite(training: Training, values: Mapping[str, float]) -> None:
 
 
 def record(training: Training, values: dict[str, float], progress: float, due: Due) -> None:
-    """Write a log line; save the best weights and the checkpoint, print, when it is time.
+    """Write a log line, to the tracker too; save the best weights and the checkpoint, print, when it
+    is time.
 
     The main process writes, all gather.
     """
     loop = training.loop
+    training.accelerator.log(values, step=loop.step)
     if training.main:
         write_line(training, values)
     (is_kept,) = broadcast_object_list([is_best(training, values)])

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from decisionllm import hardware
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.domains.synthetic.dataset import load
+from decisionllm.files import read_lines
 from decisionllm.policy import loading
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs import model as runs_model
@@ -626,10 +628,53 @@ def test_a_sweep_over_precisions_trains_each(tmp_path):
     assert {tensor.dtype for tensor in saved(tmp_path / "bf16").values()} == {torch.float32}
 
 
-def test_tensorboard_reads_along(tmp_path):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}", "log.tracker=tensorboard") == 0
-    events = b"".join(path.read_bytes() for path in (tmp_path / "decisionllm").rglob("events*"))
-    assert b"held_out_nll" in events
+def scalars_by_tag(run):
+    """What TensorBoard shows of a run: {tag: [(step, value), ...]}."""
+    events = EventAccumulator(str(run / "decisionllm")).Reload()
+    shown = {}
+    for tag in events.Tags()["scalars"]:
+        shown[tag] = [(event.step, event.value) for event in events.Scalars(tag)]
+    return shown
+
+
+def logged_by_tag(run):
+    """The same of its metrics.jsonl, in float32 as TensorBoard keeps them."""
+    logged = {}
+    for line in read_lines(run / "metrics.jsonl"):
+        for key in line.keys() - {"step"}:
+            logged.setdefault(key, []).append((line["step"], float(np.float32(line[key]))))
+    return logged
+
+
+def test_tensorboard_has_each_log_line_of_an_interrupted_run_once(tmp_path, monkeypatch):
+    """It is stopped after one step, which saves it, and then lost after its last line."""
+    words = (
+        *LOOP,
+        *NANO,
+        "log.rollout_every=2",
+        "log.rollout_episodes=2",
+        "log.save_every=100",
+        "log.tracker=tensorboard",
+        f"run={tmp_path}",
+    )
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=0)
+        assert command("train", *words) == 130
+    with monkeypatch.context() as patch:
+
+        def die(*arguments, **options):
+            raise MemoryError
+
+        patch.setattr(checkpoint, "save", die)
+        with pytest.raises(MemoryError):
+            command("train", *words)
+    assert [step for step, _ in scalars_by_tag(tmp_path)["nll"]] == [1, 2, 3, 4]
+    assert command("train", *words) == 0
+    shown = scalars_by_tag(tmp_path)
+    assert [step for step, _ in shown["score"]] == [2, 4]
+    assert shown == logged_by_tag(tmp_path)
+    assert command("train", *words, "fresh=true") == 0
+    assert scalars_by_tag(tmp_path) == logged_by_tag(tmp_path)
 
 
 def test_both_options_of_draws_change_a_training(tmp_path):
