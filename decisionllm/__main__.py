@@ -5,8 +5,12 @@ The only place that calls Hydra's entry point.
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from dis import opmap
 from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import __version__
@@ -155,8 +159,31 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
         if os.environ.get("DECISIONLLM_TRACEBACK") or isinstance(error, BrokenPipeError):
             raise
+        if isinstance(error, ValueError | ArithmeticError) and not is_raised_on_purpose(error):
+            traceback.print_exception(error)
         return fail(1, error)
     return 0
+
+
+def is_raised_on_purpose(error: Exception) -> bool:
+    """Return whether a `raise` statement of this package or of a user's class made an error.
+
+    Another error is a library's, or that of an operation such as float("x"), which nobody explained.
+    """
+    entry = error.__traceback__
+    while entry and entry.tb_next:
+        entry = entry.tb_next
+    if entry is None:
+        return False
+    code = entry.tb_frame.f_code
+    package = entry.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    extensions = {each.value.partition(".")[0] for each in entry_points(group="decisionllm")}
+    is_installed = {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}
+    is_library = is_installed or package in sys.stdlib_module_names
+    is_ours = package == "decisionllm" or package in extensions or not is_library
+    # compiled modules have no instructions
+    is_raise = code.co_code[entry.tb_lasti :][:1] == bytes([opmap["RAISE_VARARGS"]])
+    return is_ours and is_raise
 
 
 def unfilled(config: "DictConfig") -> list[str]:

@@ -209,6 +209,54 @@ def test_a_run_that_fails_says_why_in_one_line(words, capsys, tmp_path):
     assert said.startswith("decisionllm: ") and FAILED[words] in said and said.count("\n") == 1
 
 
+MISTAKES = """
+import json
+import numpy as np
+import pandas as pd
+from decisionllm.files import explained
+def refusal():
+    raise ValueError("too few rows")
+def wrapped():
+    try:
+        json.loads("{")
+    except ValueError as error:
+        raise ValueError("too few rows") from error
+def explained_by_the_package():
+    with explained("too few rows", ValueError):
+        float("x")
+def pandas():
+    pd.Series([1, 2], index=[0, 0]).reindex([0, 1])
+def numpy():
+    np.zeros(2) + np.zeros(3)
+def standard_library():
+    json.loads("{")
+def conversion():
+    float("x")
+def overflow():
+    with np.errstate(over="raise"):
+        np.float64(1e308) * 10
+"""
+
+
+@pytest.mark.parametrize("name", ["refusal", "wrapped", "explained_by_the_package"])
+def test_an_error_that_a_reader_raises_is_one_line(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "fifthlab.py").write_text(MISTAKES)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command("data", "dataset=arrays", f"dataset._target_=fifthlab.{name}") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("decisionllm: too few rows") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["pandas", "numpy", "standard_library", "conversion", "overflow"])
+def test_an_unexpected_error_shows_its_traceback(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "fifthlab.py").write_text(MISTAKES)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command("data", "dataset=arrays", f"dataset._target_=fifthlab.{name}") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and f"in {name}\n" in said
+    assert said.splitlines()[-1].startswith("decisionllm: ")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("verb", ["train", "evaluate"])
 def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):

@@ -305,6 +305,9 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     assert small(tmp_path / "out", *words) == 0
     printed = capsys.readouterr().out
     assert printed.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in printed
+    (failed,) = (tmp_path / "out").glob("*/failed.json")
+    log = (failed.parent / "log.txt").read_text()
+    assert "Traceback" in log and "in unlucky\n" in log
     assert small(tmp_path / "out", *words, "action=status") == 0
     printed = capsys.readouterr().out
     assert (

@@ -199,7 +199,7 @@ def _work_on(folder: Path, run: Run) -> None:
     began = time.monotonic()
     try:
         log = (folder / "log.txt").open("a", buffering=1)
-        with log, redirect_stdout(log), redirect_stderr(log):
+        with log, redirect_stdout(log), redirect_stderr(log), print_traceback():
             outcome = run(folder, planned)
         encode(outcome)  # a result that is not JSON is a failure of the run
         ended = "done"
@@ -214,6 +214,16 @@ def _work_on(folder: Path, run: Run) -> None:
         write_lines(attempts, tried)
         raise
     _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})
+
+
+@contextmanager
+def print_traceback() -> Iterator[None]:
+    """Print the traceback of an exception in the block, and raise it on."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        raise
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

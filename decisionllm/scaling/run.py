@@ -31,7 +31,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node, is_none
 from decisionllm.runs import directory
 from decisionllm.runs.model import make_model
-from decisionllm.scaling import executors
+from decisionllm.scaling import executors, ledger
 from decisionllm.schema import Batch, Json, Report, Spec, Window
 from decisionllm.train import train
 
@@ -225,6 +225,7 @@ def rank(config: Node, threads: int) -> Path:
         Path(f"{config['run']}.txt").open("a", buffering=1) as log,
         redirect_stdout(log),
         redirect_stderr(log),
+        ledger.print_traceback(),
     ):
         if os.environ["RANK"] == "0":
             fcntl.flock(log, fcntl.LOCK_EX)  # the processes of a killed worker may still be saving
