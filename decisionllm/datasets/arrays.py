@@ -3,7 +3,7 @@ already."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from decisionllm.checks import is_numbers, one_of
+from decisionllm.datasets.episode_markers import describe_contradiction, find_contradictions
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.datasets.spaces import stated_action_parts, stated_parts
@@ -64,6 +65,7 @@ def load(
     num_actions: int = 0,
     low: Sequence[float] = [],
     high: Sequence[float] = [],
+    ignore: Sequence[str] = [],
 ) -> Source:
     """The episodes of an .npz or HDF5 file in D4RL's layout, see `cut`; the file is never held as a
     whole.
@@ -82,11 +84,12 @@ def load(
             without bounds, else they are continuous.
         low: (A,) least action, raw units; empty: of the data.
         high: (A,) greatest action, raw units; empty: of the data.
+        ignore: columns that look like ends of episodes and are none.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a key is missing, a shape does not fit, a number is not finite, no row ends an
-            episode, or the file is damaged.
+            episode, a column that is not read marks other ends, or the file is damaged.
 
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
@@ -97,6 +100,7 @@ def load(
     file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
     check_ends(file, blocks(file, widths))
+    check_other_columns(file, ignore)
     column = text_column(file, text, task_from)
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
@@ -316,6 +320,36 @@ def check_ends(path: Path, blocks: Iterable[Columns]) -> None:
     raise ValueError(f"{path}: expected {wanted}, got {rows:,} rows without; {remedy}")
 
 
+def check_other_columns(path: Path, ignore: Sequence[str]) -> None:
+    """Raise a ValueError if a column that is not read marks other ends of episodes.
+
+    Args:
+        path: of a file whose columns were checked.
+        ignore: names of columns that say nothing of episodes.
+    """
+    with ExitStack() as stack, explain_damage(path):
+        columns = open_all(stack, path)
+        n = columns["terminals"].shape[0]
+        ended = np.zeros(n, bool)
+        for key in ENDS:
+            for start in range(0, n if key in columns else 0, BLOCK):
+                rows = slice(start, min(start + BLOCK, n))
+                ended[rows] |= columns[key][rows].reshape(-1) != 0
+        read = {*KEYS, *ENDS, "next_observations", *ignore}
+        arrays = {
+            name: column
+            for name, column in columns.items()
+            if name not in read and getattr(column, "shape", None)
+        }
+        contradictions = find_contradictions(arrays, ended)
+    absent = [name for name in ignore if name not in columns]
+    if absent:
+        wanted = f"names among {', '.join(columns)}"
+        raise ValueError(f"dataset.ignore: expected {wanted}, got {', '.join(absent)}")
+    if contradictions:
+        raise ValueError(f"{path}: {describe_contradiction(contradictions, ended)}")
+
+
 def contradictions(blocks: Iterable[Columns]) -> list[str]:
     """The fault of `next_observations` that are not the observations of the next rows, as of
     shuffled rows; reads the whole file where it has them.
@@ -424,19 +458,24 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[Columns]:
     if not (npz or path.suffix in HDF5 or h5py.is_hdf5(path)):
         remedy = "np.savez makes one of the columns of a table, see docs/data.md"
         raise ValueError(f"{wanted}, got another format; {remedy}")
-    kind = "npz" if npz else "HDF5"
-    what = f"{path}: not a readable {kind} file, perhaps truncated"
-    errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
     with ExitStack() as stack:
-        with explained(what, *errors, remedy=AGAIN):
+        with explain_damage(path):
             found, columns = open_columns(stack, path, keys)
         check_keys(path, found, keys)
         n = check_shapes(path, columns, widths)
         rows = max(BLOCK // max(numbers_of(x) for x in columns.values()), 1)
         for start in range(0, n, rows):
-            with explained(what, *errors, remedy=AGAIN):
+            with explain_damage(path):
                 block = {key: column[start : start + rows] for key, column in columns.items()}
             yield checked_block(path, block, start)
+
+
+def explain_damage(path: Path) -> AbstractContextManager[None]:
+    """Explain an error of reading an .npz or HDF5 file."""
+    kind = "npz" if path.suffix == ".npz" else "HDF5"
+    what = f"{path}: not a readable {kind} file, perhaps truncated"
+    errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
+    return explained(what, *errors, remedy=AGAIN)
 
 
 def checked_block(path: Path, block: Columns, start: int) -> Columns:
@@ -585,8 +624,7 @@ class Member:
         header = np.lib.format.read_array_header_2_0
         if np.lib.format.read_magic(self.file) == (1, 0):
             header = np.lib.format.read_array_header_1_0
-        self.shape, by_columns, self.dtype = header(self.file)
-        self.by_columns = by_columns
+        self.shape, self.by_columns, self.dtype = header(self.file)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         if not self.shape:
@@ -607,6 +645,6 @@ class Member:
 
 # Version 2: an episode may be both terminated and truncated, actions with bounds are continuous, and
 # the card says where next observations contradict the rows. Version 3: the card says where float32
-# rounds observations visibly. Version 4: flags are 0 or 1.
-# Version 5: texts of the file are read, and the card names the columns that are not.
+# rounds observations visibly. Version 4: flags are 0 or 1. Version 5: texts of the file are read, the
+# card names the columns that are not, and one of these that marks other ends of episodes is refused.
 READER = DatasetReader(version=5, files=files, worded=select_texts)
