@@ -26,6 +26,7 @@ from decisionllm.baselines.d3rlpy import (
 )
 from decisionllm.checks import more_than_0, one_of
 from decisionllm.datasets import sampling
+from decisionllm.datasets.action_range import widths
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import append_line, sealed, write_lines
 from decisionllm.registry import Node
@@ -88,8 +89,9 @@ def baseline(config: Node) -> Path:
         weights = {name: torch.from_numpy(x) for name, x in scale.items()}
         weights |= actor_weights(algorithm.impl.policy)
         some = known.observations[:99]
-        apart = np.abs(actor_mean(weights, some) - algorithm.predict(some))
-        is_same = (apart < 1e-3 * (scale["high"] - scale["low"])).all()
+        predicted = clip(algorithm.predict(some))
+        apart = np.abs(actor_mean(weights, some) - predicted)
+        is_same = (apart < 1e-3 * widths(scale["low"], scale["high"])).all()
         assert is_same, "the saved actor differs from the trained one"
         with sealed(run / "checkpoint") as partial_folder:
             save_file(weights, partial_folder / "model.safetensors")
@@ -120,7 +122,9 @@ def make_algorithm(
         "observation_scaler": preprocessing.StandardObservationScaler(
             scale["mean"], scale["deviation"], eps=0.0
         ),
-        "action_scaler": preprocessing.MinMaxActionScaler(scale["low"], scale["high"]),
+        "action_scaler": preprocessing.MinMaxActionScaler(
+            scale["low"], scale["low"] + widths(scale["low"], scale["high"])
+        ),
     }
     options = {"batch_size": config["optim"]["batch_size"]} | scaled | config["options"]
     make = getattr(d3rlpy.algos, f"{ALGORITHMS[config['algorithm']]}Config")

@@ -19,6 +19,7 @@ from torch.export import Dim
 
 from decisionllm.backbones.merged import save_merged
 from decisionllm.checks import one_of
+from decisionllm.datasets.action_range import widths
 from decisionllm.files import absent, explained, sealed
 from decisionllm.policy import loading
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
@@ -335,8 +336,9 @@ def difference(policy: Policy, path: str | Path) -> float:
     spec, units = policy.model.spec, policy.model.normalizer
     mean = units.observation_mean.numpy()
     scale = units.observation_scale.numpy()
-    low = np.array(spec.low or [0.0])
-    high = np.array(spec.high or [spec.num_actions - 1.0])
+    low, high = np.array([0.0]), np.array([spec.num_actions - 1.0])
+    if not spec.num_actions:
+        low, high = units.low.numpy().astype(float), units.high.numpy().astype(float)
     digits = 0 if spec.num_actions else 6
     histories = []
     for t in rng.integers(min(spec.horizon, 2 * policy.window), size=20):
@@ -344,4 +346,4 @@ def difference(policy: Policy, path: str | Path) -> float:
         actions = rng.uniform(low, high, (t, spec.action_dim)).round(digits)
         histories.append(History(observations.astype(np.float32), actions, rng.random(t)))
     apart = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
-    return float((apart / (high - low)).max())
+    return float((apart / widths(low, high)).max())

@@ -255,8 +255,14 @@ class Spec:
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
         finite = np.isfinite([*self.low, *self.high]).all()
         if not finite or not np.less(self.low, self.high).all():
-            got = f"{self.low} and {self.high}; give those of the action space"
-            raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {got}")
+            got = f"{self.low} and {self.high}"
+            fix = (
+                "give those of the action space, by dataset.low and dataset.high of a file; of a "
+                "number that never changes, bounds on both sides of it"
+            )
+            raise ValueError(
+                f"Spec.low, high: expected finite bounds, low < high, got {got}; {fix}"
+            )
 
     @classmethod
     def of(cls, saved: Json) -> Spec:

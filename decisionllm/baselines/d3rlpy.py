@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from decisionllm.datasets import moments
+from decisionllm.datasets.action_range import action_units
+from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store, next_rows
 from decisionllm.files import explained
 from decisionllm.protocols import Player
@@ -112,18 +114,21 @@ def scales(
         spec: has the bounds of the actions.
         observations: (M, S).
         actions: (M, A).
-        action_clip_quantile: share of the actions beyond each bound; 0: the bounds of the spec.
+        action_clip_quantile: share of the actions beyond each bound; 0: the bounds of the spec, or
+            the range of the actions if they are far wider.
     """
     if not 0 <= action_clip_quantile < 0.5:
         wanted = "a share from 0 to less than 0.5"
         raise ValueError(f"action_clip_quantile: expected {wanted}, got {action_clip_quantile}")
     mean = np.mean(observations, 0, dtype=np.float64)
     deviation = moments.scale(mean, np.std(observations, 0, dtype=np.float64))
-    low, high = spec.low, spec.high
+    taken = Moments()
+    taken.add(actions)
+    low, high = action_units(spec, taken)
     if action_clip_quantile:
         shares = [action_clip_quantile, 1 - action_clip_quantile]
         low, high = np.quantile(actions, shares, axis=0)
-    if np.equal(low, high).any():
+    if (np.equal(low, high) & np.not_equal(spec.low, spec.high)).any():
         given = f"action_clip_quantile={action_clip_quantile}"
         raise ValueError(f"expected actions that differ, at {given} all are {low}; take less")
     named = {"mean": mean, "deviation": deviation, "low": low, "high": high}

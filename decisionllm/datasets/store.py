@@ -33,6 +33,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import DTypeLike
 
+from decisionllm.datasets import action_range, autoreset
+from decisionllm.datasets.reward_range import RewardDigits
 from decisionllm.datasets.rounding import Rounding
 from decisionllm.datasets.row_blocks import Columns
 from decisionllm.files import atomic, explained
@@ -114,10 +116,22 @@ class Store(StepColumns[np.ndarray]):
         return np.concatenate([np.arange(*self.offsets[e : e + 2]) for e in episodes])
 
     @cached_property
+    def has_final(self) -> np.ndarray:
+        """(E,) bool, whether the log has the observation after each episode; that of a reset is
+        none.
+        """
+        if self.final_observation is None:
+            return np.zeros(len(self.lengths), bool)
+        columns = self.observations, self.offsets, self.final_observation
+        if autoreset.has_extra_rows(*columns, self.rewards):
+            return np.ones(len(self.lengths), bool)
+        return ~autoreset.starts_elsewhere(*columns)
+
+    @cached_property
     def followed(self) -> np.ndarray:
         """(n,) bool, whether the log has the observation after each step."""
         known = np.ones(len(self.rewards), bool)
-        known[self.offsets[1:] - 1] = self.final_observation is not None
+        known[self.offsets[1:] - 1] = self.has_final
         return known
 
     def following(self, rows: np.ndarray) -> np.ndarray:
@@ -127,7 +141,10 @@ class Store(StepColumns[np.ndarray]):
         after, is_last = next_rows(rows, self.offsets[1:])
         observations: np.ndarray = self.observations[after]
         if self.final_observation is not None:
-            observations[is_last] = self.final_observation[self.episode_of(rows[is_last])]
+            episodes = self.episode_of(rows[is_last])
+            has_final = self.has_final[episodes]
+            places = np.flatnonzero(is_last)[has_final]
+            observations[places] = self.final_observation[episodes[has_final]]
         return observations
 
     def episode(self, e: int) -> Episode:
@@ -239,9 +256,21 @@ def _write(path: Path, source: Source) -> Store:
         spec = asdict(source.spec)
         tasks = list(columns.tasks)
         info = source.info
-        rounded = columns.rounding.faults()
-        if rounded:
-            info = info | {"faults": [*info.get("faults", []), *rounded]}
+        faults = [
+            *columns.rounding.faults(),
+            *action_range.describe_faults(source.spec, arrays),
+            *columns.digits.faults(arrays["rewards"]),
+            *autoreset.describe_faults(
+                arrays["observations"],
+                arrays["offsets"],
+                arrays.get("final_observation"),
+                arrays["rewards"],
+            ),
+        ]
+        # those of a mixture are faults of its parts, and a transform has those of its data
+        faults = [each for each in faults if each not in info.get("faults", [])]
+        if faults and "parts" not in info:
+            info = info | {"faults": [*info.get("faults", []), *faults]}
         card: Json = {
             "format": FORMAT,
             "spec": spec,
@@ -271,6 +300,7 @@ class Writer:
         self.episodes = 0
         self.steps = 0
         self.rounding = Rounding()  # of the observations
+        self.digits = RewardDigits()
         self._begin("offsets", np.int64).append(np.zeros(1))
 
     def append(self, episode: Episode) -> None:
@@ -292,6 +322,8 @@ class Writer:
             lacking = 0 if name in rows else self.episodes
             raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
         self.rounding.add(rows["observations"])
+        name = f"episode {self.episodes}"
+        self.digits.add(name, rows["rewards"], float(episode.return_after_exit or 0))
         for name, values in rows.items():
             self.files[name].append(values)
         self.episodes += 1
@@ -696,17 +728,22 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
     if C:
         wrong = (taken != np.rint(taken)) | (taken < 0) | (taken >= C)
         space = f"an index below {C}"
+        fix = ""
     else:
-        slack = 1e-4 * np.subtract(spec.high, spec.low)
+        slack = action_range.slack(spec.low, spec.high)
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
+        fix = (
+            "; clip them (dataset.clip=true, or np.clip) or widen the bounds (dataset.low and "
+            "dataset.high, or Spec)"
+        )
     place = f"{name}, step "
     log_prob = episode.action_log_prob
     if C and log_prob is not None:
         wanted = "expected the logarithm of a probability as action_log_prob, at most 0"
         remedy = "np.log makes it of a probability"
         refuse(place, log_prob > 1e-4, f"{{}}: {wanted}, got {{}}; {remedy}", steps, log_prob)
-    beyond = f"{{}}: expected an action {space}, got {{}}"
+    beyond = f"{{}}: expected an action {space}, got {{}}{fix}"
     refuse(place, wrong.any(1) & recorded, beyond, steps, taken)
     if C and masks is not None:
         if masks.shape[1] != C:

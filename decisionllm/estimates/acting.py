@@ -115,5 +115,6 @@ def log_probability(policy: Policy, hidden: Tensor, log: Logged, rows: np.ndarra
     if not log.spec.num_actions:
         # a density in the model's units, -1 .. 1, is one of raw units times their half range
         half_range = (model.normalizer.high - model.normalizer.low) / 2
+        half_range = half_range[half_range > 0]  # a number that never changes has no density
         found = found - float(half_range.double().log().sum())
     return np.asarray(found)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.datasets import moments
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.action_range import recorded_range
+from decisionllm.datasets.store import Store, columns_of
 from decisionllm.datasets.windows import Steps
 from decisionllm.models.fitting import minimise
 from decisionllm.models.heads import BinsHead, DiscreteHead
@@ -165,6 +166,7 @@ def fill(
         raise ValueError(f"fill_actions: expected {wanted}, got none")
     with seeded(seed):
         model = InverseDynamics(store.spec)
+        model.units.fit_actions(store.spec, recorded_range(columns_of(store)))
         model.fit(partial(inputs, store), rows, updates, seed)
     actions = np.array(store.actions)
     weight = np.array(store.action_weight)

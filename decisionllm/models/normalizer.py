@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.datasets import moments
+from decisionllm.datasets.action_range import action_units
 from decisionllm.datasets.moments import Moments
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import entity_columns
@@ -15,7 +16,7 @@ from decisionllm.tokenizers.entities import entity_columns
 
 class Normalizer(nn.Module):
     """Units of a model: standardised observations and returns-to-go, continuous actions within -1
-    .. 1 between their bounds.
+    .. 1 between their bounds, or those of the log if these are far wider, see `fit_actions`.
 
     A return beyond the range of training is read as the nearest within it. A constant column keeps
     its unit. All entities of a kind share their units, fitted to those that are present; the flag
@@ -40,6 +41,7 @@ class Normalizer(nn.Module):
         # Change of an observation in a step.
         self.change_mean = nn.Buffer(torch.zeros(S))
         self.change_scale = nn.Buffer(torch.ones(S))
+        # -1 and 1 of an action
         self.low = nn.Buffer(torch.tensor(spec.low or [0.0] * A))
         self.high = nn.Buffer(torch.tensor(spec.high or [1.0] * A))
 
@@ -76,6 +78,17 @@ class Normalizer(nn.Module):
         as well, (n,) raw units."""
         self.return_range[0].clamp_(max=float(returns_to_go.min()))
         self.return_range[1].clamp_(min=float(returns_to_go.max()))
+
+    @torch.no_grad()
+    def fit_actions(self, spec: Spec, actions: Moments) -> None:
+        """Fit to the recorded actions of a log, raw units: bounds that are far wider than these are
+        not the unit.
+        """
+        if self.discrete:
+            return
+        low, high = action_units(spec, actions)
+        self.low.copy_(torch.as_tensor(low))
+        self.high.copy_(torch.as_tensor(high))
 
     @torch.no_grad()
     def fit_changes(self, blocks: Iterable[np.ndarray]) -> None:
@@ -116,7 +129,10 @@ class Normalizer(nn.Module):
         """Raw actions (..., A) in the model's units."""
         if self.discrete:
             return x
-        return (x - self.low) / (self.high - self.low) * 2 - 1
+        width = self.high - self.low
+        # the one value of a number that never changes is -1
+        width = torch.where(width > 0, width, torch.ones_like(width))
+        return (x - self.low) / width * 2 - 1
 
     def raw_actions(self, x: Tensor) -> Tensor:
         """Actions (..., A) in the model's units in raw units, within their bounds."""

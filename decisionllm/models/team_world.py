@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.datasets import moments
+from decisionllm.datasets.action_range import widths
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.joint_steps import JointSteps
 from decisionllm.models.fitting import minimise
@@ -153,7 +154,7 @@ class TeamWorld(nn.Module):
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
         observations = tensor(self.steps.observations)
         middle = (self.high + self.low) / 2
-        half = (self.high - self.low) / 2
+        half = tensor(widths(self.low, self.high)) / 2
         actions = (tensor(self.steps.actions) - middle) / half
         rewards = (tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
         W, T = rewards.shape[:2]

@@ -13,8 +13,9 @@ from decisionllm import hardware
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
+from decisionllm.datasets.action_range import recorded_range
 from decisionllm.datasets.batches import Data, some_texts
-from decisionllm.datasets.store import Store, has_texts, next_rows
+from decisionllm.datasets.store import Store, columns_of, has_texts, next_rows
 from decisionllm.models.dynamics import Transitions
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.heads import check_decode
@@ -100,10 +101,13 @@ def create_folder(
 
 
 def fit_units(normalizer: Normalizer, data: Data) -> None:
-    """Fit units to the observations and returns of the training steps."""
+    """Fit units to the observations and returns of the training steps, and to the actions of all
+    steps.
+    """
     observations = data.store.observations
     togo = data.steps.returns_to_go
     normalizer.fit((observations[rows], togo[rows]) for rows in training_rows(data))
+    normalizer.fit_actions(data.store.spec, recorded_range(columns_of(data.store)))
 
 
 def widen(normalizer: Normalizer, data: Data) -> None:

@@ -1,0 +1,146 @@
+"""The unit of continuous actions: their bounds, or the range of the log where bounds are far wider.
+
+A model sees an action as -1 .. 1 of its unit. If bounds are bounds in name only, such as -1000 ..
+1000 around actions of -1 .. 1, or if one action of the log is 1000, all others are one number to it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from decisionllm.datasets import moments
+from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.row_blocks import Columns
+from decisionllm.schema import Spec, refuse
+
+FAR = 20  # a range is far wider than another one beyond so many times its width
+CONSTANT = 1e-3  # distance of its bounds from a number that has one value, as a share of it
+TAIL = 0.005  # share of the actions at either end that may be outliers
+SAMPLE = 100_000  # actions that their usual range is taken from
+BLOCK = 1 << 20  # rows that are read at a time
+
+
+def widths(low: ArrayLike, high: ArrayLike) -> np.ndarray:
+    """Return what actions are divided by: the width of their bounds, 1 where it is 0."""
+    width = np.subtract(high, low)
+    return np.where(width > 0, width, 1)
+
+
+def separate_bounds(
+    low: Sequence[float], high: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return bounds of actions, of which those of a number that has one value are a thousandth
+    apart from it, so that a policy takes nearly this value.
+    """
+    lows, highs = list(low), list(high)
+    for i, (least, most) in enumerate(zip(low, high, strict=False)):
+        if least == most:
+            lows[i] = least - CONSTANT * max(abs(least), 1)
+            highs[i] = most + CONSTANT * max(abs(most), 1)
+    return tuple(lows), tuple(highs)
+
+
+def slack(low: ArrayLike, high: ArrayLike) -> np.ndarray:
+    """Return how far an action may be beyond its bounds, as by rounding."""
+    rounding = 1e-6 * np.maximum(np.abs(low), np.abs(high))
+    width = np.subtract(high, low)
+    return np.where(width > 0, 1e-4 * width, rounding)
+
+
+def recorded_actions(columns: Columns) -> Iterator[np.ndarray]:
+    """Yield the recorded actions of a store's columns, blocks (m, A)."""
+    actions = columns["actions"]
+    weight = columns.get("action_weight")
+    for start in range(0, len(actions), BLOCK):
+        rows = slice(start, start + BLOCK)
+        yield actions[rows] if weight is None else actions[rows][weight[rows] > 0]
+
+
+def recorded_range(columns: Columns) -> Moments:
+    """Return the moments of the recorded actions of a store's columns."""
+    actions = Moments()
+    for block in recorded_actions(columns):
+        actions.add(block)
+    return actions
+
+
+def is_far_wider(spec: Spec, actions: Moments) -> np.ndarray:
+    """Return whether the bounds of each number of an action are far wider than its range: (A,)
+    bool.
+
+    A number that never changes has the range of its size, at least that of -1 .. 1.
+    """
+    varies = moments.varies(actions.mean, actions.deviation)
+    constant = 2 * np.maximum(np.abs(actions.mean), 1)
+    range_of_log = np.where(varies, np.subtract(actions.high, actions.low, dtype=float), constant)
+    return np.asarray(np.subtract(spec.high, spec.low, dtype=float) > FAR * range_of_log)
+
+
+def action_units(spec: Spec, actions: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the greatest action of a model's unit, (A,) each, within the bounds.
+
+    These are the bounds, and the range of the log where the bounds are far wider.
+    """
+    is_wide = is_far_wider(spec, actions)
+    low = np.where(is_wide, actions.low, spec.low)
+    return low, np.where(is_wide, actions.high, spec.high)
+
+
+def describe_faults(spec: Spec, columns: Columns) -> list[str]:
+    """Return the faults of the continuous actions of a store; see `faults.reported`.
+
+    Raises:
+        ValueError: float32 cannot hold the width of a range.
+    """
+    if spec.num_actions:
+        return []
+    actions = recorded_range(columns)
+    low, high = action_units(spec, actions)
+    too_wide = high - low > np.finfo(np.float32).max
+    message = "actions: expected a range whose width float32 can hold, got {} .. {}; divide them"
+    refuse("", too_wide, message, low, high)
+    faults = []
+    for i in np.flatnonzero(is_far_wider(spec, actions)):
+        seen = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
+        faults.append(
+            f"action [{i}]: bounds {spec.low[i]:.3g} .. {spec.high[i]:.3g} are far wider than the "
+            f"actions of the log, {seen}, which a policy is scaled to and stays within; give the "
+            "bounds that are used (dataset.low and dataset.high, or Spec)"
+        )
+    varies = moments.varies(actions.mean, actions.deviation)
+    narrow = 3 * CONSTANT * np.maximum(np.abs(actions.mean), 1)
+    constant = np.flatnonzero(~varies & (np.subtract(spec.high, spec.low) < narrow))
+    if len(constant):
+        faults.append(
+            f"action {constant.tolist()}: the same number at every step; a policy takes nearly the "
+            "same, unless you give wider bounds (dataset.low and dataset.high, or Spec)"
+        )
+    return faults + _outliers(columns, actions)
+
+
+def _outliers(columns: Columns, actions: Moments) -> list[str]:
+    """Return the fault of single actions that are far from all others."""
+    step = max(actions.count // SAMPLE, 1)
+    blocks = [block[::step] for block in recorded_actions(columns)]
+    sample = np.sort(np.concatenate(blocks), axis=0).astype(float)
+    tail = max(int(TAIL * len(sample)), 1)
+    if len(sample) <= 2 * tail:
+        return []
+    low, high = sample[tail], sample[-1 - tail]
+    width = high - low
+    is_wide = np.subtract(actions.high, actions.low, dtype=float) > FAR * width
+    varies = width > 1e-6 * (1 + np.maximum(np.abs(low), np.abs(high)))
+    faults = []
+    for i in np.flatnonzero(is_wide & varies):
+        count = 0
+        for block in recorded_actions(columns):
+            above = block[:, i] > high[i] + width[i]
+            count += int((above | (block[:, i] < low[i] - width[i])).sum())
+        seen = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
+        faults.append(
+            f"action [{i}]: {count:,} of {actions.count:,} are far from all others, which are "
+            f"within {low[i]:.3g} .. {high[i]:.3g}, a small part of {seen} to a policy; clip them "
+            "(dataset.clip=true with dataset.low and dataset.high, or np.clip), or leave them out"
+        )
+    return faults
