@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from decisionllm.checks import is_numbers, one_of
+from decisionllm.datasets.action_range import separate_bounds
 from decisionllm.datasets.episode_markers import describe_contradiction, find_contradictions
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending, flags
@@ -65,6 +66,7 @@ def load(
     num_actions: int = 0,
     low: Sequence[float] = [],
     high: Sequence[float] = [],
+    clip: bool = False,
     ignore: Sequence[str] = [],
 ) -> Source:
     """The episodes of an .npz or HDF5 file in D4RL's layout, see `cut`; the file is never held as a
@@ -84,6 +86,7 @@ def load(
             without bounds, else they are continuous.
         low: (A,) least action, raw units; empty: of the data.
         high: (A,) greatest action, raw units; empty: of the data.
+        clip: clip actions to low and high; they are an error otherwise.
         ignore: columns that look like ends of episodes and are none.
 
     Raises:
@@ -94,9 +97,9 @@ def load(
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
     words = constant_text("dataset", text, task, TEXTS)
-    for key, bounds in {"low": low, "high": high}.items():
-        if not is_numbers(bounds):
-            raise ValueError(f"dataset.{key}: expected a list of numbers, got {bounds!r}")
+    check_bounds(low, high)
+    if clip and not (len(low) or len(high)):
+        raise ValueError("dataset.clip: expected dataset.low or dataset.high to clip to, got none")
     file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
     check_ends(file, blocks(file, widths))
@@ -108,6 +111,9 @@ def load(
         text = "episode"
         episodes = with_tasks(episodes, read_tasks(file, column, blocks(file, widths)))
     info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
+    if clip:
+        episodes = clip_actions(episodes, spec)
+        info["clip"] = True
     unread_keys = list_unread(file, [*KEYS, *widths, *ENDS, column])
     if unread_keys:
         info["unread"] = unread_keys
@@ -115,6 +121,20 @@ def load(
     if faults:
         info["faults"] = faults
     return Source(spec, episodes, info)
+
+
+def check_bounds(low: object, high: object) -> None:
+    """Raise a ValueError unless the options `low` and `high` are lists of numbers."""
+    for key, bounds in {"low": low, "high": high}.items():
+        if not is_numbers(bounds):
+            raise ValueError(f"dataset.{key}: expected a list of numbers, got {bounds!r}")
+
+
+def clip_actions(episodes: Iterable[Episode], spec: Spec) -> Iterator[Episode]:
+    """Yield episodes whose continuous actions are clipped to the bounds of the spec."""
+    low, high = np.array([spec.low, spec.high], np.float32)
+    for episode in episodes:
+        yield replace(episode, actions=np.clip(episode.actions, low, high))
 
 
 @register("dataset", "store")
@@ -437,8 +457,11 @@ def spec_of(
     if discrete and not bounded and not num_actions:
         num_actions = 1 + int(actions.high.max())
     if not num_actions:
+        is_stated = len(low) and len(high)
         low = low if len(low) else actions.low.tolist()
         high = high if len(high) else actions.high.tolist()
+        if not is_stated:
+            low, high = separate_bounds(low, high)
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 
@@ -645,6 +668,7 @@ class Member:
 
 # Version 2: an episode may be both terminated and truncated, actions with bounds are continuous, and
 # the card says where next observations contradict the rows. Version 3: the card says where float32
-# rounds observations visibly. Version 4: flags are 0 or 1. Version 5: texts of the file are read, the
-# card names the columns that are not, and one of these that marks other ends of episodes is refused.
+# rounds observations visibly. Version 4: flags are 0 or 1. Version 5: texts of the file are read; the
+# card names the columns that are not, and has the faults of actions, rewards and final observations; a
+# column that marks other ends of episodes is refused.
 READER = DatasetReader(version=5, files=files, worded=select_texts)

@@ -22,7 +22,8 @@ import numpy as np
 from gymnasium import spaces
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.arrays import constant_text, unread
+from decisionllm.datasets.action_range import separate_bounds
+from decisionllm.datasets.arrays import check_bounds, clip_actions, constant_text, unread
 from decisionllm.datasets.info_texts import check_task_from, list_paths, task_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
@@ -61,6 +62,9 @@ def load(
     task_from: str = "",
     goal: str = "fixed",
     horizon: int = 0,
+    low: Sequence[float] = [],
+    high: Sequence[float] = [],
+    clip: bool = False,
 ) -> Source:
     """A local Minari dataset; nothing is downloaded.
 
@@ -76,6 +80,11 @@ def load(
         goal: of PointMaze, `fixed` or `own`, see above.
         horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation
             environment if that is more.
+        low: (A,) least action, raw units; empty: of the action space, or of the data where it has
+            none.
+        high: (A,) greatest action, as `low`.
+        clip: clip actions to these bounds, as an environment does that clips those of a policy;
+            they are an error otherwise.
 
     Raises:
         FileNotFoundError: there is no such dataset.
@@ -84,8 +93,12 @@ def load(
     one_of("dataset.text", text, TEXTS)
     one_of("dataset.goal", goal, ("fixed", "own"))
     check_task_from("dataset", task_from, text)
+    check_bounds(low, high)
     dataset = find(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
+    if sizes and (len(low) or len(high) or clip):
+        wanted = f"none of low, high and clip with discrete actions, {dataset.action_space}"
+        raise ValueError(f"dataset: expected {wanted}, got {list(low)}, {list(high)} and {clip}")
     part = part_read(dataset, goal)
     # An observation without its goal has the rewards of the one goal that evaluation has.
     fixed = fixed_reward(dataset) if part else None
@@ -114,7 +127,7 @@ def load(
             unread_infos.update(dict.fromkeys(list_paths(raw.infos or {})))
             yield replace(episode, group=e, task=own)
 
-    spec = _spec(dataset, episodes(), horizon)  # the first of two passes
+    spec = _spec(dataset, episodes(), horizon, low, high)  # the first of two passes
     info: Json = {
         "name": dataset.id,
         "env": "minari",
@@ -126,11 +139,13 @@ def load(
     faults = [*unread(text, task), *going_on(early)]
     if faults:
         info["faults"] = faults
+    if clip:
+        info["clip"] = True
     info |= facts_of(dataset, goal)
     info["observation_parts"] = [list(each) for each in parts]
     if len(sizes) > 1:
         info["action_parts"] = sizes
-    return Source(spec, episodes(), info)
+    return Source(spec, clip_actions(episodes(), spec) if clip else episodes(), info)
 
 
 def facts_of(dataset: "MinariDataset", goal: str) -> Json:
@@ -153,8 +168,14 @@ def going_on(episodes: Sequence[int]) -> list[str]:
     return [f"{said}: the rewards behind it count in their returns"]
 
 
-def _spec(dataset: "MinariDataset", episodes: Iterable[Episode], horizon: int) -> Spec:
-    """The spec of a dataset's episodes; horizon: see `load`."""
+def _spec(
+    dataset: "MinariDataset",
+    episodes: Iterable[Episode],
+    horizon: int,
+    low: Sequence[float],
+    high: Sequence[float],
+) -> Spec:
+    """The spec of a dataset's episodes; horizon, low, high: see `load`."""
     S = 0
     longest = evaluation(dataset).get("max_episode_steps") or 0
     actions = Moments()
@@ -165,6 +186,12 @@ def _spec(dataset: "MinariDataset", episodes: Iterable[Episode], horizon: int) -
     if not S:
         raise ValueError(f"{dataset.id}: expected at least one episode, got none")
     bounds = action_spec(dataset.action_space, actions.low, actions.high)
+    if not bounds.get("num_actions"):
+        bounds["low"], bounds["high"] = separate_bounds(bounds["low"], bounds["high"])
+    if len(low):
+        bounds["low"] = tuple(low)
+    if len(high):
+        bounds["high"] = tuple(high)
     return Spec(S, **bounds, horizon=horizon or longest)
 
 
@@ -393,9 +420,11 @@ def _buffers(
     """The episodes of a store as Minari writes them. finals: (E, S) final observations."""
     from minari.data_collector import EpisodeBuffer
 
+    is_own = finals is store.final_observation
+    has_final = store.has_final if is_own else np.ones(len(store.lengths), bool)
     for e in range(len(store.lengths)):
         episode = store.episode(e)
-        last = episode.observations[-1] if finals is None else finals[e]
+        last = episode.observations[-1] if finals is None or not has_final[e] else finals[e]
         rows = np.concatenate([episode.observations, last[None]])
         ends = np.zeros((2, len(episode.rewards)), bool)
         ends[:, -1] = episode.terminated, episode.truncated
@@ -430,5 +459,6 @@ def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
 # restores a Dict space with sorted keys, so that the older rule, the order of the space's own keys,
 # gave them the same order. A run whose info has no parts is therefore laid out by the rule of
 # `spaces.flatten` too. Version 3: a missing action is no part of the bounds of an action without
-# bounds. Version 4: the card names the infos that are not read.
+# bounds. Version 4: the card has the faults of actions, rewards and final observations, and names the
+# infos that are not read.
 READER = DatasetReader(version=4, files=files)

@@ -84,8 +84,10 @@ def _of_box(rows: np.ndarray, space: spaces.Box) -> np.ndarray:
     """Rows (n, numbers) as stacked values of a Box, of its shape and type.
 
     A float32 number may lie beyond a bound of float64 by its rounding alone. It is the bound then.
+    A number whose bounds are equal has this one value.
     """
     values = rows.reshape(len(rows), *space.shape)
+    values = np.where(space.low == space.high, space.low, values).astype(values.dtype)
     clipped = np.clip(values.astype(np.float64), space.low, space.high)
     return as_dtype(np.where(clipped.astype(np.float32) == values, clipped, values), space.dtype)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.action_range import separate_bounds
 from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.formats.pettingzoo import collect
 from decisionllm.datasets.formats.team_log import Log, common_meta, read, read_meta, write
@@ -205,7 +206,8 @@ def spec_of(meta: Json, stays: Stays) -> Spec:
     }
     if "num_actions" in types[0]:
         return Spec(**shapes, num_actions=max(each["num_actions"] for each in types))
-    return Spec(**shapes, low=tuple(types[0]["low"]), high=tuple(types[0]["high"]))
+    low, high = separate_bounds(types[0]["low"], types[0]["high"])
+    return Spec(**shapes, low=low, high=high)
 
 
 def facts_of_log(meta: Json, stays: Stays) -> Json:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets import action_range
 from decisionllm.datasets.formats.team_log import MISSING, Log, TableRows
 from decisionllm.datasets.team_layout import Schema, canonical_rows, entity_schema, with_blocks
 from decisionllm.datasets.windows import received_before
@@ -294,9 +295,12 @@ def _decisions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
         "got {}; a list that is too short is read with NaN at its end"
     )
     rows.refuse(recorded & ~np.isfinite(taken).all(1), in_part, taken)
-    slack = 1e-4 * (high - low)  # as in a store
+    slack = action_range.slack(low, high)
     beyond = (taken < low - slack) | (taken > high + slack)
-    within = f"action_values: expected an action within {low.tolist()} .. {high.tolist()}, got {{}}"
+    within = (
+        f"action_values: expected an action within {low.tolist()} .. {high.tolist()}, got {{}}; clip "
+        "it, or widen low and high in meta"
+    )
     rows.refuse(beyond.any(1), within, taken)
     loss_mask = _targets(rows, "action_values", recorded)
     middle = np.mean(bounds[0], 0)  # shown where an action was not recorded

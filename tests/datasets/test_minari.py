@@ -228,6 +228,36 @@ def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     write(tmp_path / "s", source)
 
 
+def test_a_number_of_an_action_may_have_one_value(tmp_path):
+    """Both one that never changes, without bounds, and one whose bounds are equal."""
+    low, high = np.array([[-1, 2, -np.inf], [1, 2, np.inf]], np.float32)
+    taken = np.array([[-0.5, 2, 3], [0.5, 2, 3]])
+    put("mine/still-v0", [(rows(3), taken, [0, 0])], action_space=spaces.Box(low, high))
+    store = write(tmp_path / "s", load(minari_id="mine/still-v0"))
+    assert store.spec.low == pytest.approx((-1, 1.998, 2.997))
+    assert store.spec.high == pytest.approx((1, 2.002, 3.003))
+    assert store.info["faults"][0].startswith("action [1, 2]: the same number at every step")
+
+
+def test_actions_beyond_the_box_are_clipped_or_have_wider_bounds(tmp_path):
+    taken = np.array([[-1.5, 0.5], [0.5, 1.0]])
+    put("mine/loose-v0", [(rows(3), taken, [0, 0])])
+    with pytest.raises(ValueError, match="got .-1.5, 0.5.; clip them .dataset.clip=true"):
+        write(tmp_path / "s", load(minari_id="mine/loose-v0"))
+    clipped = write(tmp_path / "s", load(minari_id="mine/loose-v0", clip=True))
+    assert clipped.actions.tolist() == [[-1, 0.5], [0.5, 1]]
+    assert (clipped.spec.low, clipped.spec.high) == ((-1, -1), (1, 1))
+    wide = write(tmp_path / "s", load(minari_id="mine/loose-v0", low=[-2, -2], high=[2, 1]))
+    assert wide.actions.tolist() == taken.tolist()
+    assert (wide.spec.low, wide.spec.high) == ((-2, -2), (2, 1))
+
+
+def test_discrete_actions_have_no_bounds():
+    put("mine/mode-v0", [(rows(3), np.array([0, 1]), [0, 0])], action_space=spaces.Discrete(2))
+    with pytest.raises(ValueError, match="expected none of low, high and clip with discrete"):
+        load(minari_id="mine/mode-v0", clip=True)
+
+
 def test_an_episode_that_goes_on_after_its_end_is_a_fault():
     ended = np.array([False, True, False])
     on = EpisodeBuffer(None, None, None, rows(4), rows(3), np.ones(3), ended, ended[::-1])

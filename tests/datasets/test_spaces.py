@@ -106,3 +106,11 @@ def test_stated_parts_of_an_action_make_up_its_values():
         ValueError, match=r"action_parts: expected sizes whose product is 5, .*, got \[3, 2\]"
     ):
         stated_action_parts([3, 2], 5)
+
+
+def test_a_number_of_a_box_with_equal_bounds_has_one_value():
+    """A policy takes a number near it, since its own bounds are on both sides."""
+    box = spaces.Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32))
+    actions = decode_actions(np.array([[0.5, 1.999]], np.float32), box)
+    assert actions.tolist() == [[0.5, 2]]
+    assert box.contains(actions[0])
