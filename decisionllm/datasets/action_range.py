@@ -16,7 +16,7 @@ from decisionllm.schema import Spec, refuse
 
 FAR = 20  # a range is far wider than another one beyond so many times its width
 CONSTANT = 1e-3  # distance of its bounds from a number that has one value, as a share of it
-TAIL = 0.005  # share of the actions at either end that may be outliers
+TAIL = 0.02  # share of the actions at either end that may be outliers
 SAMPLE = 100_000  # actions that their usual range is taken from
 BLOCK = 1 << 20  # rows that are read at a time
 

@@ -4,6 +4,7 @@ import numpy as np
 
 # The square of a greater number is beyond float32: a loss or a variance of it would be infinite.
 MOST = float(np.sqrt(np.finfo(np.float32).max))
+USUAL = 0.75  # share of the rewards that are not 0 below the usual one
 SAMPLE = 100_000  # rewards that the usual one is taken from
 
 
@@ -50,10 +51,11 @@ class RewardDigits:
         """
         sizes = np.abs(rewards[:: max(len(rewards) // SAMPLE, 1)])
         sizes = sizes[sizes > 0]
-        if not len(sizes) or self.error <= np.median(sizes) / 2:
+        usual = float(np.quantile(sizes, USUAL)) if len(sizes) else np.inf
+        if self.error <= usual / 2:
             return []
         return [
             f"rewards of up to {self.largest:.2g}: float32 rounds returns-to-go by up to "
-            f"{self.error:.2g}, which hides a usual reward of {np.median(sizes):.2g}; replace a "
+            f"{self.error:.2g}, which hides a usual reward of {usual:.2g}; replace a "
             "placeholder by a usual reward, or clip rewards"
         ]

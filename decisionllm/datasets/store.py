@@ -122,10 +122,14 @@ class Store(StepColumns[np.ndarray]):
         """
         if self.final_observation is None:
             return np.zeros(len(self.lengths), bool)
-        columns = self.observations, self.offsets, self.final_observation
-        if autoreset.has_extra_rows(*columns, self.rewards):
-            return np.ones(len(self.lengths), bool)
-        return ~autoreset.starts_elsewhere(*columns)
+        has_final = np.ones(len(self.lengths), bool)
+        for episodes in self.parts.values():  # each is one log
+            if len(episodes):
+                offsets = self.offsets[episodes[0] : episodes[-1] + 2]
+                columns = self.observations, offsets, self.final_observation[episodes]
+                if not autoreset.has_extra_rows(*columns, self.rewards):
+                    has_final[episodes] = ~autoreset.starts_elsewhere(*columns)
+        return has_final
 
     @cached_property
     def followed(self) -> np.ndarray:
