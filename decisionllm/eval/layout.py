@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from decisionllm.datasets.action_range import CONSTANT
 from decisionllm.datasets.spaces import VECTOR, in_words
 from decisionllm.protocols import Env
 from decisionllm.schema import Json, Spec
@@ -91,7 +92,10 @@ def _range_note(spec: Spec, env: Env) -> str:
     if env.action_range is None or spec.num_actions:
         return ""
     low, high = np.array(env.action_range)
-    within = np.array(spec.low) >= low - CLOSE, np.array(spec.high) <= high + CLOSE
+    # the bounds of a number with one value are on both sides of it, see `separate_bounds`
+    apart = 1.1 * CONSTANT * np.maximum(np.abs(low), 1)
+    close = np.where(low == high, apart, CLOSE)
+    within = np.array(spec.low) >= low - close, np.array(spec.high) <= high + close
     if np.all(within):
         return ""
     own = f"{list(spec.low)} .. {list(spec.high)}"

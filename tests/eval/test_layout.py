@@ -140,6 +140,15 @@ def test_data_without_parts_of_an_action_get_a_note():
     )
 
 
+def test_bounds_beside_the_one_value_of_a_number_get_no_note():
+    env = PointEnv(1)
+    env.action_dim = 1
+    env.action_range = (2.0,), (2.0,)
+    for low, high, noted in ((1.998, 2.002, False), (1.0, 3.0, True)):
+        spec = Spec(observation_dim=2, action_dim=1, horizon=9, low=(low,), high=(high,))
+        assert ("the environment takes" in check_env(spec, {}, env, "env")) == noted
+
+
 @pytest.mark.parametrize(
     ("low", "high", "noted"), [(-0.1, 0.1, True), (-1, 0.5, True), (-1, 1, False), (-2, 2, False)]
 )
