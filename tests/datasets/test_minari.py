@@ -456,7 +456,8 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     ):
         load(minari_id="mine/none-v0")
     with pytest.raises(
-        ValueError, match="dataset.text: expected one of none, constant, template, episode, got 'goal'"
+        ValueError,
+        match="dataset.text: expected one of none, constant, template, episode, got 'goal'",
     ):
         load(minari_id="mine/none-v0", text="goal")
     with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
