@@ -6,6 +6,7 @@ import math
 import time
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +55,12 @@ def baseline(config: Node) -> Path:
     run = Path(config["run"])
     d3rlpy = library()
     device = hardware.usable(config["device"])
+    with directory.locked(run):
+        return fit(config, run, d3rlpy, device)
+
+
+def fit(config: Node, run: Path, d3rlpy: ModuleType, device: str) -> Path:
+    """`baseline` in a run directory that is locked for this run."""
     console = Console(soft_wrap=True, markup=False, highlight=False)
 
     # -- data and algorithm --
@@ -74,27 +81,26 @@ def baseline(config: Node) -> Path:
 
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
     versions = directory.versions() | {"d3rlpy": d3rlpy.__version__}
-    with directory.locked(run):
-        directory.create(run, described, {"": store}, versions=versions)
-        count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
-        console.print(f"data: {store.info['name']}, {count}")
-        if len(store.tasks) > 1:
-            texts = f"{len(store.tasks):,} different task texts"
-            console.print(f"note: a baseline reads no text, and the log has {texts}")
-        batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"
-        console.print(f"training: {batches} on {device}, into {run}")
-        train(algorithm, known, run, config, console)
+    directory.create(run, described, {"": store}, versions=versions)
+    count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
+    console.print(f"data: {store.info['name']}, {count}")
+    if len(store.tasks) > 1:
+        texts = f"{len(store.tasks):,} different task texts"
+        console.print(f"note: a baseline reads no text, and the log has {texts}")
+    batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"
+    console.print(f"training: {batches} on {device}, into {run}")
+    train(algorithm, known, run, config, console)
 
-        # -- save the actor --
-        weights = {name: torch.from_numpy(x) for name, x in scale.items()}
-        weights |= actor_weights(algorithm.impl.policy)
-        some = known.observations[:99]
-        predicted = clip(algorithm.predict(some))
-        apart = np.abs(actor_mean(weights, some) - predicted)
-        is_same = (apart < 1e-3 * widths(scale["low"], scale["high"])).all()
-        assert is_same, "the saved actor differs from the trained one"
-        with sealed(run / "checkpoint") as partial_folder:
-            save_file(weights, partial_folder / "model.safetensors")
+    # -- save the actor --
+    weights = {name: torch.from_numpy(x) for name, x in scale.items()}
+    weights |= actor_weights(algorithm.impl.policy)
+    some = known.observations[:99]
+    predicted = clip(algorithm.predict(some))
+    apart = np.abs(actor_mean(weights, some) - predicted)
+    is_same = (apart < 1e-3 * widths(scale["low"], scale["high"])).all()
+    assert is_same, "the saved actor differs from the trained one"
+    with sealed(run / "checkpoint") as partial_folder:
+        save_file(weights, partial_folder / "model.safetensors")
     return run
 
 

@@ -27,7 +27,7 @@ from decisionllm.estimates.log import FEWEST_GROUPS, logged, mean_of
 from decisionllm.estimates.networks import tells_texts_apart
 from decisionllm.estimates.support import Support, some
 from decisionllm.eval.pictures import figure
-from decisionllm.files import explained, write_json
+from decisionllm.files import check_writable, explained, write_json
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
@@ -69,6 +69,8 @@ def compare(config: Node) -> Path:
         raise ValueError(f"run: expected one run directory or more, got {config['run']}")
     check_one_space(paths)
     runs = open_runs(paths, config)
+    out = Path(config["out"] or paths[0].parent)
+    check_writable(out, "compare.json", "compare.png")  # now, not after estimators are fitted
     store, other = open_log(runs[0], config)
     text = text_of_log(runs[0], config)
     for run in runs:
@@ -95,7 +97,6 @@ def compare(config: Node) -> Path:
     )
     for line in warnings(judged, config["most_far"]):
         console.print(line)
-    out = Path(config["out"] or paths[0].parent)
     out.mkdir(parents=True, exist_ok=True)
     written = write(out, judged, by_name, log, of_log, store, config)
     if config["picture"]:

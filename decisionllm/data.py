@@ -4,6 +4,7 @@ in another format.
 
 from collections.abc import Iterator
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -14,6 +15,7 @@ from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import Survey, reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
 from decisionllm.datasets.team_card import coverage
+from decisionllm.files import check_writable
 from decisionllm.registry import Node, function, function_names, no_choice
 from decisionllm.scaling.executors import of_files
 from decisionllm.tokenizers import text
@@ -39,6 +41,8 @@ def data(config: Node) -> Store | None:
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     kind, target = destination(config["export"])
+    if kind:
+        check_writable(written_path(kind, target).parent, option=f"export={kind}:...")
     export_raw = function("raw_export", kind)
     if export_raw is not None:
         export_raw(target, config["dataset"], console.print)
@@ -89,6 +93,15 @@ def destination(export: str) -> tuple[str, str]:
         forms = ", ".join(f"{name}:TARGET" for name in sorted(known))
         raise ValueError(f"export: expected one of {forms}, got {export!r}")
     return kind, target
+
+
+def written_path(kind: str, target: str) -> Path:
+    """The file or folder that an export writes."""
+    if kind != "minari":
+        return Path(target).expanduser()
+    from minari.storage import get_dataset_path
+
+    return Path(get_dataset_path(target))
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:

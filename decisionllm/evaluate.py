@@ -17,7 +17,7 @@ from decisionllm.eval import attention, intervals, report, watching
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
-from decisionllm.files import append_line, explained, read_lines, safe_name
+from decisionllm.files import append_line, check_writable, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
 from decisionllm.progress import shown
@@ -100,9 +100,11 @@ class Results:
         self.units: dict[str, str] = {}  # of the score, by world
         self.played_by_baselines: set[str] = set()  # environments, as JSON
         self.drawn: dict[str, Path] = {}  # the run by the label of its pictures
+        written = [self.path.name, *(["report.html"] if report else [])]
+        check_writable(folder, *written)  # now, not after hours of rollouts
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.is_file():
-            read_lines(self.path)  # a damaged line is an error now, not after hours of rollouts
+            read_lines(self.path)  # a damaged line is an error now too
 
     def say(self, line: str) -> None:
         self.console.print(line)

@@ -20,7 +20,7 @@ from torch.export import Dim
 from decisionllm.backbones.merged import save_merged
 from decisionllm.checks import one_of
 from decisionllm.datasets.action_range import widths
-from decisionllm.files import absent, explained, sealed
+from decisionllm.files import absent, check_writable, explained, sealed
 from decisionllm.policy import loading
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
@@ -78,6 +78,7 @@ def language_model(run: Path, path: Path) -> None:
     config, info = directory.read(run)
     if "policy" in config:
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
+    check_writable(path.parent, option="path=...")
     backbone = checkpoint.load_model(run, config, info).backbone
     with written(path), sealed(path) as partial:
         apart = save_merged(backbone, partial)
@@ -126,6 +127,7 @@ def write(
     if path.exists() and not (path / "policy.json").is_file():
         wanted = "a new folder or an earlier export"
         raise ValueError(f"path: expected {wanted}, got {path}, which holds something else")
+    check_writable(path.parent, option="path=...")
     model = policy.model.float()
     if model.backbone.tune == "lora":
         model.backbone.model.merge_adapter()

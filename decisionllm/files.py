@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,46 @@ def explained(
         yield
     except errors as error:
         raise raised(f"{what} ({error})" + f"; {remedy}" * bool(remedy)) from error
+
+
+def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
+    """Raise an OSError unless files can be written in a folder: before work whose results go there.
+
+    A file is really written, in a folder of its own beside the results, and removed again: modes
+    and access lists do not tell of a read-only or full disk. A missing folder is not made.
+
+    Args:
+        folder: of the results.
+        names: of the files that are written or appended to, if they are there already.
+        option: that names the folder, for the message.
+    """
+    remedy = f"make room or get the right to write there, or choose another {option}"
+    failed = f"{folder}: could not be written"
+    with explained(failed, OSError, remedy=remedy, raised=OSError):
+        made = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=existing_parent(folder)))
+        try:
+            (made / "written").write_bytes(b"written")
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        for name in names:
+            if (folder / name).exists():
+                (folder / name).open("ab").close()
+
+
+def existing_parent(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there.
+
+    Raises:
+        OSError: one of the folders cannot be looked at, or is a file.
+    """
+    folder = Path(os.path.abspath(folder))
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        if folder.is_symlink():  # that leads nowhere
+            raise
+        return existing_parent(folder.parent)
+    return folder
 
 
 def absent(path: str | Path) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from decisionllm.checks import one_of
+from decisionllm.files import check_writable
 from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.scaling import executors, grid, ledger, report
@@ -37,6 +38,8 @@ def scale(config: Node) -> Path:
         return report.write(Path(config["read"]).parent, report.read(config["read"]), say=say)
 
     study = grid.check(config["study"])
+    if action in ("run", "retry", "report"):
+        check_writable(out, "study.json", "report.html")
     if action in ("run", "retry"):
         # an executor that is not available fails first
         with executors.from_config(config) as executor:

@@ -242,6 +242,14 @@ def test_what_needs_a_model_refuses_a_baseline(tmp_path):
         loading.load_policy(run)
 
 
+def test_a_place_that_cannot_be_written_is_known_before_the_data_are_read(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    place = (f"run={tmp_path}/file/run", f"cache_dir={tmp_path}/cache")
+    assert command("baseline", "dataset=synthetic", *place) == 1
+    assert "could not be written" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_damaged_actor_is_refused(tmp_path):
     run = trained(tmp_path / "run", "steps=1")
     damage(run / "checkpoint" / "model.safetensors")

@@ -203,6 +203,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_results_that_cannot_be_written_are_known_before_anything_is_fitted(runs, tmp_path, capsys):
+    (tmp_path / "compare.json").mkdir()
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file"):
+        assert command("compare", f"run=[{runs}/one,{runs}/two]", *QUICK, f"out={out}") == 1
+        said = capsys.readouterr()
+        assert "log:" not in said.out and "could not be written" in said.err
+
+
 def test_propensities_of_a_log_are_read(runs, tmp_path):
     rng = np.random.default_rng(0)
     episodes = []

@@ -18,7 +18,7 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice
 from decisionllm.schema import Episode, Spec
-from tests.conftest import episode, make_store, node
+from tests.conftest import command, episode, make_store, node
 
 
 def lines(store, **options):
@@ -272,6 +272,15 @@ def test_an_unknown_export_is_refused_at_once(tmp_path, export):
     ):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "team", "trajectories", "replay"])
+def test_an_export_that_cannot_be_written_is_known_before_the_data_are_made(kind, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    words = ("dataset=synthetic", f"cache_dir={tmp_path}/cache", f"export={kind}:{tmp_path}/file/x")
+    assert command("data", *words) == 1
+    assert f"choose another export={kind}:..." in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):

@@ -256,6 +256,20 @@ def test_a_damaged_row_is_named_before_anything_is_played(runs, tmp_path, capsys
     assert "results.jsonl: line 1 is damaged" in said.err and "score" not in said.out
 
 
+@pytest.mark.parametrize("name", ["results.jsonl", "report.html"])
+def test_results_that_cannot_be_written_are_known_before_anything_is_played(
+    name, runs, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(PointEnv, "reset", lambda *given: 1 / 0)
+    (tmp_path / "file").touch()
+    (tmp_path / "out" / name).mkdir(parents=True)
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "out"):
+        assert command("evaluate", f"run={runs}/plain", f"out={out}") == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "could not be written" in said
+        assert "choose another out=..." in said
+
+
 class Measured(PointEnv):
     """An environment of a user's own, with a metric."""
 

@@ -167,6 +167,13 @@ def test_a_folder_of_another_kind_is_kept(tmp_path):
     assert (tmp_path / "mine").is_file()
 
 
+def test_a_place_that_cannot_be_written_is_known_before_the_export(tmp_path):
+    (tmp_path / "file").touch()
+    policy = make_policy(Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,)))
+    with pytest.raises(OSError, match="get the right to write there, or choose another path=..."):
+        write(policy, tmp_path / "file" / "onnx", {"dataset": {}})
+
+
 def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
     with pytest.raises(
         FileNotFoundError, match=r"expected a folder of `decisionllm export`, found no policy.onnx"

@@ -3,6 +3,7 @@ written are found.
 """
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from decisionllm.files import (
     atomic,
     check_all,
     check_bytes,
+    check_writable,
     read_lines,
     seal,
     sealed,
@@ -168,3 +170,33 @@ def test_a_damaged_line_is_named(tmp_path):
         log.write_bytes(b'{"a": 1}\n' + wrong)
         with pytest.raises(ValueError, match=f"log.jsonl: line 2 is damaged .*{why}"):
             read_lines(log)
+
+
+def test_a_folder_of_results_is_tried_and_nothing_is_left(tmp_path):
+    (tmp_path / "results.jsonl").write_text("{}\n")
+    for folder in (tmp_path, tmp_path / "new" / "below"):
+        check_writable(folder, "results.jsonl", "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
+    assert (tmp_path / "results.jsonl").read_text() == "{}\n"
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "out" / "results.jsonl").mkdir(parents=True)
+    places = ("file", "file/below", "link", "link/below", "out", "out/" + "x" * 300)
+    for place in places:
+        with pytest.raises(OSError, match="could not be written .*choose another out=..."):
+            check_writable(tmp_path / place, "results.jsonl")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "out"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_closed_folder_and_a_closed_file_cannot_be_written(tmp_path):
+    (tmp_path / "results.jsonl").touch(0o444)
+    with pytest.raises(OSError, match="results.jsonl"):
+        check_writable(tmp_path, "results.jsonl")
+    (tmp_path / "closed").mkdir(mode=0o555)
+    for folder in (tmp_path / "closed", tmp_path / "closed" / "below"):
+        with pytest.raises(OSError, match="Permission denied"):
+            check_writable(folder)

@@ -354,6 +354,13 @@ def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
     assert cells == {("w16", "0", 0.25), ("w16", "0", 1.0), ("w32", "0", 1.0), ("w32", "0.5", 1.0)}
 
 
+def test_a_report_that_cannot_be_written_is_known_before_any_run(tmp_path, capsys):
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    assert small(tmp_path / "out") == 1
+    assert "could not be written" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
 WRONG = {
     "+study.axes.depth=[1]": "study.axes: expected axes among size, fraction, quality, got 'depth'",
     "study.seeds=[]": "study: an empty grid, seeds has no values",
