@@ -33,11 +33,13 @@ from decisionllm.files import append_line, sealed, write_lines
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Spec
+from decisionllm.trust import trusting_user
 
 if TYPE_CHECKING:
     from d3rlpy.algos import QLearningAlgoBase
 
 
+@trusting_user
 def baseline(config: Node) -> Path:
     """Train config["algorithm"] on config["dataset"].
 

@@ -34,6 +34,7 @@ from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import Node, build, function, function_names
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
+from decisionllm.trust import trusting_user
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +49,7 @@ class Judged:
     estimates: Mapping[str, Estimate]
 
 
+@trusting_user
 def compare(config: Node) -> Path:
     """Estimate the return of each run of config["run"] from a log.
 

@@ -130,6 +130,9 @@ class TrainConfig:
     seed: int = 0
     device: str = "auto"  # cpu, cuda, auto
     fresh: bool = False  # begin again in a run directory that holds a run
+    # modules whose code the runs of init_from, backbone.folder and dataset.run may execute, such as
+    # [mylab]
+    trust: list[str] = field(default_factory=list)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     team: TeamOptions = field(default_factory=TeamOptions)

@@ -20,11 +20,13 @@ from decisionllm.registry import Node, function, function_names, no_choice
 from decisionllm.scaling.executors import of_files
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
+from decisionllm.trust import trusting_user
 
 # keys of a store's info that are no options of its dataset
 NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults", "unread")
 
 
+@trusting_user
 def data(config: Node) -> Store | None:
     """Prepare config["dataset"], print its card and a window of it, and export it where
     config["export"] says so.

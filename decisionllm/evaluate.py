@@ -25,6 +25,7 @@ from decisionllm.protocols import Begin, Env
 from decisionllm.registry import Node, build, is_none, lacks_text
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
+from decisionllm.trust import trusting_user
 
 # options of acting that a result row has in a column, or in the name of its policy
 IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
@@ -40,6 +41,7 @@ class Contender(NamedTuple):
     columns: Json  # further columns of its result rows, in `Report.extra`
 
 
+@trusting_user
 def evaluate(config: Node) -> Path:
     """Roll out every run of config["run"].
 

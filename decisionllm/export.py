@@ -27,12 +27,14 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import History, Json
+from decisionllm.trust import trusting_user
 
 # kept of the dataset's info
 ALSO = ("name", "env", "observation", "context_features", "reward", "text")
 EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
+@trusting_user
 def export(config: Node) -> None:
     """Export a run (see configs/export.yaml)."""
     one_of("format", config["format"], ("onnx", "transformers"))

@@ -32,6 +32,7 @@ SEARCHED = (
     "models/landmarks.py",
     "models/objectives/*.py",
     "policy/imagined.py",
+    "baselines/*.py",
     "tokenizers/trajectory.py",
 )
 # Groups of functions that the package looks up by name, see `function`; they are no options.
@@ -41,7 +42,9 @@ SEARCHED = (
 #   raw_export: (target, dataset node, say) writes what a dataset's options name, without a store
 #   final_observations: (store) -> (E, S), of a world whose stores do not keep them
 #   estimator: (log, discount, seed) -> `protocols.Estimator`, of `decisionllm compare`
-FUNCTIONS = ("export", "raw_export", "final_observations", "estimator")
+#   policy: (tensors, device) -> what acts, of a run that another command than `train` wrote
+#   partner: (observations, infos) -> actions, dicts by agent, of env=pettingzoo
+FUNCTIONS = ("export", "raw_export", "final_observations", "estimator", "policy", "partner")
 Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
 
@@ -57,6 +60,11 @@ def register(group: str, name: str, /, **defaults: object) -> Callable[[Thing], 
 def discover() -> dict[str, dict[str, Node]]:
     """The registered choices: {group: {name: {"_target_": ..., key: default, ...}}}."""
     return {group: made for group, made in _registered().items() if group not in FUNCTIONS}
+
+
+def function_targets(group: str) -> list[str]:
+    """The paths of the functions of one of the groups FUNCTIONS; nothing is imported."""
+    return [node["_target_"] for node in _registered().get(group, {}).values()]
 
 
 def function_names(group: str) -> list[str]:

@@ -12,10 +12,12 @@ from decisionllm.runs import directory
 from decisionllm.scaling import executors, grid, ledger, report
 from decisionllm.scaling.run import FLOPS, execute
 from decisionllm.schema import Json
+from decisionllm.trust import trusting_user
 
 ACTIONS = ("plan", "run", "status", "retry", "report")
 
 
+@trusting_user
 def scale(config: Node) -> Path:
     """Apply config["action"] to config["study"].
 
@@ -78,7 +80,7 @@ def run_missing(
     """Do the runs that are neither done nor failed, first those that choose the learning rates."""
     out = Path(config["out"])
     start, workers, threads = executor
-    options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes")}
+    options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes", "trust")}
     run = partial(execute, **options, threads=threads)
     for find_jobs in (runs.tuning, partial(runs.jobs, out)):
         runs.check_rates(out)

@@ -19,6 +19,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Json
 from decisionllm.serving import logs, replicas
+from decisionllm.trust import trusting_user
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -56,6 +57,7 @@ POSITIVE = (
 NOT_NEGATIVE = ("cache_mb", "snapshot_s", "batch_wait_ms")
 
 
+@trusting_user
 def serve(config: Json) -> None:
     """Serve until interrupted (see configs/serve.yaml).
 
@@ -308,7 +310,10 @@ def loaded(
     Raises:
         ValueError: the run's agents decide in turn alone.
     """
-    policy = loading.load_policy(run, part=part, device=config["device"], **acting)
+    # here, since replicas are other processes and a server loads runs in other threads
+    policy = loading.load_policy(
+        run, part=part, device=config["device"], trust=config.get("trust", ()), **acting
+    )
     if policy.config["team"]["execution"] == "joint":
         wanted = "one whose agents can decide alone, since a request names no team"
         remedy = "train with team.execution=both or per_agent"

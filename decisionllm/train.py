@@ -40,6 +40,7 @@ from decisionllm.runs.start import (
     unfitted_model,
 )
 from decisionllm.schema import Batch, Json, Window
+from decisionllm.trust import trusting_user
 
 ALL = slice(None)
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
@@ -128,6 +129,7 @@ class Training:
         return terms
 
 
+@trusting_user
 def train(config: TrainConfig | Json) -> Path:
     """Fit a policy to a dataset. A run directory that holds the same run is continued.
 

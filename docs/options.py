@@ -92,6 +92,7 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
             chosen = re.search(r"choice\('\w+', '(\w+)'\)", default)
             default = chosen[1] if chosen else "none"
         default = default.replace("field(default_factory=registry.no_choice)", "none")
+        default = default.replace("field(default_factory=list)", "[]")
         default = {"True": "true", "False": "false"}.get(default, default)
         on_its_line = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
         comment = on_its_line.rpartition("# ")[2].strip() or comment_above(text, node.lineno - 1)

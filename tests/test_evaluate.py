@@ -306,7 +306,8 @@ def test_a_nested_option_of_the_env_is_changed_alone(runs, tmp_path):
     south = evaluated(tmp_path / "a", f"run={runs}/plain", "+env.goal=south")[0]["return"]
     where = {"goal": "north", "protocol": "chosen"}
     with edited(runs / "plain", env={"_target_": "tests.test_evaluate.Chosen", "where": where}):
-        row = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.where.goal=south")[0]
+        words = ("+env.where.goal=south", "trust=[tests]")
+        row = evaluated(tmp_path / "b", f"run={runs}/plain", *words)[0]
     assert (row["protocol"], row["return"]) == ("chosen", south) and row[
         "changed"
     ] == "where={'goal': 'south'}"

@@ -28,6 +28,7 @@ from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.randomness import seeded
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import VOCABULARY, own_tokenizer
+from decisionllm.trust import check_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -312,6 +313,12 @@ def could_not_load(source: str, hint: str) -> Iterator[None]:
     except (OSError, SafetensorError, JSONDecodeError, StrictDataclassError) as error:
         why = str(error).splitlines()[0]
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
+    except ValueError as error:
+        if "custom code" not in str(error):
+            raise
+        wanted = "a model of transformers itself"
+        got = "one that needs code of its own, which is never executed"
+        raise ValueError(f"backbone {source}: expected {wanted}, got {got}") from error
 
 
 def model_of(
@@ -336,7 +343,14 @@ def config_of(source: str, *, local_files_only: bool) -> "PreTrainedConfig":
     """The config of a language model, of a folder or of the hub."""
     from transformers import AutoConfig
 
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        source, local_files_only=local_files_only, trust_remote_code=False
+    )
+    attention = config._attn_implementation
+    if isinstance(attention, str) and "/" in attention:
+        wanted = "an attention of transformers itself"
+        got = f"got {attention}, which is code from the hub"
+        raise OSError(f"expected {wanted} in config.json, {got}")
     return config
 
 
@@ -366,7 +380,7 @@ def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizer
     from transformers import AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source, local_files_only=local_files_only
+        source, local_files_only=local_files_only, trust_remote_code=False
     )
     # without the files of a tokenizer, transformers makes one that drops every word
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
@@ -419,6 +433,7 @@ def model_of_run(
     import yaml
 
     config = yaml.safe_load((path / "config.yaml").read_text())
+    check_config(config, path / "config.yaml")
     tune = config["backbone"].get("tune")
     if weights != "pretrained" or tune != "full":
         raise ValueError(
@@ -449,7 +464,7 @@ def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
     from transformers import AutoModel
 
     with seeded(seed):
-        model: PreTrainedModel = AutoModel.from_config(config)
+        model: PreTrainedModel = AutoModel.from_config(config, trust_remote_code=False)
         return model
 
 

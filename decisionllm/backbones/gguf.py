@@ -67,7 +67,9 @@ def converted(path: Path) -> Path:
         sealed(folder) as partial,
     ):
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(path.parent), trust_remote_code=False, **source
+            )
             model = whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
         except Exception as error:  # of whatever kind the file makes the reader raise
             raise ValueError(

@@ -235,7 +235,9 @@ def whole_model(source: str, **options: object) -> PreTrainedModel:
     model: PreTrainedModel
     other = "its weights have other sizes than its config.json says"
     with explained(other, RuntimeError, raised=OSError):
-        model, loading = AutoModel.from_pretrained(source, output_loading_info=True, **options)
+        model, loading = AutoModel.from_pretrained(
+            source, output_loading_info=True, trust_remote_code=False, **options
+        )
     lacking = loading["missing_keys"]
     if lacking:
         raise OSError(f"it lacks weights of {type(model).__name__}, such as {min(lacking)}")

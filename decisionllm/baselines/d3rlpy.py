@@ -19,7 +19,7 @@ from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store, next_rows
 from decisionllm.files import explained
 from decisionllm.protocols import Player
-from decisionllm.registry import Node
+from decisionllm.registry import Node, register
 from decisionllm.schema import Json, Spec, Targets
 
 ALGORITHMS = {  # {our name: d3rlpy's}
@@ -164,6 +164,7 @@ def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np
     return (low + (high - low) * (hidden + 1) / 2).cpu().numpy()
 
 
+@register("policy", "baseline")
 class Baseline(Player):
     """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not
     needed. Its sessions are itself.

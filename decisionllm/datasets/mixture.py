@@ -36,6 +36,7 @@ from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, build, choice, discover, no_choice, register
 from decisionllm.schema import Episode, Json, Spec
+from decisionllm.trust import check_nodes
 
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 # options that all parts of a mixture have in common, and why
@@ -459,7 +460,7 @@ def evaluation_parts(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Js
         embodiment has its own.
 
     Raises:
-        ValueError: two have one label.
+        ValueError: two have one label, or an environment is none that may be imported.
     """
     made: dict[str, Json] = {}
     for name, part in embodiment_parts(dataset).items():
@@ -474,6 +475,8 @@ def evaluation_parts(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Js
             made[label] = {"embodiment": name, **each}
             if part.window is not None:
                 made[label]["window"] = part.window
+    # the card of a store that was made elsewhere may name any environment
+    check_nodes(made, "the parts of the dataset")
     return made
 
 

@@ -3,7 +3,6 @@ others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from decisionllm.policy import loading
 from decisionllm.registry import build, register
 from decisionllm.runs import directory
 from decisionllm.schema import Json
+from decisionllm.trust import SCRIPTED_PARTNERS, is_run, trusting
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Box, Discrete
@@ -207,8 +207,9 @@ class PettingZooTeams(TeamEnv):
             policy = chosen.get(kind, chosen.get(str(self.team_of[agent]), "random"))
             self.partners.setdefault(policy, []).append(agent)
         runs = [policy for policy in self.partners if is_run(policy)]
-        self.rivals = [Rival(run, self.partners.pop(run), options) for run in runs]
-        names = self.partners.keys() - {"random", "noop"}
+        with trusting([self.name]):  # the environment of the rivals too
+            self.rivals = [Rival(run, self.partners.pop(run), options) for run in runs]
+        names = self.partners.keys() - set(SCRIPTED_PARTNERS)
         self.functions = {name: resolve("env.partners", name) for name in names}
 
     def reset(self, seed: int) -> np.ndarray:
@@ -474,11 +475,6 @@ class Rival:
         if going.any() and not going.all():
             self.player.select(going)
         self.rewards = gains[self.env.running]
-
-
-def is_run(policy: str) -> bool:
-    """Whether the policy of a partner is the folder of a run, not a dotted path."""
-    return "/" in policy or Path(policy, "run.json").is_file()
 
 
 def resolve(option: str, path: str) -> Callable[..., Any]:

@@ -12,13 +12,19 @@ from decisionllm.registry import Node, build
 from decisionllm.runs.checkpoint import checkpoint_folder, load_model
 from decisionllm.runs.directory import content, of_part, read, target
 from decisionllm.schema import Json
+from decisionllm.trust import trusting
 
 if TYPE_CHECKING:
     from decisionllm.baselines.d3rlpy import Baseline
 
 
 def load(
-    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: object
+    run: str | Path,
+    *,
+    part: str | None = None,
+    device: str = "cpu",
+    trust: Sequence[str] = (),
+    **acting: object,
 ) -> "Policy | Baseline":
     """Load the policy of a run, public as `decisionllm.load`.
 
@@ -26,6 +32,8 @@ def load(
         run: the run directory.
         part: label of a part, of a run on a mixture: acts with its targets.
         device: auto, cpu or cuda.
+        trust: modules whose code the run may execute, such as ["mylab"], which covers mylab.heads.
+            Without them a run that names anything but registered choices is refused.
         acting: target_return in raw reward units, and fields of `Policy` such as decode or
             planning_horizon, in place of the run's own.
 
@@ -36,20 +44,28 @@ def load(
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
-        ValueError: a file is damaged or does not fit the others, or an option cannot be.
+        ValueError: a file is damaged or does not fit the others, an option cannot be, or the run
+            would execute code that is not trusted.
     """
-    return load_parts(run, [] if part is None else [part], device=device, **acting)[-1]
+    parts = [] if part is None else [part]
+    with trusting(trust):
+        return load_parts(run, parts, device=device, **acting)[-1]
 
 
 def load_policy(
-    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: object
+    run: str | Path,
+    *,
+    part: str | None = None,
+    device: str = "cpu",
+    trust: Sequence[str] = (),
+    **acting: object,
 ) -> Policy:
     """`load` of a run that is not a baseline, which has a model and acts from histories.
 
     Raises:
         ValueError: the run is a baseline; and what `load` raises.
     """
-    policy = load(run, part=part, device=device, **acting)
+    policy = load(run, part=part, device=device, trust=trust, **acting)
     if not isinstance(policy, Policy):
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     return policy

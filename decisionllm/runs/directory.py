@@ -38,6 +38,7 @@ from decisionllm.files import (
 )
 from decisionllm.registry import Node, with_option_defaults
 from decisionllm.schema import Json, Spec
+from decisionllm.trust import check_config, check_nodes
 
 FORMAT = 3  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
@@ -51,6 +52,7 @@ MAY_DIFFER = (
     "device",
     "cache_dir",
     "fresh",
+    "trust",
     "optim.gradient_checkpointing",
     "log.tracker",
 )
@@ -242,7 +244,8 @@ def read(path: str | Path) -> tuple[Json, Json]:
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: a file is damaged, or another version of the format wrote it.
+        ValueError: a file is damaged, another version of the format wrote it, or it would import
+            what is not trusted, see `decisionllm.trust`.
     """
     path = Path(path)
     if not (path / "run.json").is_file():
@@ -254,6 +257,8 @@ def read(path: str | Path) -> tuple[Json, Json]:
             f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; "
             f"{UPGRADE}"
         )
+    check_config(config, path / "config.yaml")
+    check_nodes(info, path / "run.json")
     return config, info
 
 

@@ -44,6 +44,7 @@ NOT_THE_RUNS = (
     "cache_dir",
     "device",
     "fresh",
+    "trust",
 )
 
 Job = Json

@@ -34,6 +34,7 @@ from decisionllm.runs.model import make_model
 from decisionllm.scaling import executors, ledger
 from decisionllm.schema import Batch, Json, Report, Spec, Window
 from decisionllm.train import train
+from decisionllm.trust import trusting
 
 BATCH = 128  # windows in one forward pass of the held-out loss
 FLOPS = (
@@ -51,6 +52,7 @@ def execute(
     keep: bool,
     processes: int,
     threads: int,
+    trust: Sequence[str] = (),
 ) -> Json:
     """Train one run of a study in its folder, measure it on the held-out groups and roll it out.
 
@@ -62,6 +64,7 @@ def execute(
         keep: keep the checkpoints.
         processes: that train the run, see `launch`.
         threads: of the run; 0: one for each core.
+        trust: modules whose code other runs that this one reads may execute.
 
     Returns:
         The result, JSON values: a row of the report beside the axes of the job.
@@ -69,17 +72,27 @@ def execute(
     Raises:
         ValueError: the data, or the weights that the run begins with, changed since it was planned.
     """
-    began = time.monotonic()
     threads = threads or executors.cores()
     torch.set_num_threads(threads)
-    config = job["train"] | {"cache_dir": cache_dir, "device": device, "fresh": False}
+    options = {"cache_dir": cache_dir, "device": device, "fresh": False, "trust": list(trust)}
+    # here, since a worker is another process than the command
+    with trusting(trust, typed=job):
+        return train_and_measure(folder, job, job["train"] | options, keep, processes, threads)
+
+
+def train_and_measure(
+    folder: Path, job: Json, config: Node, keep: bool, processes: int, threads: int
+) -> Json:
+    """See `execute`. config: of the training."""
+    began = time.monotonic()
+    cache_dir = config["cache_dir"]
     store = prepare(config["dataset"], cache_dir, config["transform"])
     reference = prepare(job["reference"], cache_dir)
     check_unchanged(job, config, store)
     run = launch(config | {"run": str(folder / "run-0")}, processes, threads)
     policy = loading.load_policy(run, device=config["device"])
     losses = measure(policy, policy.config, reference, job["windows"])
-    score, metrics = roll_out(run, job, device)
+    score, metrics = roll_out(run, job, config["device"])
     lines = read_lines(run / "metrics.jsonl")
     if not keep:
         for path in (*run.glob("checkpoint*"), *run.glob("best")):

@@ -17,6 +17,7 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
+from decisionllm.trust import trusting
 from tests.conftest import NANO, command, make_model
 
 pytestmark = pytest.mark.slow
@@ -403,12 +404,12 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     """The same pairing from either side: the run beside scripted fishers, and as the thief that
     they meet.
     """
-    policy = loading.load(island_run, part="steal")
+    policy = loading.load(island_run, part="steal", trust=["tests"])
     thief = build(policy.config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
     episodes = rollout(
         lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3
     )
-    node = loading.load(island_run, part="fish").config["env"]
+    node = loading.load(island_run, part="fish", trust=["tests"]).config["env"]
     fishers = build(node | {"partners": {"thief": str(island_run)}}, 5)
     rollout(lambda tasks: Always(2), fishers, seed=3)
     (rival,) = fishers.rivals
@@ -421,7 +422,7 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     assert [*fishers.conditions("joint", False)] == [f"joint, thief {island_run}"]
     assert rival.env.tasks[0].endswith("Role: thief.")
     both = build(node | {"partners": {1: str(island_run)}}, 2)
-    mine = loading.load(island_run, part="fish")
+    mine = loading.load(island_run, part="fish", trust=["tests"])
     episodes = rollout(
         lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0
     )
@@ -429,7 +430,7 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
 
 
 def test_a_run_plays_on_without_the_agents_of_the_policy(island_run):
-    node = loading.load(island_run, part="steal").config["env"]
+    node = loading.load(island_run, part="steal", trust=["tests"]).config["env"]
     env = build(node | {"arguments": {"caught": True}, "partners": {0: str(island_run)}}, 1)
     rollout(lambda tasks: Always(1), env, seed=0)
     (rival,) = env.rivals
@@ -453,10 +454,13 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
             teams={"thief": 0},
             partners={0: str(island_run)},
         )
-    with pytest.raises(
-        ValueError,
-        match=(
-            "id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'"
+    with (
+        trusting(["tests"]),
+        pytest.raises(
+            ValueError,
+            match=(
+                "id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'"
+            ),
         ),
     ):
         PettingZooTeams(

@@ -559,6 +559,7 @@ def agreed(run, out, *words):
             "episodes=2000",
             "report=false",
             "act.decode=sample",
+            "trust=[benchmarks]",
             *words,
         )
         == 0

@@ -2,6 +2,7 @@
 to it.
 """
 
+import json
 import shutil
 import signal
 import socket
@@ -16,9 +17,11 @@ import torch
 from filelock import FileLock
 
 from decisionllm.command_line import with_defaults
+from decisionllm.config import GROUPS
 from decisionllm.domains.auction.campaign_history import SETTINGS
 from decisionllm.domains.auction.journal import Journal, opened
 from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.runs import directory
 from decisionllm.serve import loaded, serve
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaigns import CampaignManager, new_id
@@ -240,6 +243,28 @@ def test_a_run_whose_files_are_broken_is_refused(server, monkeypatch):
         answer = client.post("/v1/models", json={"run": "b"})
         assert answer.status_code == 422
         assert "b: it cannot be loaded: division by zero" in answer.json()["detail"][0]["msg"]
+
+
+def test_a_run_that_names_code_of_its_own_is_refused(server, tmp_path, monkeypatch):
+    """Its module is not imported, and the request can't name it as trusted."""
+    (tmp_path / "trap.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    own = server.model
+
+    def read(path, journal):
+        return own(path, journal) if path.name == "a" else loaded({"device": "cpu"}, path)
+
+    monkeypatch.setattr(server, "model", read)
+    with serving(server.app()) as client:
+        for group in GROUPS:
+            config = {group: {"_target_": "trap.spring"}}
+            (server.runs / "b" / "config.yaml").write_text(json.dumps(config))
+            (server.runs / "b" / "run.json").write_text(json.dumps({"format": directory.FORMAT}))
+            answer = client.post("/v1/models", json={"run": "b"})
+            assert answer.status_code == 422 and "trap.spring" in answer.text
+        more = {"run": "b", "trust": ["trap"]}
+        assert client.post("/v1/models", json=more).status_code == 422
+    assert "trap" not in sys.modules
 
 
 def test_a_restart_goes_on_with_the_last_choice(server):

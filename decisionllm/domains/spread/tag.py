@@ -14,6 +14,7 @@ from itertools import product
 import numpy as np
 
 from decisionllm.domains.spread.world import PUSHES
+from decisionllm.registry import register
 from decisionllm.schema import Json
 
 SPEED = {"adversary": 1.0, "agent": 1.3}  # at most
@@ -44,6 +45,7 @@ META = {
 }
 
 
+@register("partner", "tag-chase")
 def chase(observations: Observations, infos: Json) -> dict[str, int]:
     """Each adversary runs to where it meets an agent that keeps its velocity inside the field."""
     return {agent: _run(x[:2], _meeting(x)) for agent, x in observations.items()}
@@ -63,6 +65,7 @@ def _run(velocity: np.ndarray, direction: np.ndarray) -> int:
     return int(np.argmax(PUSHES @ (wanted - velocity)))
 
 
+@register("partner", "tag-flee")
 def flee(observations: Observations, infos: Json) -> dict[str, int]:
     """The agent begins the best of 25 plans against adversaries that run straight at it.
 

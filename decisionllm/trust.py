@@ -1,0 +1,302 @@
+"""Decide what a config that was read from disk may import.
+
+A run's config names callables by `_target_`, and to import their modules is to execute them. A
+config from disk may name registered choices, what the user's own config names, and what is in
+modules that the user trusts by the option `trust`. Everything else is refused before any import.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache, wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from decisionllm import registry
+from decisionllm.config import default_options
+
+# packages of the extra `marl`, whose environments are named by their module
+ENVIRONMENT_PACKAGES = ("mpe2", "pettingzoo")
+SCRIPTED_PARTNERS = ("random", "noop")
+# "${text}", which OmegaConf replaces by another value of the same config; other forms compute
+# values, and may make nodes that no check has seen
+REFERENCE = re.compile(r"\$\{[\w.]+\}")
+MOST_NAMED = 4  # imports that a message names
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a config from disk may import beside registered choices.
+
+    Attributes:
+        modules: with all that is in them and below them.
+        typed: texts of the user's own config.
+    """
+
+    modules: frozenset[str] = frozenset()
+    typed: frozenset[str] = frozenset()
+
+    def covers(self, named: "Import") -> bool:
+        if named.text in self.typed:
+            return True
+        return any(named.name == m or named.name.startswith(f"{m}.") for m in self.modules)
+
+
+NOTHING_TRUSTED = Trust()
+TRUST: ContextVar[Trust] = ContextVar("trust", default=NOTHING_TRUSTED)
+
+
+class Import(NamedTuple):
+    """An option of a config by which a module is imported."""
+
+    option: str  # such as env.id
+    text: str  # its value, such as mylab:Pump-v0
+    name: str  # of the callable or module, such as mylab
+
+    def said(self) -> str:
+        named = "" if self.name in self.text else f" ({self.name})"
+        return f"{self.option}={self.text}{named}"
+
+
+@contextmanager
+def trusting(modules: Iterable[str] = (), *, typed: object = None) -> Iterator[None]:
+    """Trust these modules within the block, beside those that are trusted already.
+
+    Args:
+        modules: such as `mylab`, which covers `mylab.heads`.
+        typed: the user's own config; what it names is trusted too.
+
+    Raises:
+        ValueError: a module is no text.
+    """
+    names = [modules] if isinstance(modules, str) else list(modules)
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"trust: expected names of modules, such as [mylab], got {name!r}")
+    texts = [value for _, value in walk(typed) if isinstance(value, str)]
+    before = TRUST.get()
+    token = TRUST.set(Trust(before.modules.union(names), before.typed.union(texts)))
+    try:
+        yield
+    finally:
+        TRUST.reset(token)
+
+
+def trusting_user(command: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """Make a command trust the modules of its option `trust`, and what its config names."""
+
+    @wraps(command)
+    def run(config: Any) -> Result:
+        is_record = is_dataclass(config) and not isinstance(config, type)
+        options = asdict(config) if is_record else config
+        with trusting(options.get("trust") or (), typed=options):
+            return command(config)
+
+    return run
+
+
+def check_config(config: object, where: object) -> None:
+    """Raise a ValueError if a config from disk would import what is not trusted, or if a value of
+    it would be computed by OmegaConf. where: its file, for the message.
+    """
+    check_imports(imports(config), where)
+    for option, value in walk(config):
+        if isinstance(value, str) and "${" in value and not is_plain_reference(value):
+            wanted = "expected resolved values"
+            got = f"got {option}={value!r}, which OmegaConf would compute"
+            raise ValueError(f"{where}: {wanted}, {got}; write the value itself")
+
+
+def check_nodes(content: object, where: object) -> None:
+    """Raise a ValueError if config nodes within a JSON value would import what is not trusted."""
+    check_imports(imports(content), where)
+
+
+def check_imports(named: Iterable[Import], where: object) -> None:
+    """Raise a ValueError that names those of these imports that are not trusted. where: the file
+    that names them.
+    """
+    trust = TRUST.get()
+    refused = [each for each in named if not trust.covers(each)]
+    if not refused:
+        return
+    shown = [each.said() for each in refused[:MOST_NAMED]]
+    more = " ..." * (len(refused) > MOST_NAMED)
+    modules = ",".join(sorted({module_to_trust(each.name) for each in refused}))
+    raise ValueError(
+        f"{where}: expected registered choices, got {', '.join(shown)}{more}, whose code would be "
+        f"executed; if you trust its author, add trust=[{modules}] to the command, or to "
+        "decisionllm.load"
+    )
+
+
+def module_to_trust(name: str) -> str:
+    """The module that covers a name: its package, and of this package the name itself."""
+    package = name.partition(".")[0]
+    return name if package == "decisionllm" else package
+
+
+def imports(content: object) -> Iterator[Import]:
+    """What the nodes within a value would import, but for registered choices."""
+    for at, node in walk(content):
+        if not isinstance(node, dict) or "_target_" not in node:
+            continue
+        target = node["_target_"]
+        prefix = f"{at}." if at else ""
+        if not isinstance(target, str):
+            yield Import(f"{prefix}_target_", repr(target), repr(target))
+        elif target not in registered_targets() and not registry.is_none(node):
+            yield Import(f"{prefix}_target_", target, target)
+        elif target in imports_by_target():
+            for option, text, name in imports_by_target()[target](node):
+                yield Import(prefix + option, text, name)
+
+
+def walk(content: object) -> Iterator[tuple[str, object]]:
+    """(its path with dots, value) of each value within nested dicts and lists, each container once."""
+    stack: list[tuple[str, object]] = [("", content)]
+    seen: set[int] = set()  # a YAML file may hold a list that contains itself
+    while stack:
+        at, value = stack.pop()
+        yield at, value
+        if not isinstance(value, dict | list | tuple) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        inner = [(f"{at}.{key}" if at else str(key), each) for key, each in items]
+        stack += reversed(inner)
+
+
+@cache
+def registered_targets() -> frozenset[str]:
+    """The `_target_` of every registered choice, and of every kind of `policy`."""
+    targets = registry.function_targets("policy")
+    for choices in registry.discover().values():
+        targets += [node["_target_"] for node in choices.values()]
+    return frozenset(targets)
+
+
+def is_plain_reference(value: str) -> bool:
+    """Whether a text with "${" refers to another option, or is the default of a registered one."""
+    return bool(REFERENCE.fullmatch(value)) or value in default_texts()
+
+
+@cache
+def default_texts() -> frozenset[str]:
+    """The texts among the default options of `train` and of registered choices."""
+    defaults = walk([registry.discover(), default_options()])
+    return frozenset(value for _, value in defaults if isinstance(value, str))
+
+
+# -- options of registered choices that name a module --
+
+
+def gymnasium_imports(node: registry.Node) -> Iterator[Import]:
+    """Of `gymnasium.make`: an id mylab:Pump-v0 imports mylab. The environments GymV21Environment
+    and GymV26Environment take another such id as an argument.
+    """
+    arguments = node.get("arguments")
+    texts = {"id": node.get("id")}
+    if isinstance(arguments, dict):
+        texts["arguments.env_id"] = arguments.get("env_id")
+    for option, text in texts.items():
+        module, colon, _ = str(text).partition(":")
+        if colon:
+            yield Import(option, str(text), module)
+
+
+def pettingzoo_imports(node: registry.Node) -> Iterator[Import]:
+    """Of an environment of PettingZoo: its id is a module, and a partner may be a function."""
+    module = str(node.get("id"))
+    if module.partition(".")[0] not in ENVIRONMENT_PACKAGES:
+        yield Import("id", module, module)
+    partners = node.get("partners")
+    if not isinstance(partners, dict):
+        return
+    for agents, policy in partners.items():
+        text = str(policy)
+        scripted = (*SCRIPTED_PARTNERS, *registry.function_targets("partner"))
+        if text not in scripted and not is_run(text):
+            yield Import(f"partners.{agents}", text, text)
+
+
+def minari_env_imports(node: registry.Node) -> Iterator[Import]:
+    """Of the environment of a Minari dataset, which the dataset describes: its entry points."""
+    id, metadata = minari_metadata(node)
+    spec = metadata.get("eval_env_spec") or metadata.get("env_spec")
+    yield from entry_point_imports(id, spec)
+
+
+def minari_data_imports(node: registry.Node) -> Iterator[Import]:
+    """Of a Minari dataset without its spaces: Minari makes its environment to ask for them."""
+    id, metadata = minari_metadata(node)
+    if not {"observation_space", "action_space"} <= metadata.keys():
+        yield from entry_point_imports(id, metadata.get("env_spec"))
+
+
+def minari_metadata(node: registry.Node) -> tuple[str, dict[str, Any]]:
+    """The id of a Minari dataset, and what it says of itself; {} if it is not there or damaged."""
+    id = str(node.get("minari_id"))
+    root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
+    folder = Path(id).expanduser()
+    if not folder.is_dir():
+        folder = Path(root).expanduser() / id
+    with suppress(OSError, ValueError):
+        metadata = json.loads((folder / "data" / "metadata.json").read_text())
+        if isinstance(metadata, dict):
+            return id, metadata
+    return id, {}
+
+
+def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:
+    """The entry points of an environment's spec (JSON) and of its wrappers, but for those that an
+    installed package has registered with Gymnasium.
+    """
+    with suppress(ValueError):
+        described = json.loads(str(spec))
+        nodes = [node for _, node in walk(described) if isinstance(node, dict)]
+        for text in [node["entry_point"] for node in nodes if node.get("entry_point")]:
+            if not is_registered_entry_point(str(text)):
+                yield Import("minari_id", minari_id, str(text).replace(":", "."))
+        for node in nodes:
+            module, colon, _ = str(node.get("env_id")).partition(":")
+            if colon:
+                yield Import("minari_id", minari_id, module)
+
+
+def is_registered_entry_point(text: str) -> bool:
+    """Whether an entry point is in Gymnasium's registry, to which Gymnasium-Robotics adds its own
+    when it is imported; or a wrapper of Gymnasium's own.
+    """
+    import gymnasium
+
+    if text.startswith("gymnasium_robotics."):
+        with suppress(ImportError):
+            import_module("gymnasium_robotics")
+    module, _, name = text.partition(":")
+    if f"{module}.".startswith("gymnasium.wrappers.") and name in gymnasium.wrappers.__all__:
+        return True
+    return any(spec.entry_point == text for spec in gymnasium.registry.values())
+
+
+def is_run(policy: str) -> bool:
+    """Whether the policy of a partner is the folder of a run, not a dotted path."""
+    return "/" in policy or Path(policy, "run.json").is_file()
+
+
+@cache
+def imports_by_target() -> dict[str, Callable[[registry.Node], Iterator[Import]]]:
+    """What the options of a node import, by its `_target_`."""
+    choices = registry.discover()
+    return {
+        choices["env"]["gymnasium"]["_target_"]: gymnasium_imports,
+        choices["env"]["pettingzoo"]["_target_"]: pettingzoo_imports,
+        choices["env"]["minari"]["_target_"]: minari_env_imports,
+        choices["dataset"]["minari"]["_target_"]: minari_data_imports,
+    }
