@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import transformers
 import yaml
 
 from decisionllm import registry, trust
@@ -20,6 +21,7 @@ from decisionllm.policy import loading
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
 from decisionllm.serve import folder_of, loaded
+from decisionllm.tokenizers.text import own_tokenizer
 from decisionllm.train import train
 from tests.conftest import LOOP, NANO, command, episode, make_store, node
 
@@ -302,3 +304,28 @@ def test_a_typed_config_in_python_is_the_users_own(own):
     )
     train(config)
     assert np.isfinite(loading.load(path / "python", trust="ownlab").target_return)
+
+
+def test_a_language_model_executes_no_code_of_its_folder(trap, tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.Qwen2Config(**sizes, **heads)
+    folder = tmp_path / "model"
+    config.save_pretrained(folder)
+    own_tokenizer().save_pretrained(folder)
+    (folder / "theirs.py").write_text("import trap\n")
+    file = folder / "config.json"
+    plain = json.loads(file.read_text())
+    refused = {
+        "one that needs code of its own": {
+            "model_type": "theirs",
+            "auto_map": {"AutoConfig": "theirs.Config", "AutoModel": "theirs.Model"},
+        },
+        "code from the hub": {"attn_implementation": "their/attention"},
+    }
+    for message, changes in refused.items():
+        file.write_text(json.dumps(plain | changes))
+        read = node("backbone", "pretrained", folder=str(folder), weights="random", tune="frozen")
+        with pytest.raises((ValueError, OSError), match=message):
+            registry.build(read, 0)
+    assert not trap()
