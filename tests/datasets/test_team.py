@@ -732,6 +732,14 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
         table.append_column("agent_type", pa.array(["guard"] * 11 + ["thief"])), file
     )
     refused("agents.parquet, row 12, agent_type: expected one of guard, as meta.json says")
+    at = table.column_names.index("observation")
+    for column, got in (
+        (pa.nulls(12), "null"),
+        (pa.array([[("a", 1.0)]] * 12, pa.map_(pa.string(), pa.float64())), "map<"),
+        (pa.array([[1.0]] * 12, pa.list_view(pa.float32())), "list_view<"),
+    ):
+        parquet.write_table(table.set_column(at, "observation", column), file)
+        refused(f"agents.parquet, observation: expected lists of float, got {got}")
     file.write_bytes(whole[: len(whole) // 2])
     refused("agents.parquet: not a readable Parquet file, perhaps cut")
     (tmp_path / "log/meta.json").write_text('{"format": 2}')

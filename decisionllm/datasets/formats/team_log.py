@@ -429,7 +429,7 @@ def _read(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarray], li
 
     remedy = "write or fetch it again"
     what = f"{file}: not a readable Parquet file, perhaps cut"
-    with explained(what, pa.ArrowInvalid, OSError, remedy=remedy):
+    with explained(what, pa.ArrowException, OSError, remedy=remedy):
         names = [name for name in parquet.read_schema(file).names if name in TABLES[table]]
         columns = parquet.read_table(file, columns=names)
     found: dict[str, np.ndarray] = {}
@@ -439,7 +439,11 @@ def _read(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarray], li
         column = columns[name].combine_chunks()
         if name in LISTS:
             what = f"{file}, {name}: expected lists of {kind}, got {column.type}"
-            with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            # pyarrow casts views to lists with wrong offsets
+            is_view = pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)
+            if is_view or name in REQUIRED[table] and pa.types.is_null(column.type):
+                raise ValueError(what)
+            with explained(what, pa.ArrowException):
                 found |= _lists(name, column.cast(pa.large_list(kind)))
             if name == "observation" and column.type.value_type == pa.float64():
                 faults += _rounding_faults(column)
@@ -458,7 +462,7 @@ def _numbers(
 
     wanted = "names" if name in NAMES else kind
     what = f"{file}, {name}: expected {wanted}, got {column.type}"
-    with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    with explained(what, pa.ArrowException):
         if name in NAMES:
             column = pc.index_in(column.cast(pa.string()), pa.array(words, pa.string()))
         column = column.cast(kind)

@@ -3,7 +3,7 @@ one record.
 
 A traffic log has a row for each opportunity and advertiser; it is streamed, and only the sums of
 each advertiser's step are kept. A trajectory log has a row for each advertiser's step, with the
-state as the text of a tuple. The header decides which of the two a file is; columns are found by
+state as the text of a tuple, or in Parquet as a list. The header decides which of the two a file is; columns are found by
 their names. Rows are counted from 1, below the header. pyarrow on one thread adds rows in their
 order, so that a log gives the same bits everywhere; polars (streaming) does not.
 Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_generator.py`.
@@ -12,6 +12,7 @@ Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_gene
 import csv
 import gzip
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from decisionllm.checks import ranges
 from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns
-from decisionllm.files import EACH, absent, atomic
+from decisionllm.files import EACH, absent, atomic, explained
 from decisionllm.schema import Json, differs, refuse
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ STEP: Check = (
     lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)),
 )
 FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
-Schema = dict[str, Check | str | None]  # "text": a state; None: the column is not read
+Schema = dict[str, Check | str | None]  # "state"; None: the column is not read
 KNOWN: Schema = {
     "deliveryPeriodIndex": COUNT,
     "advertiserNumber": COUNT,
@@ -88,7 +89,7 @@ TRAJECTORIES: Schema = {
     "realAllCost": NUMBER,
     "realAllConversion": NUMBER,
     "timeStepIndex": STEP,
-    "state": "text",
+    "state": "state",
     "action": NUMBER,
     "reward": NUMBER,
     "reward_continuous": NUMBER,
@@ -232,7 +233,14 @@ def readable(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        EOFError,
+        UnicodeDecodeError,
+        csv.Error,
+        zlib.error,
+    ) as error:
         place = ""
         problem: object = error
         found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)
@@ -296,13 +304,15 @@ def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int,
 
 
 def arrow_blocks(file: Path, schema: Schema) -> Iterator[Json]:
-    """The columns that the schema reads, block by block: pyarrow arrays of float64 or string."""
+    """The columns that the schema reads, block by block: pyarrow arrays of float64, states of
+    string or of lists of float64.
+    """
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
     types = {name: pa.float64() for name, kind in schema.items() if kind}
-    types |= {name: pa.string() for name, kind in schema.items() if kind == "text"}
+    types |= {name: pa.string() for name, kind in schema.items() if kind == "state"}
     names = list(types)
     if file.name.endswith(".parquet"):
         count = max(BLOCK // 128, 1)
@@ -312,7 +322,27 @@ def arrow_blocks(file: Path, schema: Schema) -> Iterator[Json]:
         convert = arrow_csv.ConvertOptions(column_types=types, include_columns=names)
         blocks = arrow_csv.open_csv(file, read_options=read, convert_options=convert)
     for block in blocks:
-        yield {name: block.column(name).cast(types[name]) for name in names}
+        columns = {}
+        for name in names:
+            column = block.column(name)
+            kind = types[name]
+            expected = "numbers"
+            if schema[name] == "state":
+                expected = f"lists of {len(STATE)} numbers, or texts of tuples"
+                if is_list(column.type):
+                    kind = pa.large_list(pa.float64())
+            what = f"{file}, {name}: expected {expected}, got {column.type}"
+            with explained(what, pa.ArrowException, remedy="write the column so"):
+                columns[name] = column.cast(kind)
+        yield columns
+
+
+def is_list(kind: "pa.DataType") -> bool:
+    """Return whether an Arrow type is a list; pyarrow casts views of lists with wrong offsets."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
 def check_column(
@@ -333,24 +363,37 @@ def check_column(
     refuse(place, wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
 
 
-def states_of(file: Path, texts: "pa.Array", numbers: np.ndarray) -> np.ndarray:
-    """Texts of tuples in rows of these numbers, "(1.0, ...)" or "(np.float64(1.0), ...)" -> (n, 16)
-    float64.
+def states_of(file: Path, column: "pa.Array", numbers: np.ndarray) -> np.ndarray:
+    """Return the states (n, 16) float64 of a column of `arrow_blocks`, in rows of these numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = column if pa.types.is_large_list(column.type) else parse_tuples(column)
+    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    states = lists.flatten().to_numpy(zero_copy_only=False)
+    right = sizes == len(STATE)
+    rows: np.ndarray = states[np.repeat(right, sizes)].reshape(-1, len(STATE))
+    wrong = ~right
+    wrong[right] = ~((rows >= -1e-9) & np.isfinite(rows)).all(1)
+    message = f"{{}}, state: expected {len(STATE)} numbers from 0, got {{}}"
+    refuse(f"{file}, row ", wrong, message, numbers, column)
+    return rows
+
+
+def parse_tuples(texts: "pa.Array") -> "pa.Array":
+    """Return texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)", as lists of float64, with null
+    in place of what is no number.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     bare = pc.fill_null(pc.replace_substring_regex(texts, r"np\.float\d*\(|[()\s]", ""), "")
     words = pc.split_pattern(bare, ",")
-    sizes = words.value_lengths().to_numpy()
     flat = words.flatten()
     numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
-    states: np.ndarray
-    states = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
-    starts = np.cumsum(sizes) - sizes
-    wrong = np.logical_or.reduceat(~(states >= -1e-9), starts) | (sizes != len(STATE))
-    message = f"{{}}, state: expected {len(STATE)} numbers from 0, got {{}}"
-    refuse(f"{file}, row ", wrong, message, numbers, texts)
-    return states.reshape(-1, len(STATE))
+    ends = np.cumsum(words.value_lengths().to_numpy())
+    numbers = pc.if_else(numeral, flat, None).cast("float64")
+    return pa.LargeListArray.from_arrays(np.append(0, ends), numbers)
 
 
 def read_trajectories(file: Path) -> Log:

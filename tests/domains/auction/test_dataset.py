@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from decisionllm.data import card, data
@@ -820,6 +821,85 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         auctionnet.read(tmp_path / name)
+
+
+def parquet_log(file, name, column):
+    """Write the fixture's first day of a trajectory log as Parquet with this column."""
+    from pyarrow import parquet
+
+    log = auctionnet.read(TRAJECTORY_LOG).rows(np.array([0]))
+    auctionnet.write(file, log)
+    table = parquet.read_table(file)
+    made = column(log) if callable(column) else column
+    parquet.write_table(table.set_column(table.column_names.index(name), name, made), file)
+    return log
+
+
+def state_rows(log):
+    return log.states[0].tolist()
+
+
+LISTS = {
+    "lists": lambda log: pa.array(state_rows(log)),
+    "large lists": lambda log: pa.array(state_rows(log), pa.large_list(pa.float64())),
+    "lists of 16": lambda log: pa.array(state_rows(log), pa.list_(pa.float64(), 16)),
+    "lists of texts": lambda log: pa.array([[str(x) for x in row] for row in state_rows(log)]),
+    "dictionary": lambda log: pa.array(
+        [str(tuple(r)) for r in state_rows(log)]
+    ).dictionary_encode(),
+    "large texts": lambda log: pa.array(
+        [str(tuple(r)) for r in state_rows(log)], pa.large_string()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_states_of_parquet_may_be_lists_of_numbers(tmp_path, kind):
+    log = parquet_log(tmp_path / "x.parquet", "state", LISTS[kind])
+    same_logs(log, auctionnet.read(tmp_path / "x.parquet"))
+
+
+def with_second(state):
+    """States whose second row is this one."""
+    return pa.array([[0.5] * 16, state, *[[0.5] * 16] * 46])
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        (
+            "state",
+            with_second([0.5] * 15),
+            r"row 2, state: expected 16 numbers from 0, got \[0.5, ",
+        ),
+        ("state", with_second(None), "row 2, state: expected 16 numbers from 0, got None"),
+        ("state", with_second([]), r"row 2, state: expected 16 numbers from 0, got \[\]"),
+        ("state", with_second([None] + [0.5] * 15), r"row 2, state: .*got \[nan, 0.5"),
+        ("state", with_second([np.inf] + [0.5] * 15), r"row 2, state: .*got \[inf, 0.5"),
+        ("state", with_second([-1.0] + [0.5] * 15), r"row 2, state: .*got \[-1.0, 0.5"),
+        ("state", pa.array([[[0.5] * 16]] * 48), "lists of 16 numbers.*got list<element: list"),
+        ("state", pa.array([{"a": 0.5}] * 48), "lists of 16 numbers.*got struct<a: double>"),
+        (
+            "state",
+            pa.array([[0.5] * 16] * 48, pa.list_view(pa.float64())),
+            "lists of 16 numbers.*got list_view<",
+        ),
+        ("state", pa.nulls(48), "row 1, state: expected 16 numbers from 0, got None"),
+        (
+            "budget",
+            pa.array([0] * 48, pa.timestamp("s")),
+            "budget: expected numbers, got timestamp",
+        ),
+        ("budget", pa.array([[1.0]] * 48), "budget: expected numbers, got list<element: double>"),
+        ("budget", pa.array(["much"] * 48), "budget: expected numbers, got string .*'much'"),
+        ("budget", pa.nulls(48), "row 1, budget: expected a number, got none"),
+    ],
+)
+def test_a_column_of_parquet_that_is_not_numbers_is_refused(tmp_path, name, column, message):
+    parquet_log(tmp_path / "x.parquet", name, column)
+    with pytest.raises(ValueError, match=rf"x\.parquet, .*{message}") as refused:
+        auctionnet.read(tmp_path / "x.parquet")
+    assert not isinstance(refused.value, pa.ArrowException)
 
 
 @pytest.mark.parametrize(
