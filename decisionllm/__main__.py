@@ -10,12 +10,20 @@ from collections.abc import Callable, Sequence
 from dis import opmap
 from importlib import import_module
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import __version__
 from decisionllm.checks import unknown
-from decisionllm.command_line import UsageError, checked_options, configs, explain, store_choices
+from decisionllm.command_line import (
+    UsageError,
+    checked_options,
+    configs,
+    explain,
+    store_choices,
+    undecodable,
+)
 from decisionllm.help import help_of
 from decisionllm.sweep import run_directory, swept_keys
 
@@ -88,6 +96,8 @@ def run(command: str, overrides: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may lack a letter
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         store_choices()
     except ValueError as error:  # of a package that registers a choice
@@ -107,6 +117,8 @@ def run(command: str, overrides: list[str]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         return fail(2, explain(command, overrides) or error)
     except ValueError as error:
+        if isinstance(error, UnicodeDecodeError) and (fault := undecodable(overrides)):
+            return fail(2, fault)
         if not str(error).startswith("Only one of --run, --multirun, --cfg"):  # Hydra's
             raise
         one_value = "leave --multirun out and give each key one value"

@@ -4,6 +4,7 @@ its default, and no key is one that nothing reads.
 
 import json
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -68,7 +69,7 @@ def with_defaults(command: str, given: Json) -> Node:
     """
     import yaml
 
-    options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
+    options = yaml.safe_load((configs() / f"{command}.yaml").read_text(encoding="utf-8"))
     options = {key: value for key, value in options.items() if key not in OF_HYDRA}
     for key in given:
         if key not in options:
@@ -329,6 +330,23 @@ def explain(command: str, words: list[str]) -> str | None:
         return unknown_choice(given, groups) or unknown_option(command, given, groups)
     except HydraException:
         return unquoted(words)
+
+
+def undecodable(words: Iterable[str]) -> str | None:
+    """Return a message about the first file of a folder of configs that is not UTF-8, or None.
+
+    words: of the command line, `--config-dir FOLDER` or `--config-dir=FOLDER` among them.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", action="append", default=[])
+    options, _ = parser.parse_known_args(list(words))
+    for folder in options.config_dir:
+        for file in sorted(Path(folder).expanduser().rglob("*.yaml")):
+            try:
+                file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                return f"{file}: expected UTF-8 ({error}); save it in this encoding"
+    return None
 
 
 def unknown_choice(given: Sequence["Override"], groups: Mapping[str, list[str]]) -> str | None:

@@ -140,7 +140,7 @@ def write(
         graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
         if directory.has_texts(run_info):
             write_text_reader(decoder, partial)
-        (partial / "policy.json").write_text(json.dumps(info, indent=1))
+        (partial / "policy.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
 
 
 def described(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:

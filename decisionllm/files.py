@@ -239,7 +239,7 @@ def _digests(folder: Path) -> dict[str, str] | None:
     if not file.is_file():
         return None
     with explained(f"{file} is damaged", ValueError):
-        known = json.loads(file.read_text())
+        known = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(known, dict):
             raise ValueError(f"expected digests by name, got {known}")
     return known
@@ -263,7 +263,7 @@ def safe_name(text: str) -> str:
 def write_json(path: str | Path, value: object) -> None:
     """Write a JSON value as a file, all or nothing."""
     with atomic(path) as partial:
-        partial.write_text(json.dumps(value, indent=1))
+        partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -277,7 +277,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 break
             damaged = f"{path}: line {number} is damaged"
             with explained(damaged, ValueError, remedy="delete the line, or restore a copy"):
-                value = json.loads(line.decode())
+                value = json.loads(line.decode("utf-8-sig"))
                 if not isinstance(value, dict):
                     raise ValueError(f"expected {{KEY: VALUE}}, got {value!r}")
             values.append(value)
@@ -287,14 +287,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_lines(path: Path, values: Iterable[object]) -> None:
     """Write JSON values as a file, one a line, all or nothing."""
     with atomic(path) as partial:
-        partial.write_text("".join(json.dumps(value) + "\n" for value in values))
+        partial.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def append_line(path: Path, value: object) -> None:
     """Add a JSON value to a file of them as a line. A last line that was cut short is removed."""
     if path.is_file() and _last_byte(path) not in (b"", b"\n"):
         write_lines(path, read_lines(path))
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value) + "\n")
 
 
@@ -311,7 +311,7 @@ def _is_cut_short(line: bytes) -> bool:
     if line.endswith(b"\n"):
         return False
     try:
-        json.loads(line.decode())
+        json.loads(line.decode("utf-8-sig"))
     except ValueError:
         return True
     return False

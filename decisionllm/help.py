@@ -19,7 +19,7 @@ def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> st
     import yaml
     from omegaconf import OmegaConf
 
-    source = (configs() / f"{command}.yaml").read_text()
+    source = (configs() / f"{command}.yaml").read_text(encoding="utf-8")
     described = yaml.safe_load(source)
     groups = groups_of(described["defaults"])
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):

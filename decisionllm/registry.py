@@ -102,7 +102,7 @@ def _registered() -> dict[str, dict[str, Node]]:
 
 def _add_marked(found: dict[str, dict[str, Node]], module: str, path: Path) -> None:
     """Add what `register` marks in the file of a module."""
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_bytes()).body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef):
             continue
         for mark in _marks(node):

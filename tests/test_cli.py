@@ -115,7 +115,7 @@ def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys)
     assert f"{tmp_path}/b: expected a run directory" in capsys.readouterr().err
     for given in ('run="~/x/*"', 'run=["~/x/lr=3"]', f'run="{tmp_path}/x/lr=[0-9]"'):
         assert command("evaluate", given, "episodes=1", 'out="~/out"', "report=false") == 0
-    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 3
+    assert len((tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,11 @@ for words in sys.argv[1:]:
     assert "torch" not in sys.modules, words
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", script, *questions],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        encoding="utf-8",
     )
     assert [line for line in done.stderr.splitlines() if line[0] == "["] == [
         f"[{code}]" for code in (0, 0, 2, 2, 0, 0, 2, 2, 2)
@@ -181,6 +185,7 @@ def test_a_module_run_by_name_exits_with_the_code():
         capture_output=True,
         text=True,
         timeout=PATIENCE,
+        encoding="utf-8",
     )
     assert done.returncode == 2 and done.stdout == ""
 
@@ -238,9 +243,26 @@ def overflow():
 """
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
+@pytest.mark.parametrize("flag", ["--config-dir {}", "--config-dir={}"])
+def test_a_config_in_another_encoding_is_named(encoding, flag, tmp_path, capsys):
+    file = tmp_path / "mine" / "experiment" / "north.yaml"
+    file.parent.mkdir(parents=True)
+    text = "# @package _global_\n# nach Köln\ndefaults: [/dataset: synthetic]\n"
+    file.write_text(text, encoding=encoding)
+    words = flag.format(tmp_path / "mine").split()
+    code = command("data", *words, "dataset=synthetic", "+experiment=north")
+    said = capsys.readouterr().err
+    if encoding.startswith("utf-8"):
+        assert "utf" not in said.lower()
+    else:
+        assert code == 2 and said.startswith(f"decisionllm: {file}: expected UTF-8 ('utf-8' codec")
+        assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["refusal", "wrapped", "explained_by_the_package"])
 def test_an_error_that_a_reader_raises_is_one_line(name, tmp_path, monkeypatch, capsys):
-    (tmp_path / "fifthlab.py").write_text(MISTAKES)
+    (tmp_path / "fifthlab.py").write_text(MISTAKES, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert command("data", "dataset=arrays", f"dataset._target_=fifthlab.{name}") == 1
     said = capsys.readouterr().err
@@ -249,7 +271,7 @@ def test_an_error_that_a_reader_raises_is_one_line(name, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("name", ["pandas", "numpy", "standard_library", "conversion", "overflow"])
 def test_an_unexpected_error_shows_its_traceback(name, tmp_path, monkeypatch, capsys):
-    (tmp_path / "fifthlab.py").write_text(MISTAKES)
+    (tmp_path / "fifthlab.py").write_text(MISTAKES, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert command("data", "dataset=arrays", f"dataset._target_=fifthlab.{name}") == 1
     said = capsys.readouterr().err
@@ -300,7 +322,8 @@ def test_a_model_that_is_not_there(words, message, capsys, tmp_path):
 def test_somebody_elses_head_keeps_its_own_options(tmp_path, monkeypatch):
     """The options of the head it stands in for are not passed to it, those that were given are."""
     (tmp_path / "otherlab").mkdir()
-    (tmp_path / "otherlab" / "heads.py").write_text("""
+    (tmp_path / "otherlab" / "heads.py").write_text(
+        """
 from torch import nn
 from decisionllm.models.heads import Gaussian
 class Flow(nn.Module):
@@ -311,13 +334,17 @@ class Flow(nn.Module):
         self.out = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)), nn.Linear(width, spec.action_dim))
     def forward(self, hidden, action_masks=None):
         return Gaussian(self.out(hidden), self.deviation)
-""")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     words = ("head._target_=otherlab.heads.Flow", "+head.layers=2", "head.deviation=0.25")
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/run") == 0
     assert "{_target_: otherlab.heads.Flow, deviation: 0.25, layers: 2}" in (
         tmp_path / "run" / "config.yaml"
-    ).read_text().replace("\n  ", ", ").replace("head:, ", "{").replace("layers: 2\n", "layers: 2}")
+    ).read_text(encoding="utf-8").replace("\n  ", ", ").replace("head:, ", "{").replace(
+        "layers: 2\n", "layers: 2}"
+    )
     assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2") == 0
 
 
@@ -325,7 +352,8 @@ class Flow(nn.Module):
 def test_somebody_elses_reader_and_environment_have_the_text_of_the_run(
     dataset, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "fourthlab.py").write_text("""
+    (tmp_path / "fourthlab.py").write_text(
+        """
 from dataclasses import replace
 from decisionllm.domains.synthetic import dataset, env
 def load(*, text="none"):
@@ -335,12 +363,14 @@ class World(env.PointEnv):
     def __init__(self, num_episodes, *, text="none"):
         super().__init__(num_episodes)
         self.tasks = [text] * num_episodes
-""")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     own = (f"dataset={dataset}", "dataset._target_=fourthlab.load", "env._target_=fourthlab.World")
     words = [*own, *LOOP[2:], *NANO]
     assert command("train", *words, "text=east", f"run={tmp_path}/run") == 0
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert config["dataset"] == {"_target_": "fourthlab.load", "text": "east"}
     assert config["env"] == {"_target_": "fourthlab.World", "text": "east"}
     assert command("data", *own, "text=east", "++dataset.text=west") == 0
@@ -361,7 +391,7 @@ def test_numbers_take_the_type_of_their_default(tmp_path):
     assert (
         command("train", *LOOP, *NANO, "steps=4e0", "optim.lr=1", "name=7", f"run={tmp_path}") == 0
     )
-    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    lines = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()
     assert {"steps: 4", "  lr: 1.0", "name: '7'", "  lr_backbone: 1.0"} <= set(lines)
 
 
@@ -370,7 +400,9 @@ def test_a_command_composes_what_hydras_entry_point_composes(tmp_path):
     words = ("train", *LOOP, *NANO, "text=goal", "backbone=nano")
     assert command(*words, f"run={tmp_path}/once") == 0
     assert command(*words, f"run={tmp_path}/entry", "hydra.verbose=false") == 0
-    once, entry = ((tmp_path / name / "config.yaml").read_text() for name in ("once", "entry"))
+    once, entry = (
+        (tmp_path / name / "config.yaml").read_text(encoding="utf-8") for name in ("once", "entry")
+    )
     assert once.replace("/once", "/entry") == entry
 
 

@@ -2,6 +2,10 @@
 and exports.
 """
 
+import os
+import subprocess
+import sys
+
 import gymnasium
 import minari
 import numpy as np
@@ -18,7 +22,7 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice
 from decisionllm.schema import Episode, Spec
-from tests.conftest import command, episode, make_store, node
+from tests.conftest import PATIENCE, command, episode, make_store, node
 
 
 def lines(store, **options):
@@ -392,3 +396,31 @@ def test_an_export_that_does_not_fit_names_no_environment(
     written = minari.load_dataset("mine/world-v0")
     assert written.observation_space.shape == (3,) and "env_spec" not in written.storage.metadata
     assert written.storage.metadata["ref_max_score"] == 1
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.slow
+def test_a_card_of_letters_that_the_terminal_lacks_is_printed(tmp_path):
+    task = "Fahre nach Köln."
+    path = make_store(tmp_path / "store", [episode([1.0, 0.0], task=task) for _ in range(4)]).path
+    words = ["data", "dataset=store", f"dataset.path={path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "decisionllm", *words],
+        env=os.environ | ASCII,
+        capture_output=True,
+        encoding="ascii",
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"Fahre nach K\xf6ln." in done.stdout
+    code = f"from decisionllm.datasets.store import open_store; print(ascii(open_store({str(path)!r}).tasks))"
+    read = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | ASCII,
+        capture_output=True,
+        encoding="ascii",
+        timeout=PATIENCE,
+    )
+    assert ascii(task) in read.stdout, read.stderr

@@ -432,7 +432,8 @@ def model_of_run(
     """
     import yaml
 
-    config = yaml.safe_load((path / "config.yaml").read_text())
+    with explained(f"{path}/config.yaml: expected YAML in UTF-8", ValueError, yaml.YAMLError):
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
     check_config(config, path / "config.yaml")
     tune = config["backbone"].get("tune")
     if weights != "pretrained" or tune != "full":

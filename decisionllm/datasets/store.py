@@ -284,7 +284,9 @@ def _write(path: Path, source: Source) -> Store:
             "arrays": shapes,
             "fingerprint": _fingerprint(spec, tasks, arrays),
         }
-        (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
+        (partial / "card.json").write_text(
+            json.dumps(card, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
     return open_store(path)
 
 
@@ -397,7 +399,7 @@ def open_store(path: str | Path) -> Store:
             f"{path}: expected a data store (a folder with card.json), found none"
         )
     with explained(f"{path}/card.json is damaged", ValueError, remedy=REMEDY):
-        card = json.loads((path / "card.json").read_text())
+        card = json.loads((path / "card.json").read_text(encoding="utf-8"))
         if not isinstance(card, dict):
             raise ValueError(f"expected {{KEY: VALUE}}, got {card!r}")
         absent = [key for key in CARD if key not in card]

@@ -92,7 +92,7 @@ def _overlaid(found: Json, path: str, meta: str) -> Json:
     wanted = f"dataset.meta: expected a JSON file that describes a log, got {meta}"
     with explained(wanted, OSError, ValueError, AttributeError, TypeError):
         if meta:
-            more = json.loads(Path(meta).expanduser().read_text())
+            more = json.loads(Path(meta).expanduser().read_text(encoding="utf-8-sig"))
         described = more.get("types", {})
         for each, known in found["types"].items():
             types[each] = known | described.get(each, {})

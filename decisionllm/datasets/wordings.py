@@ -93,7 +93,7 @@ def read(path: Path) -> Library:
     """Read a library file. Our own are checked by tests/datasets/test_wordings.py, not here."""
     import yaml
 
-    given = yaml.safe_load(path.read_text())
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
     world = given.get("world", "")
     frames = {}
     for kind, own in {"trained": given["trained"], **given["held_out"]}.items():

@@ -314,6 +314,6 @@ def write_page(folder: Path, template: Path, images: Sequence[str], **values: ob
         content = (folder / name).read_bytes()
         encoded.append((name, base64.b64encode(content).decode()))
     page = folder / "report.html"
-    made = Template(template.read_text(), autoescape=True)
-    page.write_text(made.render(values, images=encoded))
+    made = Template(template.read_text(encoding="utf-8"), autoescape=True)
+    page.write_text(made.render(values, images=encoded), encoding="utf-8")
     return page

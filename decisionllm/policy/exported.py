@@ -51,7 +51,7 @@ class ExportedPolicy:
                 wanted = "a folder of `decisionllm export`"
                 raise FileNotFoundError(f"{folder}: expected {wanted}, found no {name}")
         check_all(folder, remedy="restore a copy, or export it again")
-        self.info: Json = json.loads((folder / "policy.json").read_text())
+        self.info: Json = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
         if self.info["format"] != FORMAT:
             wanted = f"an export of format {FORMAT}"
             got = self.info["format"]

@@ -73,7 +73,7 @@ def save(
         if adapters:
             save_adapter(model.backbone.model, adapters, partial / "adapter")
         save_file(trainer_tensors, partial / "trainer.safetensors")
-        (partial / "trainer.json").write_text(json.dumps(trainer_state))
+        (partial / "trainer.json").write_text(json.dumps(trainer_state), encoding="utf-8")
 
 
 def find(path: str | Path) -> Path | None:

@@ -85,7 +85,7 @@ def create(path: Path, config: Node, stores: Mapping[str, Store], **known: objec
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / DIGESTS).unlink(missing_ok=True)
         with atomic(path / "config.yaml") as partial:
-            partial.write_text(yaml.safe_dump(config, sort_keys=False))
+            partial.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         write_json(path / "run.json", data)
         seal(path, "config.yaml", "run.json")
 
@@ -274,7 +274,7 @@ def content(path: Path) -> Json:
         if path.suffix == ".safetensors":
             return load_file(path)
         parse = json.loads if path.suffix == ".json" else yaml.safe_load
-        parsed: object = parse(path.read_text())
+        parsed: object = parse(path.read_text(encoding="utf-8"))
         if not isinstance(parsed, dict) or not parsed:
             raise ValueError(f"expected keys with values, got {parsed}")
         return parsed
@@ -341,5 +341,6 @@ def versions() -> dict[str, str | None]:
         ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
+        encoding="utf-8",
     )
     return found | {"commit": git.stdout.strip() or None}

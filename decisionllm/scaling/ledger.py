@@ -135,7 +135,7 @@ def result(folder: str | Path) -> Json:
     path = next(path for path in paths if path.exists())
     damaged = f"{path} was edited or is damaged"
     with explained(damaged, ValueError, KeyError, TypeError, remedy=REMEDY):
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] != encode([Path(folder).name, kept["result"]])[0]:
             raise ValueError("its content does not match its digest")
     return dict(kept["result"])
@@ -158,7 +158,7 @@ def claim(folder: str | Path) -> Iterator[bool]:
         True if the run is planned; False if it is done, failed or locked by another process.
     """
     folder = Path(folder)
-    with (folder / "lock").open("w") as file:
+    with (folder / "lock").open("w", encoding="utf-8") as file:
         ours = _lock(file, fcntl.LOCK_EX)
         if ours:
             # over NFS, files of another machine are seen at once only after a write to their folder
@@ -186,11 +186,11 @@ def attempt(folder: str | Path, run: Run) -> bool:
 def _work_on(folder: Path, run: Run) -> None:
     """Do a claimed run, and write its result or why it failed."""
     attempts = folder / "begun"
-    tried = attempts.read_text().splitlines() if attempts.exists() else []
+    tried = attempts.read_text(encoding="utf-8").splitlines() if attempts.exists() else []
     if len(tried) >= ATTEMPTS:
         why = "without an error message (killed, or out of memory?)"
         reason = f"its worker died {len(tried)} times {why}"
-        lines = (folder / "log.txt").read_text().splitlines()
+        lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
         _end(folder, "failed", {"reason": reason, "lines": lines[-8:]})
         return
     planned = job(folder)
@@ -198,7 +198,7 @@ def _work_on(folder: Path, run: Run) -> None:
     write_lines(attempts, [*tried, now])
     began = time.monotonic()
     try:
-        log = (folder / "log.txt").open("a", buffering=1)
+        log = (folder / "log.txt").open("a", buffering=1, encoding="utf-8")
         with log, redirect_stdout(log), redirect_stderr(log), print_traceback():
             outcome = run(folder, planned)
         encode(outcome)  # a result that is not JSON is a failure of the run
@@ -228,7 +228,7 @@ def print_traceback() -> Iterator[None]:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a file of these lines."""
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _is_full(error: BaseException) -> bool:
@@ -400,7 +400,7 @@ def _lock(file: TextIO, how: int) -> bool:
 
 
 def _locked(path: str | Path) -> bool:
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         return not _lock(file, fcntl.LOCK_SH)
 
 

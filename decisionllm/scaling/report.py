@@ -44,7 +44,7 @@ def read(path: str | Path) -> Json:
     """study.json as it was written, without what `write` derives; the runs are not needed."""
     wanted = "expected the study.json of a study, could not read it"
     with explained(f"{path}: {wanted}", OSError, ValueError, KeyError, TypeError):
-        found = json.loads(Path(path).read_text())
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         return {key: found[key] for key in ("study", "versions", "flops", "tuned", "runs")}
 
 

@@ -235,7 +235,7 @@ def rank(config: Node, threads: int) -> Path:
     """Train as one of several processes. Returns the run directory."""
     torch.set_num_threads(threads)
     with (
-        Path(f"{config['run']}.txt").open("a", buffering=1) as log,
+        Path(f"{config['run']}.txt").open("a", buffering=1, encoding="utf-8") as log,
         redirect_stdout(log),
         redirect_stderr(log),
         ledger.print_traceback(),

@@ -256,7 +256,7 @@ class ModelFolder:
             return
         runs = {name: model.run or self.run for name, model in models.loaded.items()}
         chosen = Chosen(self.command, runs, choice, before, move)
-        with atomic(self.kept) as partial, partial.open("w") as file:
+        with atomic(self.kept) as partial, partial.open("w", encoding="utf-8") as file:
             json.dump({"format": FORMAT} | asdict(chosen), file, indent=1)
             file.flush()
             os.fsync(file.fileno())

@@ -88,7 +88,7 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
         ValueError: it is not TOML, or a field is wrong. The message holds no token.
     """
     try:
-        tables = tomllib.loads(content.decode())
+        tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"tokens: expected TOML, got a file with a fault: {error}") from error
     if not 1 <= len(tables) <= MOST:

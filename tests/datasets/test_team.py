@@ -742,11 +742,11 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
         refused(f"agents.parquet, observation: expected lists of float, got {got}")
     file.write_bytes(whole[: len(whole) // 2])
     refused("agents.parquet: not a readable Parquet file, perhaps cut")
-    (tmp_path / "log/meta.json").write_text('{"format": 2}')
+    (tmp_path / "log/meta.json").write_text('{"format": 2}', encoding="utf-8")
     refused("meta.json: expected format 1, got 2")
-    (tmp_path / "log/meta.json").write_text("[]")
+    (tmp_path / "log/meta.json").write_text("[]", encoding="utf-8")
     refused(r"meta.json: expected {KEY: VALUE}, got \[\]")
-    (tmp_path / "log/meta.json").write_text("{")
+    (tmp_path / "log/meta.json").write_text("{", encoding="utf-8")
     refused("meta.json: expected JSON that describes a log")
 
 
@@ -795,19 +795,25 @@ def test_numbers_of_a_foreign_table_that_float32_rounds_are_a_fault(start, sizes
 def test_a_json_file_says_more_of_a_log(tmp_path):
     team.write(tmp_path / "log", toy((2,)))
     more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
-    (tmp_path / "more.json").write_text(json.dumps(more))
+    (tmp_path / "more.json").write_text(json.dumps(more), encoding="utf-8")
     found = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
     assert (
         "Hold the gate." in next(iter(found.episodes)).task
         and "Role: You stand still." in next(iter(found.episodes)).task
     )
+    (tmp_path / "bom.json").write_text(json.dumps(more), encoding="utf-8-sig")
+    again = load(path=str(tmp_path / "log"), meta=str(tmp_path / "bom.json"), text="informative")
+    assert "Hold the gate." in next(iter(again.episodes)).task
     # what it does not say is as before
     assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
-    (tmp_path / "other.json").write_text('{"types": {"guard": 3}}')
-    for file in ("none.json", "other.json"):
+    (tmp_path / "other.json").write_text('{"types": {"guard": 3}}', encoding="utf-8")
+    (tmp_path / "latin.json").write_text('{"task": "Köln"}', encoding="latin-1")
+    for file in ("none.json", "other.json", "latin.json"):
         with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes"):
             load(path=str(tmp_path / "log"), meta=str(tmp_path / file))
-    (tmp_path / "typo.json").write_text('{"types": {"gaurd": {"role": "You stand still"}}}')
+    (tmp_path / "typo.json").write_text(
+        '{"types": {"gaurd": {"role": "You stand still"}}}', encoding="utf-8"
+    )
     with pytest.raises(ValueError, match="dataset.meta, types: expected one of guard, got 'gaurd'"):
         load(path=str(tmp_path / "log"), meta=str(tmp_path / "typo.json"))
 
@@ -850,7 +856,7 @@ def test_a_log_that_was_written_again_is_read_again(tmp_path):
     first = prepare(dataset, tmp_path)
     assert prepare(dataset, tmp_path).path == first.path
     meta = tmp_path / "log/meta.json"
-    meta.write_text(meta.read_text() + " ")
+    meta.write_text(meta.read_text(encoding="utf-8") + " ", encoding="utf-8")
     assert prepare(dataset, tmp_path).path != first.path
 
 

@@ -52,7 +52,9 @@ def test_a_failed_run_keeps_its_reason_until_it_is_retried(tmp_path):
     assert ledger.attempt(tmp_path / names[1], fail)
     failure = ledger.result(tmp_path / names[1])
     assert failure["reason"] == "ValueError: run 1 is unlucky" and "unlucky" in failure["lines"][-1]
-    assert (tmp_path / names[1] / "log.txt").read_text() == "it went well so far\n"
+    log = (tmp_path / names[1] / "log.txt").read_text(encoding="utf-8")
+    assert log.startswith("it went well so far\nTraceback")
+    assert log.endswith("\nValueError: run 1 is unlucky\n")
     assert not ledger.attempt(tmp_path / names[1], fail)  # it is not retried by itself
     assert ledger.retry(tmp_path, names) == [names[1]]
     assert list(ledger.status(tmp_path, names).values()) == ["planned", "planned"]
@@ -78,11 +80,11 @@ def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
     names = ledger.plan(tmp_path, jobs(2))
     ledger.attempt(tmp_path / names[0], lambda folder, job: {"loss": 1.0})
     done = tmp_path / names[0] / "done.json"
-    done.write_text(done.read_text().replace("1.0", "0.5"))
+    done.write_text(done.read_text(encoding="utf-8").replace("1.0", "0.5"), encoding="utf-8")
     with pytest.raises(ValueError, match="done.json was edited or is damaged"):
         ledger.result(tmp_path / names[0])
     path = tmp_path / names[1] / "job.json"
-    path.write_text(json.dumps({"i": 7}))
+    path.write_text(json.dumps({"i": 7}), encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     for call in (lambda: ledger.plan(tmp_path, jobs(5)), lambda: ledger.status(tmp_path, names)):
         with pytest.raises(
@@ -110,10 +112,10 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
     killed = []
 
     def kill_one(states):
-        if killed or len(book(root)) < int((root.parent / "hold").read_text()):
+        if killed or len(book(root)) < int((root.parent / "hold").read_text(encoding="utf-8")):
             return
         begun = [root / name / "begun" for name, state in states.items() if state == "running"]
-        for words in (path.read_text().split() for path in begun if path.exists()):
+        for words in (path.read_text(encoding="utf-8").split() for path in begun if path.exists()):
             if words and not killed:
                 killed.append(int(words[0]))
                 os.kill(killed[0], signal.SIGKILL)
@@ -123,7 +125,9 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
         ledger.drive(root, names, held, executors.process, 2, progress=kill_one).values()
     ) == {"done"}
     assert killed and set(book(root)) == set(range(60))
-    begun = sum(len((root / name / "begun").read_text().splitlines()) for name in names)
+    begun = sum(
+        len((root / name / "begun").read_text(encoding="utf-8").splitlines()) for name in names
+    )
     assert begun <= 61, "only the run of the killed worker was begun again"
 
 
@@ -181,7 +185,7 @@ def test_a_full_disk_leaves_the_run_planned(tmp_path, capfd):
         and "No space left on device" in capfd.readouterr().err
     )
     assert not any(
-        (tmp_path / name / "begun").read_text()
+        (tmp_path / name / "begun").read_text(encoding="utf-8")
         for name in names
         if (tmp_path / name / "begun").exists()
     )
@@ -220,7 +224,7 @@ def test_a_worker_ends_with_its_driver(tmp_path):
     """It finishes its run and takes no other."""
     names = ledger.plan(tmp_path / "study", jobs(3))
     alive = tmp_path / "alive"
-    with alive.open("w") as driver:
+    with alive.open("w", encoding="utf-8") as driver:
         fcntl.flock(driver, fcntl.LOCK_EX)
 
         def run(folder, job):

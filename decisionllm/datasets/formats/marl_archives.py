@@ -171,7 +171,7 @@ def open_vault(folder: Path) -> tuple[set[str], int, Json]:
         store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": f"{name}/"}
         return ts.open({"driver": "zarr", "kvstore": store}, read=True, open=True).result()
 
-    card = json.loads((folder / "metadata.json").read_text())
+    card = json.loads((folder / "metadata.json").read_text(encoding="utf-8-sig"))
     if float(card["version"]) // 1 != 1:
         raise ValueError(f"expected version 1 of the format, got {card['version']}")
     shapes = card["structure_shape"]

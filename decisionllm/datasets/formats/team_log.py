@@ -370,7 +370,7 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
         if not meta:
             raise ValueError(f"{folder}: expected a log to write, got none")
         text = json.dumps({"format": FORMAT} | meta, indent=1, ensure_ascii=False)
-        (partial / "meta.json").write_text(text)
+        (partial / "meta.json").write_text(text, encoding="utf-8")
 
 
 def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> "pa.Array":
@@ -399,7 +399,7 @@ def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> "pa.Array":
 def read_meta(folder: Path) -> Json:
     """meta.json of a log that `write` wrote."""
     with explained(f"{folder}/meta.json: expected JSON that describes a log", OSError, ValueError):
-        meta: Json = json.loads((folder / "meta.json").read_text())
+        meta: Json = json.loads((folder / "meta.json").read_text(encoding="utf-8-sig"))
     if not isinstance(meta, dict):
         raise ValueError(f"{folder}/meta.json: expected {{KEY: VALUE}}, got {meta!r}")
     if meta.get("format") != FORMAT:

@@ -23,7 +23,7 @@ from decisionllm.domains.auction.observation import MIN_REMAINING
 from decisionllm.schema import Json, Seed
 
 DATA = Path(__file__).parent / "published"
-PUBLISHED: Json = json.loads((DATA / "constants.json").read_text())
+PUBLISHED: Json = json.loads((DATA / "constants.json").read_text(encoding="utf-8"))
 CATEGORIES: int = PUBLISHED["categories"]
 BUDGETS = np.array(PUBLISHED["budgets"], float)  # of the 48 published advertisers, currency
 TARGET_CPA = np.array(PUBLISHED["target_cpa"], float)  # theirs, currency per conversion

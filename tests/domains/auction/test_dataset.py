@@ -216,7 +216,7 @@ def test_the_increments_of_the_score_add_up_to_the_days(path):
 
 def test_converted_traffic_is_auctionnets_trajectory_log():
     made = auctionnet.convert(auctionnet.read(TRAFFIC_LOG))
-    with gzip.open(ITS_TRAJECTORIES, "rt") as file:
+    with gzip.open(ITS_TRAJECTORIES, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(made) == list(rows[0])
     assert [x is None for x in made["next_state"]] == [row["next_state"] == "" for row in rows]
@@ -286,7 +286,7 @@ def test_a_store_lists_its_campaigns_in_episode_order(tmp_path):
 
 
 def test_the_real_logs_end_where_their_first_done_row_is():
-    with gzip.open(TRAJECTORY_LOG, "rt") as file:
+    with gzip.open(TRAJECTORY_LOG, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [rows[48 * k]["done"] for k in range(16)] == ["0"] * 16 and len(rows) == 768
     lengths = [next(t for t in range(48) if rows[48 * k + t]["done"] == "1") + 1 for k in range(16)]
@@ -423,7 +423,7 @@ def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys)
     assert f"written: trajectories:{target}" in capsys.readouterr().out
     same_logs(auctionnet.read(source), auctionnet.read(target))
     if kind == ".csv":
-        text = target.read_text()
+        text = target.read_text(encoding="utf-8")
         assert "np." not in text and text.splitlines()[0] == ",".join(TRAJECTORIES)
         row = text.splitlines()[1]
         assert (
@@ -821,6 +821,20 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         auctionnet.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+def test_a_log_in_another_encoding_is_named_and_a_byte_order_mark_is_read(tmp_path, encoding):
+    text = gzip.decompress(TRAJECTORY_LOG.read_bytes()).decode()
+    file = tmp_path / "x.csv"
+    if encoding == "utf-8-sig":
+        file.write_text(text, encoding=encoding)
+        same_logs(auctionnet.read(TRAJECTORY_LOG), auctionnet.read(file))
+        return
+    file.write_text(text.replace("next_state", "Zuständ,next_state", 1), encoding=encoding)
+    with pytest.raises(ValueError, match=r"x.csv: not a readable log \('utf-8' codec") as refused:
+        auctionnet.read(file)
+    assert not isinstance(refused.value, UnicodeError)
 
 
 def parquet_log(file, name, column):
