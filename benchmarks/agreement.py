@@ -110,7 +110,7 @@ def main() -> None:
     given = parser.parse_args()
     for run in given.runs:
         row = compare(run, given.episodes)
-        with given.out.open("a") as file:
+        with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(
             "{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference "

@@ -68,7 +68,7 @@ def table(rows: list[dict]) -> Table:
             shown.append(f"{row['score']:.1f} ({row['low']:.1f}..{row['high']:.1f})")
         made.add_row(policy, *shown)
     made.add_section()
-    for policy, published in yaml.safe_load(PUBLISHED.read_text()).items():
+    for policy, published in yaml.safe_load(PUBLISHED.read_text(encoding="utf-8")).items():
         found = published["scores"]
         shown = [f"{found[budget]}" if budget in found else "" for budget in BUDGETS]
         made.add_row(f"{policy}, published", *shown)

@@ -172,7 +172,7 @@ def main() -> None:
             row = measured(name, T, layout, most)
         except torch.cuda.OutOfMemoryError:
             row = {"shape": name, "window": T, "layout": layout, "out_of_memory": True}
-        with options.out.open("a") as file:
+        with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row | machine) + "\n")
         print(json.dumps(row), flush=True)
 

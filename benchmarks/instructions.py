@@ -70,7 +70,7 @@ def effects(
     """
     policy, _, env = open_run(run, options, node=node, count=EPISODES)
     measured = of_maze if kind == "maze" else of_auction
-    given = yaml.safe_load((FOLDER / "instructions.yaml").read_text())[kind]
+    given = yaml.safe_load((FOLDER / "instructions.yaml").read_text(encoding="utf-8"))[kind]
     before = [world or words for words in env.tasks]
 
     def play(text: str) -> list[Episode]:

@@ -123,7 +123,7 @@ def main():
     table = pd.read_csv(options.table)
     for experiment, runs in table[~table["outlier"]].groupby("experiment"):
         row = {"experiment": experiment} | predict(runs)
-        with options.out.open("a") as file:
+        with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         shown = {
             name: {key: f"{x:.1%}" for key, x in row[name].items()}

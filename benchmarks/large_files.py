@@ -61,7 +61,7 @@ def vault(path, size):
             {"driver": "zarr", "kvstore": kvstore, "metadata": metadata}, create=True
         ).result().write(column).result()
     card = {"version": 1.2, "structure_shape": {name.rstrip("."): "" for name in whole}}
-    (path / "metadata.json").write_text(json.dumps(card))
+    (path / "metadata.json").write_text(json.dumps(card), encoding="utf-8")
 
 
 def omar(path, size):
@@ -116,7 +116,7 @@ def main():
             row[name] = reading | {"mb": reading["mb"] - before, "file_mb": size}
             print(name, row[name], flush=True)
     row |= {"megabytes": options.megabytes, "versions": directory.versions()}
-    with options.out.open("a") as file:
+    with options.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 

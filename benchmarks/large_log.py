@@ -48,7 +48,7 @@ def resident_mb():
     """Resident memory that is no file, MB."""
     line = next(
         line
-        for line in Path("/proc/self/status").read_text().splitlines()
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         if line.startswith("RssAnon")
     )
     return int(line.split()[1]) / 1024
@@ -143,7 +143,7 @@ def main():
         "met": max(writing["mb"], training["mb"]) <= LIMIT_MB and large <= SLOWER * small,
         "versions": directory.versions(),
     }
-    with options.out.open("a") as file:
+    with options.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row, indent=1))
 

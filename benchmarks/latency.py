@@ -72,7 +72,7 @@ def main():
                     "p99": float(1000 * np.percentile(took, 99)),
                     "decisions_per_second": 1000 * worlds * agents / each,
                 }
-                with given.out.open("a") as file:
+                with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row | machine) + "\n")
                 print(
                     "{execution}, {agents} agents, {worlds} worlds: {ours:.2f} ms a step, {decisions_per_second:,.0f} decisions a second".format(

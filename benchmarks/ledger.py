@@ -36,7 +36,7 @@ CONFIG = {
 def nap(folder: Path, job: Any) -> dict[str, Any]:
     """A run that sleeps and adds its name to a file that all runs share."""
     time.sleep(SECONDS)
-    with (folder.parent.parent / "names").open("a") as file:
+    with (folder.parent.parent / "names").open("a", encoding="utf-8") as file:
         file.write(f"{folder.name}\n")
     return {}
 
@@ -62,7 +62,7 @@ def killed(folder: str, executor: str) -> dict[str, int]:
     first = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.ledger", executor, "--drive", folder]
     )
-    while not file.exists() or len(file.read_text().splitlines()) < RUNS // 3:
+    while not file.exists() or len(file.read_text(encoding="utf-8").splitlines()) < RUNS // 3:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -75,17 +75,23 @@ def killed(folder: str, executor: str) -> dict[str, int]:
             and sum(state == "done" for state in states.values()) > RUNS // 2
         ):
             victims.append(
-                int((Path(folder) / "study" / running[0] / "begun").read_text().split()[0])
+                int(
+                    (Path(folder) / "study" / running[0] / "begun")
+                    .read_text(encoding="utf-8")
+                    .split()[0]
+                )
             )
             os.kill(victims[0], signal.SIGKILL)
 
     root, names = drive(folder, executor, kill)
     states = ledger.status(root, names)
-    noted = file.read_text().split()
+    noted = file.read_text(encoding="utf-8").split()
     return {
         "done": sum(state == "done" for state in states.values()),
         "twice": len(noted) - len(set(noted)),
-        "begun": sum(len((root / name / "begun").read_text().splitlines()) for name in names),
+        "begun": sum(
+            len((root / name / "begun").read_text(encoding="utf-8").splitlines()) for name in names
+        ),
         "killed": len(victims) + 1,
     }
 
@@ -109,7 +115,7 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
     from decisionllm.command_line import configs, store_choices
 
     store_choices()
-    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text()) | {
+    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8")) | {
         "seeds": list(range(-(-count // 18)))
     }
     study["lr"] = {"rule": "fixed"}
@@ -146,7 +152,7 @@ def main() -> None:
             row[name] = measure(folder, given.executor)
         finally:
             shutil.rmtree(folder)
-    with given.out.open("a") as file:
+    with given.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     many, end = row["large"], row["killed"]
     for met, words in (

@@ -260,7 +260,12 @@ class Server:
         if checkout is not None:
             environment = os.environ | {"PYTHONPATH": str(checkout)}
         self.process = subprocess.Popen(
-            pinned, text=True, stdout=subprocess.PIPE, cwd=checkout, env=environment
+            pinned,
+            text=True,
+            stdout=subprocess.PIPE,
+            cwd=checkout,
+            env=environment,
+            encoding="utf-8",
         )
         line = self.process.stdout.readline()
         assert " on http://" in line, "the server did not start"
@@ -278,10 +283,13 @@ class Server:
     def cpu(self):
         """CPU seconds of the process and its children."""
         known = subprocess.run(
-            ["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True
+            ["ps", "--ppid", str(self.process.pid), "-o", "pid="],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
         ).stdout.split()
         fields = (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             for pid in (self.process.pid, *known)
         )
         return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
@@ -493,7 +501,7 @@ def figure(path):
     """
     from matplotlib.figure import Figure
 
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
     shown = [kind for kind in RATES if any(row["case"] == kind for row in rows)]
     made = Figure(figsize=(3.2 * len(shown), 5), layout="constrained")
     for column, kind in enumerate(shown):
@@ -572,7 +580,7 @@ def main():
                         | {"load": os.getloadavg()[0]}
                         | machine
                     )
-                    with options.out.open("a") as file:
+                    with options.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(row) + "\n")
                     print(
                         "{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client "

@@ -172,7 +172,7 @@ def main(*names):
             rows.append(
                 {"benchmark": name} | compare(case, options.rounds) | {"gates": gates} | machine
             )
-            with options.out.open("a") as file:
+            with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
             console.print(f"  {case.name}: {rows[-1]['ratio']:.2f} x")
     Console(width=150).print(table(rows))

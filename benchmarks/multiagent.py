@@ -42,8 +42,8 @@ def rows(runs: list[Path], out: Path, *, episodes: int, **options: Any) -> list[
         | {"run": [str(run) for run in runs], "out": str(folder), "episodes": episodes}
         | options
     )
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    with out.open("a") as file:
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with out.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in found)
     return found
 

@@ -104,7 +104,7 @@ def main() -> None:
     given.folder.mkdir(parents=True)
     types = describe([AGENTS], "continuous")["types"]
     described = {"task": TASK, "horizon": HORIZON, "returns": "team", "plane": True, "types": types}
-    (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
+    (given.folder / "meta.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
     torch.manual_seed(given.seed)
     rng = np.random.default_rng(given.seed)

@@ -56,5 +56,5 @@ def scores_of_runs(runs: list[Path], options: dict[str, Any]) -> tuple[np.ndarra
 
 def append(out: Path, row: dict[str, Any]) -> None:
     """Append a row to a file of JSON lines."""
-    with out.open("a") as file:
+    with out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

@@ -64,7 +64,7 @@ def write(path, rows):
         ",".join(str(int(x) if isinstance(x, np.bool_) else x) for x in row)
         for row in zip(*columns, strict=True)
     ]
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write(",".join(NAMES))
         for advertiser in range(ADVERTISERS):
             budget = 2000 + 10 * advertiser
@@ -99,7 +99,7 @@ def main():
         "met": row["mb"] <= LIMIT_MB and row["seconds"] <= LIMIT_SECONDS,
         "versions": directory.versions(),
     }
-    with options.out.open("a") as file:
+    with options.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row, indent=1))
 

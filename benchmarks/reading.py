@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> None:
             "lora_alpha": 64,
         }
         row = measured(options, given.maze, steps=given.steps, lr=given.lr, seed=seed)
-        with given.rows.open("a") as file:
+        with given.rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         shares = "  ".join(f"{kind} {share:.2f}" for kind, share in row["understood"].items())
         print(f"text_layers={text_layers} summary={summary} {weights} seed {seed}: {shares}")

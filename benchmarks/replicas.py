@@ -42,7 +42,7 @@ def main():
         if options.loop_only
         else [same_answers(options.run), throughput(options.run)]
     )
-    with ROWS.open("a") as file:
+    with ROWS.open("a", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row | {"versions": directory.versions()}) + "\n")
             print(json.dumps(row, indent=1))

@@ -346,7 +346,7 @@ def main():
             )
             if backbone == "tiny" and options.rounds:
                 rows += over_http(policy, folder, name, options.ticks)
-            with options.out.open("a") as file:
+            with options.out.open("a", encoding="utf-8") as file:
                 for found in rows:
                     file.write(json.dumps(found | machine) + "\n")
                     print(

@@ -213,7 +213,7 @@ def main() -> None:
     for row in compare(given.budgets, given.periods, given.seeds, given.total):
         print(json.dumps(row), flush=True)
         if given.out:
-            with given.out.open("a") as file:
+            with given.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(known | row) + "\n")
 
 

@@ -95,11 +95,16 @@ class Server:
         self.start()
 
     def start(self):
-        with self.log.open("a") as log:
+        with self.log.open("a", encoding="utf-8") as log:
             command = [*self.command, f"port={self.port}"]
             environment = os.environ | {"DECISIONLLM_TOKEN": TOKEN}
             self.process = subprocess.Popen(
-                command, text=True, stdout=subprocess.PIPE, stderr=log, env=environment
+                command,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                encoding="utf-8",
             )
         line = self.process.stdout.readline()
         assert " on http://" in line, f"the server did not start, see {self.log}"
@@ -139,7 +144,7 @@ class Server:
         """Process ids of the replicas; none where the program serves by itself."""
         pid = self.process.pid
         found = []
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split():
             with contextlib.suppress(FileNotFoundError):
                 if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.append(int(child))
@@ -153,7 +158,7 @@ class Server:
         pages = 0
         for pid in self.serving():
             with contextlib.suppress(FileNotFoundError, IndexError):  # it was just killed
-                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                pages += int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def descriptors(self):
@@ -560,7 +565,7 @@ def main():
         journal = Journal(f"{folder}/journal.sqlite")
         largest, fallbacks = soak.compare(journal)
         lost = soak.steady.wrong(journal)
-        log = soak.server.log.read_text()
+        log = soak.server.log.read_text(encoding="utf-8")
     last = [mb for kills, _, mb in soak.memory if kills == options.kills]
     half = len(last) // 2
     steady = soak.steady
@@ -598,7 +603,7 @@ def main():
         ),
         "versions": directory.versions(),
     }
-    with options.out.open("a") as file:
+    with options.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row, indent=1))
 

@@ -175,7 +175,7 @@ def main() -> None:
         outcome = play(seats[0], role, seats[1], nodes[role], episodes=given.episodes, text=text)
         made = row(chasers, prey, outcome) | {"seed": given.seed}
         won[chasers, prey] = 100.0 * (outcome["return_0"] > 0)
-        with given.out.open("a") as file:
+        with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(made) + "\n")
         print(
             "{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures "

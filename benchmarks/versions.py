@@ -57,7 +57,9 @@ class Version:
         self.commit = commit_of(self.checkout)
         self.options = options
         self.stack = stack
-        known = yaml.safe_load((self.checkout / "configs" / "serve.yaml").read_text())
+        known = yaml.safe_load(
+            (self.checkout / "configs" / "serve.yaml").read_text(encoding="utf-8")
+        )
         self.words = [word for word in WORDS if word.partition("=")[0] in known]
         self.switches = "models_dir" in known
         models = folder / "models"
@@ -129,7 +131,7 @@ def take_over(port, run):
 
 def commit_of(checkout):
     git = ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(git, capture_output=True, text=True, encoding="utf-8").stdout.strip()
 
 
 def turns(versions, rounds):
@@ -217,7 +219,7 @@ def main():
         "load": os.getloadavg()[0],
         "options": {name: getattr(options, name) for name in RECORDED},
     }
-    with options.out.open("a") as file:
+    with options.out.open("a", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row | machine) + "\n")
             print("{case}: {ratio:.2f} ({least:.2f} .. {largest:.2f})".format(**row))

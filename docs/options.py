@@ -171,4 +171,4 @@ def shown(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "options.md").write_text(page())
+    (Path(__file__).parent / "options.md").write_text(page(), encoding="utf-8")

@@ -35,6 +35,6 @@ def build(corpus: Iterable[str]) -> Any:
 
 
 if __name__ == "__main__":
-    build((HERE / "corpus.txt").read_text().splitlines()).save(
+    build((HERE / "corpus.txt").read_text(encoding="utf-8").splitlines()).save(
         str(HERE / "tokenizer.json"), pretty=False
     )

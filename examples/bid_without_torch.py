@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--target-cpa", type=float, default=100.0, help="currency per conversion")
     parser.add_argument("--opportunities", type=int, default=480_000, help="of the day")
     options = parser.parse_args()
-    about = json.loads((Path(options.policy) / "policy.json").read_text())
+    about = json.loads((Path(options.policy) / "policy.json").read_text(encoding="utf-8"))
     print(f"policy {about['run']}, trained on {about['dataset']['name']}")
 
     strategy = DecisionLLMBiddingStrategy(

@@ -54,7 +54,10 @@ def command(line: str, expected: int = 0) -> str:
 
 def results(folder: Path) -> list[dict[str, Any]]:
     """The rows of an evaluation."""
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 # -- Gymnasium --
@@ -140,7 +143,9 @@ def minari_dict(folder: Path) -> None:
     environment = "env=gymnasium env.id=JourneyReach-v0 'env.task=\"Go to {desired_goal}.\"'"
     command(f"train {data} {environment} run={folder}/run {FEW}")
     command(f"evaluate run={folder}/run episodes=5 report=false")
-    parts = json.loads((folder / "run/run.json").read_text())["dataset"]["observation_parts"]
+    parts = json.loads((folder / "run/run.json").read_text(encoding="utf-8"))["dataset"][
+        "observation_parts"
+    ]
     assert parts == [["desired_goal", 2], ["pos", 2]], "the same order for data and environment"
 
 
@@ -324,7 +329,7 @@ def bad_files(folder: Path) -> None:
     np.savez(folder / "renamed.npz", **rows, terminations=np.zeros(20, bool))
     huge = rows | {"rewards": np.full(20, 1e300), "terminals": np.arange(20) % 5 == 4}
     np.savez(folder / "huge.npz", **huge)
-    (folder / "table.csv").write_text("x,y,reward\n0,0,1\n")
+    (folder / "table.csv").write_text("x,y,reward\n0,0,1\n", encoding="utf-8")
     for name, word in (
         ("unmarked.npz", "terminals"),
         ("renamed.npz", "terminations"),

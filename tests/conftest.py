@@ -255,7 +255,10 @@ def command(verb, *overrides):
 
 def metrics(path):
     """What a run logged, but for the clock."""
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 

@@ -176,7 +176,7 @@ def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypat
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
     policy = loading.load(run)
-    written = (run / "losses.jsonl").read_text().splitlines()
+    written = (run / "losses.jsonl").read_text(encoding="utf-8").splitlines()
     assert policy.act(seen[:, 0]).mean() > 0.3  # those of the log are 0 on average
     assert [json.loads(line)["step"] for line in written] == [40, 80, 100]
     assert policy.info["versions"]["d3rlpy"]
@@ -190,7 +190,8 @@ def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monk
         command("evaluate", f"run=[{run},{tmp_path}/nano]", "episodes=5", "act.decode=sample") == 0
     )
     row, other = (
-        json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
     )
     assert row.keys() == other.keys() and (row["decode"], other["decode"]) == ("mode", "sample")
     assert (row["policy"], row["seed"], row["target_return"], row["headline"], row["n"]) == (
@@ -200,11 +201,14 @@ def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monk
         True,
         5,
     )
-    assert row["fingerprint"] == json.loads((run / "run.json").read_text())["fingerprint"]
+    assert (
+        row["fingerprint"]
+        == json.loads((run / "run.json").read_text(encoding="utf-8"))["fingerprint"]
+    )
     assert (tmp_path / "report.html").is_file()
     quick = ("estimators=[fqe]", "+options.fqe.steps=2", "held_out=0.5", "picture=false")
     assert command("compare", f"run=[{run},{tmp_path}/nano]", *quick) == 0
-    found = json.loads((tmp_path / "compare.json").read_text())
+    found = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
     assert {row["policy"] for row in found["rows"]} == {"iql", "nano"}
 
 
@@ -223,7 +227,9 @@ def test_options_reach_d3rlpy_and_fraction_the_data(tmp_path, capsys):
     run = trained(
         tmp_path / "run", "steps=1", "+options.gamma=0.5", "data.fraction=0.5", "name=mine"
     )
-    assert yaml.safe_load((run / "config.yaml").read_text())["options"] == {"gamma": 0.5}
+    assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["options"] == {
+        "gamma": 0.5
+    }
     assert "30 episodes" in capsys.readouterr().out
 
 

@@ -227,7 +227,10 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     ]
     monkeypatch.setattr("sys.argv", ["auction_bidders", *words])
     auction_bidders.main()
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert len(rows) == 5 * 13 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
     half = {
         row["policy"]: row["score"]
@@ -257,7 +260,7 @@ def test_the_public_protocol_has_a_row_for_each_budget_beside_those_of_others(
     words = [f"{tmp_path}/run", "--days", f"{days}:1", "--repeats", "2", "--out", str(out)]
     monkeypatch.setattr("sys.argv", ["auctionnet_public", *words])
     auctionnet_public.main()
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [row["budget"] for row in rows] == [*auctionnet_public.BUDGETS] * 2
     assert all(row["campaigns"] == 2 * 48 for row in rows)
     assert all(row["low"] <= row["score"] <= row["high"] for row in rows)
@@ -290,7 +293,7 @@ def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
         ],
     )
     auction_words.main()
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [row["campaigns"] for row in rows] == [48] * 6
     assert all(
         row["apart"] == pytest.approx(row["own_words"] - row["anothers_words"], abs=1e-9)
@@ -301,7 +304,7 @@ def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
         "sys.argv", ["instructions", f"{tmp_path}/run", "--days", f"{days}:1", "--out", str(out)]
     )
     instructions.main()
-    (row,) = (json.loads(line) for line in out.read_text().splitlines())
+    (row,) = (json.loads(line) for line in out.read_text(encoding="utf-8").splitlines())
     assert len(row["effects"]) == 15 and row["right"] + row["wrong"] <= 15
     assert "of 15 do what they say beyond the interval" in capsys.readouterr().out
 
@@ -404,7 +407,7 @@ def test_a_raw_traffic_log_has_its_sums(tmp_path, monkeypatch):
         ],
     )
     import_module("benchmarks.raw_traffic").main()
-    assert json.loads((tmp_path / "rows.jsonl").read_text())["rows"] == 2 * 48 * 48
+    assert json.loads((tmp_path / "rows.jsonl").read_text(encoding="utf-8"))["rows"] == 2 * 48 * 48
 
 
 def test_shading_is_compared_over_the_same_campaigns():

@@ -132,7 +132,7 @@ def test_runs_are_compared_on_their_held_out_episodes(runs, tmp_path, capsys):
     words = (f"run=[{runs}/one,{runs}/two]", f"out={tmp_path}", "least_episodes=12", *QUICK)
     assert command("compare", *words, "picture=true") == 0
     said = capsys.readouterr().out
-    found = json.loads((tmp_path / "compare.json").read_text())
+    found = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
     assert (found["episodes"], found["fit_episodes"], found["dataset"]) == (12, 28, "synthetic")
     assert sorted(row["policy"] for row in found["rows"]) == ["one", "two"]
     for name in ("fqe", "model"):
@@ -162,7 +162,7 @@ def test_episodes_that_share_a_few_groups_are_named(tmp_path):
 def test_another_log_is_halved_and_a_run_on_judged_episodes_is_named(runs, tmp_path, capsys):
     words = (f"run={runs}/one", f"out={tmp_path}", *QUICK, "estimators=[fqe]")
     assert command("compare", *words[:-3], "picture=false", "+dataset.episodes=60") == 0
-    assert json.loads((tmp_path / "compare.json").read_text())["episodes"] == 30
+    assert json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))["episodes"] == 30
     words = (f"run={runs}/one", f"out={tmp_path}", *QUICK[:2], "estimators=[fqe]", "held_out=0.5")
     assert command("compare", *words, "picture=false") == 0
     assert "was trained on" in capsys.readouterr().out
@@ -176,8 +176,10 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
     )
     several = tmp_path / "several"
     several.mkdir()
-    (several / "config.yaml").write_text("run: several")
-    (several / "run.json").write_text(json.dumps({"format": 3, "embodiments": {"a": {}, "b": {}}}))
+    (several / "config.yaml").write_text("run: several", encoding="utf-8")
+    (several / "run.json").write_text(
+        json.dumps({"format": 3, "embodiments": {"a": {}, "b": {}}}), encoding="utf-8"
+    )
     cases = {
         f"run={runs}/none": "expected a run directory (with run.json), found none",
         f"run={several}": "expected a run of one space, got one of dataset=embodiments (a, b)",
@@ -235,7 +237,7 @@ def test_propensities_of_a_log_are_read(runs, tmp_path):
     }
     with pytest.raises(ValueError, match="give act.decode=sample"):
         compare(config)
-    found = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text())
+    found = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text(encoding="utf-8"))
     (row,) = found["rows"]
     (name,) = row["estimates"]
     assert name == "importance" and -10 <= row["estimates"][name]["value"] <= 10

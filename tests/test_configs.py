@@ -33,7 +33,7 @@ def composed(name):
 def differences(name):
     """What an experiment file says and the composed configuration does not have."""
     config = composed(name)
-    said = yaml.safe_load((configs() / "experiment" / f"{name}.yaml").read_text())
+    said = yaml.safe_load((configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
     for default in said.pop("defaults"):
         for group, choice in default.items() if isinstance(default, dict) else ():
             group = group.removeprefix("override /")
@@ -54,7 +54,7 @@ def test_an_experiment_says_what_is_trained():
 def test_an_experiment_opens_with_its_lab_note():
     wrong = []
     for name in EXPERIMENTS:
-        lines = (configs() / "experiment" / f"{name}.yaml").read_text().splitlines()
+        lines = (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         note = [line for line in lines[1:] if line.startswith("#")]
         commands = [
             line for line in note if "decisionllm train" in line and f"experiment={name}" in line
@@ -68,7 +68,7 @@ def test_the_trainings_of_a_lab_note_compose():
     """Swept options with their first value."""
     wrong = []
     for name in EXPERIMENTS:
-        note = (configs() / "experiment" / f"{name}.yaml").read_text()
+        note = (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
         for command in TRAINING.findall(note):
             words = [re.sub(r"^([\w.]+=[^\[,]+),.*", r"\1", word) for word in command.split()]
             overrides = [word for word in words if "=" in word]

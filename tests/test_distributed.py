@@ -121,7 +121,9 @@ def two(tmp_path_factory):
     common = (*LOOP, *NANO, "window=15", "optim.clip=0.5")
     cases = [(given, [*common, *words]) for given, words in CASES.values()]
     words = [sys.executable, "-c", TWO, str(path), json.dumps(cases)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=PATIENCE, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr
     return path, done
 
@@ -205,7 +207,7 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
     ]
     shown = (
         (Path(__file__).parents[1] / "configs" / "accelerate" / "fsdp.yaml")
-        .read_text()
+        .read_text(encoding="utf-8")
         .splitlines()[0]
     )
     start = (
@@ -222,12 +224,15 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
+        encoding="utf-8",
     )
     trainer = tmp_path / "run" / "checkpoint" / "trainer.json"
     patience = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < patience and not trainer.is_file():
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = (
+        Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
+    )
     environments = {child: Path(f"/proc/{child}/environ").read_bytes() for child in children}
     ranks = {
         int(re.search(rb"\0RANK=(\d)", found)[1]): int(child)
@@ -238,7 +243,9 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
     out, err = process.communicate(timeout=PATIENCE)  # torch's own patience is half an hour
     assert process.returncode == 1 and f"{world} x cpu" in out
     said = [line for line in err.splitlines() if line.startswith("decisionllm:")]
-    step = json.loads((checkpoint.find(tmp_path / "run") / "trainer.json").read_text())["step"]
+    step = json.loads(
+        (checkpoint.find(tmp_path / "run") / "trainer.json").read_text(encoding="utf-8")
+    )["step"]
     assert len(said) == 1 and "a process of this run was lost" in said[0], err
     assert f"the same command continues from step {step:,}" in said[0]
     drawn = interrupt(monkeypatch, step + 2)

@@ -74,7 +74,7 @@ def blocks(page):
     """(composed only, language, file name, text) of each block of a page."""
     return [
         (bool(mark), kind, title, text)
-        for mark, kind, title, text in BLOCK.findall(page.read_text())
+        for mark, kind, title, text in BLOCK.findall(page.read_text(encoding="utf-8"))
     ]
 
 
@@ -95,7 +95,7 @@ def commands(page):
             if line.startswith("decisionllm "):
                 words = line.removeprefix("decisionllm ")
                 found[words] = found.get(words, False) or not composed and runs(launched)
-    found = dict.fromkeys(INLINE.findall(page.read_text()), False) | found
+    found = dict.fromkeys(INLINE.findall(page.read_text(encoding="utf-8")), False) | found
     return {tuple(shlex.split(words)): run for words, run in found.items()}
 
 
@@ -147,7 +147,8 @@ def check_line(line):
     program, *targets = line.split()
     if program == "make":
         assert all(
-            re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in targets
+            re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+            for target in targets
         ), line
     for module in re.findall(r"python -m (benchmarks\.\w+)", line):
         assert importlib.util.find_spec(module), line
@@ -198,7 +199,7 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
     known = {"__name__": page.stem}
     for composed, kind, title, text in blocks(page):
         if title:
-            Path(title).write_text(text)
+            Path(title).write_text(text, encoding="utf-8")
         elif kind == "python" and not composed:
             exec(compile(few(text), f"{page.name}", "exec"), known)
         elif kind == "sh":
@@ -246,7 +247,9 @@ def test_every_command_is_documented():
 def test_local_links_lead_somewhere():
     wrong = []
     for page in PAGES:
-        targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", page.read_text())
+        targets = re.findall(
+            r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")
+        )
         wrong += [
             f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()
         ]
@@ -256,7 +259,7 @@ def test_local_links_lead_somewhere():
 def test_a_page_uses_the_words_of_the_field():
     wrong = []
     for page in PAGES:
-        found = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(), re.I)
+        found = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(encoding="utf-8"), re.I)
         wrong += [f"{page.name}: {word}" for word in found]
     assert not wrong, "\n".join(wrong)
 
@@ -265,7 +268,10 @@ def test_a_paragraph_has_at_most_four_sentences():
     wrong = []
     for page in PAGES:
         prose = re.sub(
-            r"```.*?```|^\|.*$|^#.*$|^:::.*$|^ {4}.*$", "", page.read_text(), flags=re.M | re.S
+            r"```.*?```|^\|.*$|^#.*$|^:::.*$|^ {4}.*$",
+            "",
+            page.read_text(encoding="utf-8"),
+            flags=re.M | re.S,
         )
         for paragraph in re.split(r"\n\s*\n|\n(?=- |\d\. )", prose):
             if len(re.findall(r"[a-z)%`][.?!](?:\s|$)", paragraph)) > 4:
@@ -274,7 +280,7 @@ def test_a_paragraph_has_at_most_four_sentences():
 
 
 def test_the_floors_of_the_architecture_are_those_of_the_imports():
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = [
         set(re.findall(r"`(\w+)/?`", row)) for row in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M)
     ]
@@ -293,13 +299,13 @@ def options(cls=TrainConfig, at=""):
 def test_the_table_of_options_is_that_of_the_code():
     from docs import options as script
 
-    assert (ROOT / "docs" / "options.md").read_text() == script.page(), (
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == script.page(), (
         "run: python -m docs.options"
     )
 
 
 def test_every_option_is_documented_with_its_meaning():
-    text = (ROOT / "docs" / "options.md").read_text()
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     wrong = []
     for option in options():
         row = re.search(rf"^\| `{re.escape(option)}` \|(.*)\|$", text, re.M)
@@ -309,23 +315,25 @@ def test_every_option_is_documented_with_its_meaning():
 
 
 def test_a_default_is_as_one_writes_it_on_the_command_line():
-    text = (ROOT / "docs" / "options.md").read_text()
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     defaults = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.M))
     assert defaults["planner"] == "`none`" and defaults["objective"] == "`likelihood`"
     assert not [name for name, default in defaults.items() if "(" in default]
 
 
 def test_every_route_of_the_server_is_documented():
-    sources = "".join(path.read_text() for path in (ROOT / "decisionllm" / "serving").glob("*.py"))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "decisionllm" / "serving").glob("*.py")
+    )
     paths = set(re.findall(r"\broutes?r?\.(?:get|post|delete)\(\s*\"(/[^\"]+)\"", sources))
-    page = (ROOT / "docs" / "serve.md").read_text()
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
     assert len(paths) > 8
     for path in paths:
         assert f"{path}`" in page, path
 
 
 def test_every_page_is_in_the_navigation():
-    text = (ROOT / "mkdocs.yml").read_text()
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(
         re.findall(r": (\w+\.md)$", text, re.M)
     )
@@ -351,15 +359,17 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
         capture_output=True,
         text=True,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"},
+        encoding="utf-8",
     )
     assert made.returncode == 0, made.stderr
     for page in tmp_path.rglob("*.html"):
         assert not re.findall(
-            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?://(?!127)", page.read_text()
+            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?://(?!127)",
+            page.read_text(encoding="utf-8"),
         ), page.name
     assert (tmp_path / "images" / "tokens.svg").is_file()
 
 
 def test_the_files_of_the_forge_are_yaml():
     for path in sorted((ROOT / ".github").rglob("*.yml")):
-        assert yaml.safe_load(path.read_text()), path
+        assert yaml.safe_load(path.read_text(encoding="utf-8")), path

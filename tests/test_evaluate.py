@@ -84,7 +84,10 @@ def runs(tmp_path_factory):
 
 def evaluated(out, *words):
     assert command("evaluate", f"out={out}", "episodes=3", "report=false", *words) == 0
-    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_rows_name_the_bytes_of_a_file(tmp_path):
 
 def test_a_row_describes_its_evaluation(runs, tmp_path):
     (row,) = evaluated(tmp_path, f"run={runs}/plain")
-    info = json.loads((runs / "plain" / "run.json").read_text())
+    info = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))
     assert row.keys() >= KEYS
     known = {
         "world": "synthetic",
@@ -172,7 +175,7 @@ def test_samples_do_not_depend_on_what_is_evaluated_before(runs, tmp_path):
 
 def test_the_report_is_one_page_with_its_pictures(runs, tmp_path):
     evaluated(tmp_path, f"run={runs}/plain", "report=true")
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == ["learning.png", "scores.png"] and page.count("data:image/png;base64,") == 2
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
@@ -187,7 +190,7 @@ def test_of_several_targets_one_is_the_headline(runs, tmp_path):
     rows = evaluated(
         tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]"
     )
-    known = json.loads((runs / "plain" / "run.json").read_text())["targets"]
+    known = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))["targets"]
     # 0.9 is not played twice
     assert [row["target_return"] for row in rows] == [
         known["0.9"],
@@ -239,18 +242,20 @@ def edited(run, **changes):
     """The config of a run, changed by hand for a block: without its digest, as the error says that
     one goes on.
     """
-    files = {name: (run / name).read_text() for name in ("config.yaml", DIGESTS)}
-    (run / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(files["config.yaml"]) | changes))
+    files = {name: (run / name).read_text(encoding="utf-8") for name in ("config.yaml", DIGESTS)}
+    (run / "config.yaml").write_text(
+        yaml.safe_dump(yaml.safe_load(files["config.yaml"]) | changes), encoding="utf-8"
+    )
     (run / DIGESTS).unlink()
     try:
         yield
     finally:
         for name, text in files.items():
-            (run / name).write_text(text)
+            (run / name).write_text(text, encoding="utf-8")
 
 
 def test_a_damaged_row_is_named_before_anything_is_played(runs, tmp_path, capsys):
-    (tmp_path / "results.jsonl").write_text('{"world"{}\n')
+    (tmp_path / "results.jsonl").write_text('{"world"{}\n', encoding="utf-8")
     assert command("evaluate", f"out={tmp_path}", f"run={runs}/plain") == 1
     said = capsys.readouterr()
     assert "results.jsonl: line 1 is damaged" in said.err and "score" not in said.out
@@ -287,7 +292,7 @@ def test_an_environment_of_ones_own_takes_the_text_of_the_run(runs, tmp_path):
 
 
 def test_the_runs_own_env_is_used_and_can_be_changed(runs, tmp_path):
-    env = yaml.safe_load((runs / "plain" / "config.yaml").read_text())["env"]
+    env = yaml.safe_load((runs / "plain" / "config.yaml").read_text(encoding="utf-8"))["env"]
     north = evaluated(tmp_path / "a", f"run={runs}/plain")[0]["return"]
     south = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.goal=south")[0]["return"]
     with edited(runs / "plain", env=env | {"goal": "south"}):
@@ -317,7 +322,10 @@ def test_scripted_players_are_played_once(runs, tmp_path):
     assert (
         command("evaluate", f"run=[{runs}/maze,{runs}/maze]", f"out={tmp_path}", "episodes=2") == 0
     )
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(row["policy"], row["protocol"]) for row in rows] == [
         ("maze", "standard"),
         ("random", "scripted"),
@@ -452,7 +460,7 @@ def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, 
         ("nano, optim.lr=0.002", 2, 6),
     ]
     said = capsys.readouterr().out
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "2 x 3 episodes" in said
     for name in ("nano, optim.lr=0.001", "nano, optim.lr=0.002"):
         assert sum(name in line for line in said.splitlines()) == 1 and name in page
@@ -528,7 +536,10 @@ def test_a_run_that_is_not_finished_is_no_further_seed(runs, tmp_path, capsys):
     run = tmp_path / "stopped"
     shutil.copytree(runs / "plain", run)
     file = run / "checkpoint" / "trainer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 2, "finished": False}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"step": 2, "finished": False}),
+        encoding="utf-8",
+    )
     (run / "checkpoint" / DIGESTS).unlink()  # as for a file that is edited by hand
     rows = evaluated(tmp_path / "out", f"run=[{run},{runs}/plain]", "baselines=false")
     assert [row.get("changed") for row in rows] == ["stopped at step 2", None]

@@ -109,6 +109,7 @@ def test_the_exported_bidder_needs_no_torch(tmp_path):
         capture_output=True,
         text=True,
         timeout=PATIENCE,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     assert (

@@ -118,7 +118,9 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
         near(found.act([bare]), policy.act([bare]), scale=RANGE[spec])
     if case == "window":
         assert difference(policy, path) < 1e-5
-        assert json.loads((path / "policy.json").read_text())["target_return"] is None
+        assert (
+            json.loads((path / "policy.json").read_text(encoding="utf-8"))["target_return"] is None
+        )
 
 
 @pytest.mark.parametrize("name", ["policy.onnx", "policy.json", "text.onnx", "tokenizer.json"])
@@ -161,7 +163,7 @@ def test_only_what_the_graph_holds_is_exported():
 
 
 def test_a_folder_of_another_kind_is_kept(tmp_path):
-    (tmp_path / "mine").write_text("1")
+    (tmp_path / "mine").write_text("1", encoding="utf-8")
     with pytest.raises(ValueError, match="path: expected a new folder or an earlier export"):
         exported(tmp_path, CONTINUOUS)
     assert (tmp_path / "mine").is_file()
@@ -192,7 +194,9 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
         found.act([History(np.zeros((2, 3)), np.zeros((1, 1)), np.zeros(1))])
     with pytest.raises(ValueError, match="expected finite numbers"):
         found.begin([""], STEPS).observe(np.full((1, 3), np.nan))
-    (tmp_path / "onnx" / "policy.json").write_text(json.dumps(found.info | {"format": 0}))
+    (tmp_path / "onnx" / "policy.json").write_text(
+        json.dumps(found.info | {"format": 0}), encoding="utf-8"
+    )
     seal(tmp_path / "onnx")
     with pytest.raises(ValueError, match="expected an export of format 1, got 0; export it again"):
         ExportedPolicy(tmp_path / "onnx")

@@ -25,9 +25,9 @@ def test_a_file_appears_when_the_block_ends(tmp_path):
     path = tmp_path / "new" / "a.json"
     with atomic(path) as partial:
         assert partial.suffix == ".json"
-        partial.write_text("1")
+        partial.write_text("1", encoding="utf-8")
         assert not path.exists()
-    assert path.read_text() == "1" and list(path.parent.iterdir()) == [path]
+    assert path.read_text(encoding="utf-8") == "1" and list(path.parent.iterdir()) == [path]
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
@@ -35,7 +35,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     for name in ("first", "second"):
         with atomic(path) as partial:
             partial.mkdir()
-            (partial / name).write_text(name)
+            (partial / name).write_text(name, encoding="utf-8")
     assert [file.name for file in path.iterdir()] == ["second"] and list(tmp_path.iterdir()) == [
         path
     ]
@@ -44,18 +44,20 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_failure_keeps_the_old_content(tmp_path, folder):
     path = tmp_path / "x"
-    path.mkdir() if folder else path.write_text("old")
+    path.mkdir() if folder else path.write_text("old", encoding="utf-8")
     with pytest.raises(ValueError, match="broken"), atomic(path) as partial:
-        partial.mkdir() if folder else partial.write_text("half")
+        partial.mkdir() if folder else partial.write_text("half", encoding="utf-8")
         raise ValueError("broken")
-    assert list(tmp_path.iterdir()) == [path] and (folder or path.read_text() == "old")
+    assert list(tmp_path.iterdir()) == [path] and (
+        folder or path.read_text(encoding="utf-8") == "old"
+    )
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
     with atomic(tmp_path / "x") as first, atomic(tmp_path / "x") as second:
-        first.write_text("first")
-        second.write_text("second")
-    assert (tmp_path / "x").read_text() == "first"
+        first.write_text("first", encoding="utf-8")
+        second.write_text("second", encoding="utf-8")
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "first"
 
 
 @pytest.mark.parametrize("moment", ["before the old one is moved", "before the new one is"])
@@ -110,9 +112,11 @@ def test_a_damaged_file_of_a_sealed_folder_is_found(damage, tmp_path):
 
 def test_a_digest_is_the_size_and_the_crc_32_of_a_file(tmp_path):
     """0xcbf43926 is the check value of CRC-32: that of these nine characters."""
-    (tmp_path / "digits").write_text("123456789")
+    (tmp_path / "digits").write_text("123456789", encoding="utf-8")
     seal(tmp_path)
-    assert json.loads((tmp_path / DIGESTS).read_text()) == {"digits": "9 bytes, CRC-32 cbf43926"}
+    assert json.loads((tmp_path / DIGESTS).read_text(encoding="utf-8")) == {
+        "digits": "9 bytes, CRC-32 cbf43926"
+    }
 
 
 @pytest.mark.parametrize("place", [0, 1_048_576, 1_199_999])
@@ -127,15 +131,15 @@ def test_a_change_in_any_part_that_is_read_is_found(place, tmp_path):
 
 
 def test_a_file_without_a_digest_is_not_checked(tmp_path):
-    (tmp_path / "a").write_text("a")
+    (tmp_path / "a").write_text("a", encoding="utf-8")
     check_bytes(tmp_path, "a")
     check_all(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"b": "1 bytes, CRC-32 71beeff9"}'])
 def test_damaged_digests_are_one_clear_error(content, tmp_path):
-    (tmp_path / "a").write_text("a")
-    (tmp_path / DIGESTS).write_text(content)
+    (tmp_path / "a").write_text("a", encoding="utf-8")
+    (tmp_path / DIGESTS).write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="checksums.json"):
         check_bytes(tmp_path, "a")
 
@@ -147,7 +151,7 @@ def test_damaged_digests_are_one_clear_error(content, tmp_path):
 )
 def test_a_last_line_that_was_cut_short_spoils_no_other(last, kept, tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_text('{"a": 1}\n' + last)
+    log.write_text('{"a": 1}\n' + last, encoding="utf-8")
     assert [line["a"] for line in read_lines(log)] == kept
     append_line(log, {"a": 3})
     assert [line["a"] for line in read_lines(log)] == [*kept, 3]
@@ -155,12 +159,12 @@ def test_a_last_line_that_was_cut_short_spoils_no_other(last, kept, tmp_path):
 
 def test_the_first_line_makes_the_file(tmp_path):
     append_line(tmp_path / "log.jsonl", {"a": 1})
-    assert (tmp_path / "log.jsonl").read_text() == '{"a": 1}\n'
+    assert (tmp_path / "log.jsonl").read_text(encoding="utf-8") == '{"a": 1}\n'
 
 
 def test_a_damaged_line_is_named(tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_text('{"a": 1}\n{"a"{"a": 2}\n')
+    log.write_text('{"a": 1}\n{"a"{"a": 2}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="log.jsonl: line 2 is damaged .*delete the line"):
         read_lines(log)
     for wrong, why in (

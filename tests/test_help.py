@@ -58,7 +58,9 @@ def test_options_are_shown_with_what_they_mean(capsys):
 
 def test_options_of_a_choice_are_shown_where_it_is_made(capsys):
     assert "episodes: 300" in printed(capsys, "data", "dataset=synthetic", "--help")
-    experiment = yaml.safe_load((ROOT / "configs/experiment/umaze-llm.yaml").read_text())
+    experiment = yaml.safe_load(
+        (ROOT / "configs/experiment/umaze-llm.yaml").read_text(encoding="utf-8")
+    )
     text = printed(capsys, "train", "experiment=umaze-llm", "--help")
     assert "\n  lora_rank: 32\n" in text
     assert f"\nsteps: {experiment['steps']}\n" in text

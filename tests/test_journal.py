@@ -141,7 +141,7 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
     assert journal.write([ticked("a", 4, "{}", "{}", "a@1")]) == [True], "the server goes on"
     journal.close()
     for name in ("j.snapshot", "j.snapshot-wal"):
-        (tmp_path / name).write_text("ahead of the copy")
+        (tmp_path / name).write_text("ahead of the copy", encoding="utf-8")
     assert command(*restore) == 0
     assert "j.replaced" in capsys.readouterr().out
     assert not (tmp_path / "j.snapshot").exists()

@@ -113,7 +113,7 @@ def test_imports_only_go_down():
         if floor(here) is None:
             wrong.append(f"{here} has no floor")
             continue
-        for module in imports(ast.walk(ast.parse(path.read_text()))):
+        for module in imports(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
             if (
                 not module.startswith("decisionllm.")
                 or module == "decisionllm.__version__"
@@ -134,7 +134,7 @@ def test_dotted_paths_in_strings_only_point_down():
         here = room(of(path))
         constants = (
             node.value
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.Constant)
         )
         for text in constants:
@@ -148,7 +148,7 @@ def test_dotted_paths_in_strings_only_point_down():
 def test_optional_packages_are_imported_where_they_are_used():
     wrong = []
     for path in FILES:
-        modules = set(imports(ast.parse(path.read_text()).body))
+        modules = set(imports(ast.parse(path.read_text(encoding="utf-8")).body))
         found = ({module.split(".")[0] for module in modules} & OPTIONAL) | (modules & HTTP)
         if of(path) not in HTTP and found:
             wrong.append(f"{of(path)} imports {', '.join(sorted(found))} at its head")
@@ -161,6 +161,8 @@ def test_the_ground_floor_stands_on_torch_and_numpy_alone():
     for name in FLOORS[0]:
         found = {
             module.split(".")[0]
-            for module in imports(ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())))
+            for module in imports(
+                ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8")))
+            )
         }
         assert found <= {"torch", "numpy", "einops"} | sys.stdlib_module_names

@@ -13,11 +13,13 @@ from decisionllm.__main__ import COMMANDS
 from tests.conftest import command
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 TARGETS = sorted(
     set(
         re.findall(
-            r"`make (\w+)`|^make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text(), re.M
+            r"`make (\w+)`|^make (\w+)",
+            README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+            re.M,
         )
     )
 )
@@ -69,7 +71,7 @@ def test_every_folder_of_the_package_is_in_the_layout():
 
 
 def test_what_the_tables_name_as_experiments_exists():
-    pages = README + (ROOT / "docs" / "results.md").read_text()
+    pages = README + (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for name in re.findall(r"`experiment=([\w-]+)`", pages):
         assert (ROOT / "configs" / "experiment" / f"{name}.yaml").is_file(), name
 
@@ -78,9 +80,9 @@ def test_the_numbers_of_the_readme_are_those_of_the_results():
     """Every row of a README table whose first cell is in a table of the docs has the same numbers
     there.
     """
-    docs = (ROOT / "docs" / "results.md").read_text() + (
+    docs = (ROOT / "docs" / "results.md").read_text(encoding="utf-8") + (
         ROOT / "docs" / "benchmarks.md"
-    ).read_text()
+    ).read_text(encoding="utf-8")
     number = re.compile(r"-?\d+(?:\.\d+)?")
     known = set(number.findall(docs))
     tables = README.split("## Results")[1].split("## Layout")[0]
@@ -94,7 +96,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_results():
 
 
 def test_every_make_target_exists():
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     wrong = [
         target for target in map("".join, TARGETS) if not re.search(rf"^{target}:", makefile, re.M)
     ]

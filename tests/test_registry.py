@@ -119,7 +119,7 @@ def discovered(monkeypatch, tmp_path):
     def find(file, source):
         package = tmp_path / "decisionllm"
         (package / file).parent.mkdir(parents=True)
-        (package / file).write_text(source)
+        (package / file).write_text(source, encoding="utf-8")
         monkeypatch.setattr(registry, "PACKAGE", package)
         monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)
         return discover.__wrapped__()
@@ -156,15 +156,26 @@ def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
 )
 def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
     """Every command reads what the package registers."""
-    (tmp_path / "theirlab.py").write_text('@register("head", "mine", size=3)\ndef one(): ...\n')
+    (tmp_path / "theirlab.py").write_text(
+        '@register("head", "mine", size=3)\ndef one(): ...\n', encoding="utf-8"
+    )
     installed = tmp_path / "theirlab-1.dist-info"
     installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: theirlab\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text(f"[decisionllm]\nmine = {module}\n")
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: theirlab\nVersion: 1\n", encoding="utf-8"
+    )
+    (installed / "entry_points.txt").write_text(
+        f"[decisionllm]\nmine = {module}\n", encoding="utf-8"
+    )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     words = [sys.executable, "-m", "decisionllm", "train", "--help"]
     done = subprocess.run(
-        words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        words,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
     )
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert f"decisionllm: entry point decisionllm:mine ({module}) is wrong" in done.stderr

@@ -75,7 +75,7 @@ def finished(tmp_path_factory):
 
 
 def runs(out):
-    return json.loads((out / "study.json").read_text())["runs"]
+    return json.loads((out / "study.json").read_text(encoding="utf-8"))["runs"]
 
 
 def test_a_study_in_an_environment_unlike_its_data_is_refused_before_its_first_run(
@@ -99,7 +99,7 @@ def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
     found = runs(finished)
     # of the four that tune, two are in the grid
     assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {"done"}
-    tuned = json.loads((finished / "study.json").read_text())["tuned"]
+    tuned = json.loads((finished / "study.json").read_text(encoding="utf-8"))["tuned"]
     for size, rates in tuned.items():
         best = min(rates, key=rates.get)
         assert len(rates) == 2 and {
@@ -249,10 +249,10 @@ def test_a_head_without_a_floor_is_refused(finished):
 def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
     shutil.copy(finished / "study.json", tmp_path)
     assert command("scale", "action=report", f"read={tmp_path}/study.json") == 0
-    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(
-        (finished / "study.json").read_text()
+    assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == json.loads(
+        (finished / "study.json").read_text(encoding="utf-8")
     )
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (
         page.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) >= 6
         and 'src="data:' in page
@@ -265,12 +265,14 @@ def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
 
 def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
     out = tmp_path / "plain"
-    found = json.loads((finished / "study.json").read_text())
+    found = json.loads((finished / "study.json").read_text(encoding="utf-8"))
     out.mkdir()
     found["study"]["lr"]["rule"], found["tuned"] = "fixed", {size: {} for size in found["tuned"]}
-    (out / "study.json").write_text(json.dumps(found))
+    (out / "study.json").write_text(json.dumps(found), encoding="utf-8")
     assert command("scale", "action=report", f"read={out}/study.json") == 0
-    assert "The learning rate was not tuned per size" in (out / "report.html").read_text()
+    assert "The learning rate was not tuned per size" in (out / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_plan_prints_the_cost_and_starts_nothing(tmp_path, capsys):
@@ -306,7 +308,7 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     printed = capsys.readouterr().out
     assert printed.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in printed
     (failed,) = (tmp_path / "out").glob("*/failed.json")
-    log = (failed.parent / "log.txt").read_text()
+    log = (failed.parent / "log.txt").read_text(encoding="utf-8")
     assert "Traceback" in log and "in unlucky\n" in log
     assert small(tmp_path / "out", *words, "action=status") == 0
     printed = capsys.readouterr().out
@@ -337,7 +339,7 @@ def test_a_study_whose_tuning_runs_failed_is_shown_and_retried(tmp_path, capsys,
 
 
 def test_a_quality_may_be_a_quantile_in_words(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["axes"]["quality"] = {"all": [], "best": ["data.min_return_quantile=0.9"]}
     store_choices()
     with initialize_config_dir(str(configs()), version_base="1.3"):
@@ -349,7 +351,7 @@ def test_a_quality_may_be_a_quantile_in_words(tmp_path):
 def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
     lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
     assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0
-    runs = json.loads((tmp_path / "out" / "study.json").read_text())["runs"]
+    runs = json.loads((tmp_path / "out" / "study.json").read_text(encoding="utf-8"))["runs"]
     cells = {(run["size"], run["mixture"], run["fraction"]) for run in runs}
     assert cells == {("w16", "0", 0.25), ("w16", "0", 1.0), ("w32", "0", 1.0), ("w32", "0.5", 1.0)}
 
@@ -427,7 +429,9 @@ def test_an_edited_run_folder_is_one_clear_error(finished, tmp_path, capsys):
     out = tmp_path / "small"
     shutil.copytree(finished, out)
     job = next(out.glob("*/job.json"))
-    job.write_text(job.read_text().replace('"window": 3', '"window": 5'))
+    job.write_text(
+        job.read_text(encoding="utf-8").replace('"window": 3', '"window": 5'), encoding="utf-8"
+    )
     before = sorted(path.name for path in out.rglob("*"))
     for action in ("run", "status", "report"):
         assert small(out, f"cache_dir={finished.parent}/data", f"action={action}") == 1
@@ -466,7 +470,7 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
 def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(
     tmp_path,
 ):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["axes"] = {
         "size": {"w8": ["backbone.width=8", "backbone.layers=1"]},
         "fraction": [1.0],
@@ -490,7 +494,9 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
         "optim.batch_size=8",
     ]
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    (tmp_path / "study" / "mine.yaml").write_text(
+        yaml.safe_dump(mine, sort_keys=False), encoding="utf-8"
+    )
     words = (
         "--config-dir",
         tmp_path,
@@ -519,7 +525,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
 
 
 def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["train"].remove("dataset=synthetic")
     mine["axes"] |= {
         "size": {
@@ -538,7 +544,7 @@ def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
 
 
 def test_texts_are_those_of_the_cell_whichever_size_is_first(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["train"].remove("text=goal")
     mine["axes"] |= {"size": {"without": ["text=none"], "with": ["text=goal"]}, "quality": [0.0]}
     store_choices()
@@ -549,7 +555,7 @@ def test_texts_are_those_of_the_cell_whichever_size_is_first(tmp_path):
 
 
 def test_a_quality_that_trains_on_held_out_episodes_of_another_is_refused(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["train"].remove("dataset.episodes=1200")
     small, large, other = ["dataset.episodes=60"], ["dataset.episodes=120"], ["dataset.seed=1"]
     mine["axes"] |= {"size": {"w16": ["backbone.width=16"]}, "fraction": [1.0]}
@@ -616,7 +622,7 @@ def test_every_shipped_study_composes_and_has_a_note():
     store_choices()
     wrong = []
     for name in STUDIES:
-        note = (configs() / "study" / f"{name}.yaml").read_text()
+        note = (configs() / "study" / f"{name}.yaml").read_text(encoding="utf-8")
         study = grid.check(yaml.safe_load(note))
         try:
             with initialize_config_dir(str(configs()), version_base="1.3"):

@@ -108,7 +108,9 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     lowest = min(losses, key=losses.get)
     assert 0 < lowest < 4  # or this test says nothing
     assert (
-        json.loads((tmp_path / "straight/best/checkpoint/trainer.json").read_text())["step"]
+        json.loads(
+            (tmp_path / "straight/best/checkpoint/trainer.json").read_text(encoding="utf-8")
+        )["step"]
         == lowest
     )
     loaded = loading.load(tmp_path / "straight")
@@ -258,7 +260,7 @@ def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
 )
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp_path, capsys):
     (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "mine" / name).write_text("dataset: mine\n")
+    (tmp_path / "mine" / name).write_text("dataset: mine\n", encoding="utf-8")
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/mine") == 1
     said = capsys.readouterr().err
     assert (
@@ -267,7 +269,7 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp
     )
     assert said.count("\n") == 1 and not (tmp_path / "data" / "stores").exists(), "before any work"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name.partition("/")[0]]
-    assert (tmp_path / "mine" / name).read_text() == "dataset: mine\n"
+    assert (tmp_path / "mine" / name).read_text(encoding="utf-8") == "dataset: mine\n"
 
 
 def test_a_date_and_time_is_a_seed(tmp_path):
@@ -285,9 +287,10 @@ def test_what_an_earlier_start_left_is_no_hindrance(tmp_path):
         (tmp_path / "run" / name).touch()
     (tmp_path / "run" / ".hydra").mkdir()
     assert command(*run) == 0
-    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "notes.txt").write_text("mine", encoding="utf-8")
     assert (
-        command(*run, "fresh=true") == 0 and (tmp_path / "run" / "notes.txt").read_text() == "mine"
+        command(*run, "fresh=true") == 0
+        and (tmp_path / "run" / "notes.txt").read_text(encoding="utf-8") == "mine"
     )
 
 
@@ -439,7 +442,12 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
         assert "there is no checkpoint yet" in said and checkpoint.find(tmp_path) is None
     else:
         assert "the last good checkpoint is kept" in said
-        assert json.loads((tmp_path / "checkpoint" / "trainer.json").read_text())["step"] == kept
+        assert (
+            json.loads((tmp_path / "checkpoint" / "trainer.json").read_text(encoding="utf-8"))[
+                "step"
+            ]
+            == kept
+        )
         assert all(
             tensor.isfinite().all()
             for name, tensor in saved(tmp_path).items()
@@ -483,18 +491,21 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
     )
     log = tmp_path / "run" / "metrics.jsonl"
     patience = time.monotonic() + PATIENCE
     while (
         process.poll() is None
         and time.monotonic() < patience
-        and not (log.is_file() and log.read_text().count("\n") > 2)
+        and not (log.is_file() and log.read_text(encoding="utf-8").count("\n") > 2)
     ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
-    step = json.loads((tmp_path / "run" / "checkpoint" / "trainer.json").read_text())["step"]
+    step = json.loads(
+        (tmp_path / "run" / "checkpoint" / "trainer.json").read_text(encoding="utf-8")
+    )["step"]
     assert process.returncode == 130, out + err
     assert (
         f"decisionllm: stopped at step {step:,} and saved; the same command continues from there"
@@ -509,11 +520,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
 def test_what_a_killed_run_logged_after_its_checkpoint_comes_again(tmp_path):
     log = tmp_path / "metrics.jsonl"
-    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste', encoding="utf-8")
     trim(log, 2)
-    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert log.read_text(encoding="utf-8") == '{"step": 1}\n{"step": 2}\n'
     trim(log, 0)
-    assert log.read_text() == ""
+    assert log.read_text(encoding="utf-8") == ""
 
 
 @pytest.fixture(scope="module")
@@ -561,14 +572,17 @@ def test_text_matters(losses):
 
 
 def test_held_out_groups_are_never_trained_on(tmp_path, monkeypatch):
-    (tmp_path / "lab.py").write_text("""
+    (tmp_path / "lab.py").write_text(
+        """
 from dataclasses import replace
 from decisionllm.domains.synthetic import dataset as synthetic
 def load(*, spoilt: list):
     source = synthetic.load(episodes=40)
     spoil = lambda e: replace(e, observations=9 - e.observations, actions=-e.actions / 2, rewards=e.rewards - 50)
     return replace(source, episodes=[spoil(e) if e.group in spoilt else e for e in source.episodes])
-""")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     chosen, held_out = sampling.select(
         store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3

@@ -581,9 +581,9 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, messag
 def test_quantised_weights_are_refused_before_they_are_read(tmp_path):
     """Also where the package that quantised them is not installed."""
     folder = write(tmp_path)
-    described = json.loads((folder / "config.json").read_text())
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     described["quantization_config"] = {"quant_method": "torchao", "quant_type": {}}
-    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
     with pytest.raises(
         ValueError, match="expected weights that are not quantised, got those of torchao"
     ):
@@ -688,7 +688,9 @@ def cut_off(file):
 
 
 def with_option(file, name, value):
-    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text(encoding="utf-8")) | {name: value}), encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(

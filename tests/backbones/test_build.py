@@ -58,6 +58,7 @@ def of_hub(name, address, home):
         capture_output=True,
         text=True,
         timeout=PATIENCE,
+        encoding="utf-8",
     )
 
 
@@ -79,7 +80,7 @@ def test_a_copy_in_the_cache_of_the_hub_needs_no_network(hub, tmp_path):
     folder = tmp_path / "hub" / "models--me--tiny"
     write(folder / "snapshots" / "0a1b")
     (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("0a1b")
+    (folder / "refs" / "main").write_text("0a1b", encoding="utf-8")
     done = of_hub("me/tiny", address, tmp_path)
     assert done.stdout.strip() == "32" and requested == [], done.stderr
 

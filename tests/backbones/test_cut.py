@@ -141,8 +141,10 @@ def test_other_weights_or_another_cut_read_texts_anew(folder):
 def test_another_config_of_the_same_weights_reads_texts_anew(folder):
     first = cut(folder)
     rows, _ = first.encode(TEXTS)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"rms_norm_eps": 0.5}), encoding="utf-8"
+    )
     second = cut(folder)
     other, _ = second.encode(TEXTS)
     assert not torch.allclose(second.embed(other), first.embed(rows))
@@ -315,7 +317,9 @@ def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):
     backbone = policy.model.backbone
     assert (backbone.text_layers, backbone.depth) == (2, 2)
     assert policy.info["frozen"] == fingerprint(backbone)
-    adapter = json.loads((run / "checkpoint/adapter/adapter_config.json").read_text())
+    adapter = json.loads(
+        (run / "checkpoint/adapter/adapter_config.json").read_text(encoding="utf-8")
+    )
     assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")
     assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
     # a text of fewer words than it has tokens in a summary

@@ -39,7 +39,7 @@ def write(path, layout="llama"):
     )
     model = LlamaModel(config).bfloat16().float()
     writer = library.GGUFWriter(path, layout)
-    bpe = json.loads((HERE / "tokenizer.json").read_text())["model"]
+    bpe = json.loads((HERE / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     for add, value in (
         ("context_length", 64),
         ("embedding_length", D),

@@ -135,8 +135,8 @@ def test_options_that_do_not_fit_are_refused(words, message, tmp_path, capsys):
 
 
 def test_a_baseline_has_no_language_model(tmp_path):
-    (tmp_path / "run.json").write_text('{"format": 3}')
-    (tmp_path / "config.yaml").write_text("policy: {}")
+    (tmp_path / "run.json").write_text('{"format": 3}', encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("policy: {}", encoding="utf-8")
     with pytest.raises(ValueError, match="expected a run of `decisionllm train`, got a baseline"):
         language_model(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -172,7 +172,10 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
     names = directory.content(run / "checkpoint" / "model.safetensors")
     assert "backbone.features.mean" in names
     assert not any("encoder" in name for name in names), "the frozen encoder is not saved"
-    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["nll"] < 1e9
+    assert (
+        json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["nll"]
+        < 1e9
+    )
 
 
 def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
@@ -227,7 +230,9 @@ def test_a_text_that_no_training_step_read_is_validated_on(folder, tmp_path):
         "seed=2",
     ]
     assert command("train", *NANO, *LOOP, *reading, *few, f"run={tmp_path / 'run'}") == 0
-    assert np.isfinite(json.loads((tmp_path / "run/metrics.jsonl").read_text())["held_out_nll"])
+    assert np.isfinite(
+        json.loads((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8"))["held_out_nll"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -165,14 +165,19 @@ def test_commands_read_the_log_as_a_transform_changes_it(tmp_path, capsys, verb)
             assert "expected a log with every action and transform=none" in printed.err
         assert "actions, the others are missing" in printed.out
     else:
-        info = json.loads((tmp_path / "run/run.json").read_text())["dataset"]
+        info = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"]
         seed = 3 if verb == "train" else 0
         assert (
             info["corrupted"] == "actions of 20 % of the steps, adversarial, scale 1"
             and info["seed_of_changes"] == seed
         )
         assert command(verb, *words, *run, *unlabelled, "fresh=true") == 0
-        assert json.loads((tmp_path / "run/run.json").read_text())["dataset"]["actions_kept"] == 0.5
+        assert (
+            json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"][
+                "actions_kept"
+            ]
+            == 0.5
+        )
 
 
 def test_what_cannot_be_is_refused(tmp_path):

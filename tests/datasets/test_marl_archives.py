@@ -197,13 +197,13 @@ def test_a_vault_in_which_the_end_of_an_agent_goes_away_is_refused(vaults):
 
 def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
     folder = vaults / "toy.vlt/units"
-    card = json.loads((folder / "metadata.json").read_text())
-    (folder / "metadata.json").write_text(json.dumps(card | {"version": 2.0}))
+    card = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    (folder / "metadata.json").write_text(json.dumps(card | {"version": 2.0}), encoding="utf-8")
     with pytest.raises(ValueError, match="expected version 1 of the format, got 2.0"):
         joined(folder)
     for table in ("structure_shape", "structure_dtype"):
         del card[table]["rewards"]
-    (folder / "metadata.json").write_text(json.dumps(card))
+    (folder / "metadata.json").write_text(json.dumps(card), encoding="utf-8")
     with pytest.raises(
         ValueError,
         match=(

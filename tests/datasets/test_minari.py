@@ -478,7 +478,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
 def test_a_damaged_dataset_is_refused(tmp_path):
     data = save("mine/test-v0", make_store(tmp_path / "s", [episode([1, 2])])).storage.data_path
     numbers = (data / "main_data.hdf5").read_bytes()
-    card = (data / "metadata.json").read_text()
+    card = (data / "metadata.json").read_text(encoding="utf-8")
     facts = json.loads(card)
     for name, damage in (
         ("main_data.hdf5", numbers[: len(numbers) // 2]),
@@ -494,7 +494,7 @@ def test_a_damaged_dataset_is_refused(tmp_path):
         with pytest.raises(ValueError, match="mine/test-v0: not a readable Minari dataset"):
             load(minari_id="mine/test-v0")
         (data / "main_data.hdf5").write_bytes(numbers)
-        (data / "metadata.json").write_text(card)
+        (data / "metadata.json").write_text(card, encoding="utf-8")
     load(minari_id="mine/test-v0")
     (data / "metadata.json").unlink()
     with pytest.raises(ValueError, match="not a readable Minari dataset"):

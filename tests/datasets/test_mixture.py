@@ -234,7 +234,10 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
         == 0
     )
     assert command("evaluate", f"run={run}", "episodes=2", "report=false", "part=many") == 0
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row.get("part") for row in rows][:3] == ["few", "many", "many"]
     assert [row["target_return"] for row in rows[:2]] == [
         info["parts"][part]["targets"]["0.75"] for part in LABELS
@@ -252,7 +255,10 @@ def test_a_part_without_texts_is_evaluated_without(tmp_path):
     short = ("episodes=2", "report=false", "baselines=false")
     assert command("evaluate", f"run={run}", *short) == 0
     assert command("evaluate", f"run={run}", *short, "part=bare", "env=synthetic") == 0
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(row["part"], row["text"]) for row in rows] == [
         ("bare", "none"),
         ("named", "goal"),
@@ -297,7 +303,8 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
         threads=1,
     )
     rows = [
-        json.loads(line) for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (tmp_path / "job" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert [row["part"] for row in rows] == ["few", "many"]
     assert all(

@@ -144,7 +144,7 @@ def test_where_episodes_part_is_in_the_fingerprint(tmp_path):
 def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
     path = make_store(tmp_path / "s", [episode([1, 2, 3])]).path
     rewards, card = path / "rewards.npy", path / "card.json"
-    good, good_card = rewards.read_bytes(), card.read_text()
+    good, good_card = rewards.read_bytes(), card.read_text(encoding="utf-8")
     for damage, message in (
         (
             lambda: rewards.write_bytes(good[:-1]),
@@ -164,11 +164,19 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
             lambda: rewards.write_bytes(b""),
             r"rewards.npy is damaged or missing .*delete the folder",
         ),
-        (lambda: card.write_text(good_card[:-9]), r"card.json is damaged"),
-        (lambda: card.write_text("[]"), r"card.json is damaged \(expected {KEY: VALUE}, got \[\]"),
-        (lambda: card.write_text('{"format": 1}'), r"card.json is damaged \(it lacks spec, tasks"),
+        (lambda: card.write_text(good_card[:-9], encoding="utf-8"), r"card.json is damaged"),
         (
-            lambda: card.write_text(json.dumps(json.loads(good_card) | {"format": 0})),
+            lambda: card.write_text("[]", encoding="utf-8"),
+            r"card.json is damaged \(expected {KEY: VALUE}, got \[\]",
+        ),
+        (
+            lambda: card.write_text('{"format": 1}', encoding="utf-8"),
+            r"card.json is damaged \(it lacks spec, tasks",
+        ),
+        (
+            lambda: card.write_text(
+                json.dumps(json.loads(good_card) | {"format": 0}), encoding="utf-8"
+            ),
             r"expected store format 1, got 0",
         ),
     ):
@@ -176,7 +184,7 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
         with pytest.raises(ValueError, match=message):
             open_store(path)
         rewards.write_bytes(good)
-        card.write_text(good_card)
+        card.write_text(good_card, encoding="utf-8")
     assert open_store(path).rewards.tolist() == [1, 2, 3]
     card.unlink()
     with pytest.raises(FileNotFoundError, match="expected a data store .* found none"):
@@ -280,14 +288,17 @@ def test_facts_that_json_cannot_hold_are_refused_before_an_episode_is_read(tmp_p
 
 def test_a_folder_or_file_that_is_no_store_is_never_replaced(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "notes.txt").write_text("kept")
+    (tmp_path / "data" / "notes.txt").write_text("kept", encoding="utf-8")
     for path in (tmp_path / "data", tmp_path / "data" / "notes.txt"):
         with pytest.raises(
             FileExistsError,
             match=f"{path}: expected a new folder, or a store to replace; choose another path",
         ):
             make_store(path, [episode([1])])
-    assert folders(tmp_path) == ["data"] and (tmp_path / "data" / "notes.txt").read_text() == "kept"
+    assert (
+        folders(tmp_path) == ["data"]
+        and (tmp_path / "data" / "notes.txt").read_text(encoding="utf-8") == "kept"
+    )
     (tmp_path / "empty").mkdir()
     assert make_store(tmp_path / "empty", [episode([1])]).rewards.tolist() == [1]
 
@@ -377,7 +388,7 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
 
 @pytest.mark.parametrize("name", ["VERSION", "files", "data_options", "worded"])
 def test_what_no_reader_object_names_is_refused(name, tmp_path, monkeypatch):
-    (tmp_path / f"unnamed_{name}.py").write_text(f"load = {name} = list")
+    (tmp_path / f"unnamed_{name}.py").write_text(f"load = {name} = list", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     wanted = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
     with pytest.raises(ValueError, match=wanted):
@@ -385,7 +396,8 @@ def test_what_no_reader_object_names_is_refused(name, tmp_path, monkeypatch):
 
 
 def test_what_a_reader_must_return_is_said(tmp_path, monkeypatch):
-    (tmp_path / "own_readers.py").write_text("""
+    (tmp_path / "own_readers.py").write_text(
+        """
 from decisionllm.protocols import Source
 def nothing():
     return None
@@ -393,7 +405,9 @@ def episodes():
     return []
 def without_a_name():
     return Source(None, [], {"text": "none"})
-""")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     for reader, got in (
         ("nothing", "NoneType"),

@@ -32,9 +32,9 @@ def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_pa
     frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
     given = {"trained": frames, "held_out": {}}
     path = tmp_path / "frames.yaml"
-    path.write_text(yaml.safe_dump(given | {"world": "Maze {maze}. "}))
+    path.write_text(yaml.safe_dump(given | {"world": "Maze {maze}. "}), encoding="utf-8")
     assert read(path).frames["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
-    path.write_text(yaml.safe_dump(given))
+    path.write_text(yaml.safe_dump(given), encoding="utf-8")
     assert read(path).frames["trained"] == frames
 
 
@@ -45,7 +45,7 @@ def test_a_library_that_is_not_there_is_refused():
 
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_a_frame_names_known_fields_and_a_task_and_is_there_once(path):
-    given = yaml.safe_load(path.read_text())
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert given.keys() - {"world"} == {"fields", "identify", "trained", "held_out"}
     assert set(given["held_out"]) == set(KINDS)
     known = set(given["fields"].split())

@@ -221,7 +221,10 @@ def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
         "report=false",
     ]
     assert command(*evaluated) == 0
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(row["policy"], row["protocol"], row["dataset"]) for row in rows] == [
         ("nano", "standard", "log"),
         ("random", "scripted", "Pendulum-v1"),
@@ -503,9 +506,9 @@ def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatc
         "the data's observations are laid out as pos 2, goal 1, the environment's as goal 1, pos 2"
     )
     assert message in " ".join(capsys.readouterr().err.split())
-    card = json.loads((tmp_path / "run/run.json").read_text())
+    card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
     assert card["dataset"].pop("observation_parts") == [["pos", 2], ["goal", 1]]
-    (tmp_path / "run/run.json").write_text(json.dumps(card))
+    (tmp_path / "run/run.json").write_text(json.dumps(card), encoding="utf-8")
     (tmp_path / "run" / DIGESTS).unlink()  # as a run of before
     assert command(*evaluated) == 0
     noted = (
@@ -616,9 +619,12 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
     assert "such as 'Go to 5" not in capsys.readouterr().out, (
         "seed 0 is that of the log: the same goals, the same texts"
     )
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert rows[0]["text"] == "template"
-    card = json.loads((tmp_path / "run/run.json").read_text())
+    card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
     assert card["dataset"]["observation_parts"] == [["goal", 1], ["pos", 2]]
     assert sorted(card["tasks"]) == sorted(
         {

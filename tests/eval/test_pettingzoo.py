@@ -322,7 +322,10 @@ def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
             )
             == 0
         )
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(r["policy"], r["protocol"], r["n"], r["agents"], r["steps"]) for r in rows] == [
         ("nano", "per agent, agent noop", 3, 3, 6),
         ("random", "per agent, agent noop", 3, 3, 6),

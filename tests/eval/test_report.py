@@ -132,7 +132,9 @@ def test_the_last_row_about_a_run_is_read(tmp_path):
         row(6, run=None),
         row(7, 1, run=None),
     ]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "results.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8"
+    )
     assert [r["score"] for r in report.read_rows(tmp_path)] == [3, 2, 4, 5, 6, 7]
 
 
@@ -196,7 +198,9 @@ def test_curves_and_scores_of_many_runs_and_long_names_have_their_place(tmp_path
     for i in range(count):
         run = tmp_path / str(i)
         run.mkdir()
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+        )
         runs[str(run)] = f"{name}{i}"
     of_one_budget = [row(i, policy=f"{name}{i}") for i in range(count)]
     of_many = [
@@ -224,7 +228,9 @@ def test_the_curve_of_an_interrupted_run_has_no_gap(tmp_path):
         {"step": 3, "nll": 3.0},
         {"step": 4, "nll": 2.0, "held_out_nll": 4.0, "score": 1.0},
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     losses, scores = draw_curves({str(tmp_path): "p"}).axes
     training, held_out = [line.get_xydata().tolist() for line in losses.lines]
     assert training == [[2, 4], [3, 3], [4, 2]] and held_out == [[2, 5], [4, 4]]
@@ -249,7 +255,9 @@ class Page(HTMLParser):
 
 
 def written(folder, *rows):
-    (folder / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (folder / "results.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8"
+    )
 
 
 def test_the_report_is_one_file_that_needs_no_other(tmp_path):
@@ -260,9 +268,13 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     written(tmp_path, *rows)
     (tmp_path / "run").mkdir()
     losses = [{"step": 1, "nll": 2.0}, {"step": 2, "nll": 1.0, "held_out_nll": 1.5}]
-    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(loss) + "\n" for loss in losses))
+    (tmp_path / "run/metrics.jsonl").write_text(
+        "".join(json.dumps(loss) + "\n" for loss in losses), encoding="utf-8"
+    )
     pictures.figure(7, 4).savefig(tmp_path / "rollout-p.png")
-    source = report.write_report(tmp_path, {"w": {"DT (a paper)": 31.5}}, {"w": ""}).read_text()
+    source = report.write_report(tmp_path, {"w": {"DT (a paper)": 31.5}}, {"w": ""}).read_text(
+        encoding="utf-8"
+    )
     page = Page(source)
     assert page.links == [] and not re.search("https?://|url\\(|@import", source)
     for image in page.images:
@@ -283,7 +295,7 @@ def test_published_scores_and_units_belong_to_one_world(tmp_path):
     written(tmp_path, row(1, world="auction"), row(2, world="maze"), row(3, world="old"))
     published = {"auction": {"DT": 37.1}, "maze": {}}
     units = {"auction": "conversions", "maze": ""}
-    text = Page(report.write_report(tmp_path, published, units).read_text()).text
+    text = Page(report.write_report(tmp_path, published, units).read_text(encoding="utf-8")).text
     assert f"auction: conversionsmaze: {report.NORMALISED}old: score" in text
     assert text.count("published scores") == 1 and "auction: published scores" in text
     labels = {"auction": "conversions", "maze": report.NORMALISED, "old": "score"}

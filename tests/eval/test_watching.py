@@ -43,7 +43,7 @@ def test_a_watched_run_is_trained_as_any_other_and_its_score_is_that_of_evaluate
     assert [row["nll"] for row in rows] == [row["nll"] for row in metrics(plain)]
     evaluation = ("seed=0", "episodes=5", "baselines=false", "report=false")
     assert command("evaluate", f"run={watched}", *evaluation) == 0
-    result = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])
+    result = json.loads((tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     np.testing.assert_allclose(rows[-1]["score"], result["score"], atol=1e-3)
 
 
@@ -65,7 +65,7 @@ def test_the_weights_of_the_highest_score_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(ScoreWatch, "look", lambda watch, model: {"score": next(scores)})
     given = ("log.rollout_every=1", "log.keep_best=score", "steps=3")
     assert command("train", *LOOP, *NANO, *given, f"run={tmp_path}/run") == 0
-    kept = json.loads((tmp_path / "run/best/checkpoint/trainer.json").read_text())
+    kept = json.loads((tmp_path / "run/best/checkpoint/trainer.json").read_text(encoding="utf-8"))
     assert kept["step"] == 2
 
 

@@ -157,7 +157,10 @@ def test_one_run_is_evaluated_in_the_spaces_of_all_its_parts(run, tmp_path, caps
         )
         == 0
     )
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row["part"] for row in rows] == ["few", "many", "moves"]
     assert command("serve", f"run={run}", "port=0") == 1
     assert (

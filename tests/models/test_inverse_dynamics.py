@@ -157,7 +157,12 @@ def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, monkeypatch, words)
     assert command("train", *LOOP, *NANO, *words, *few, *filled) == 0
     said = capsys.readouterr().out
     assert "recorded, " in said and "filled in, weight " in said
-    assert json.loads((tmp_path / "run/run.json").read_text())["dataset"]["actions_kept"] == 0.2
+    assert (
+        json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"][
+            "actions_kept"
+        ]
+        == 0.2
+    )
     assert command("train", *LOOP, *NANO, *words, *few, f"run={tmp_path}/recorded") == 0
     assert "filled in" not in capsys.readouterr().out
 

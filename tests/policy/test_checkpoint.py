@@ -64,8 +64,8 @@ def trained(path, config, *, noise=1):
         "targets": {"0.9": 30.0},
     }
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    (path / "run.json").write_text(json.dumps(info))
+    (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (path / "run.json").write_text(json.dumps(info), encoding="utf-8")
     checkpoint.save(path, model, {"moment": torch.ones(3)}, {"step": 1})
     return model
 
@@ -85,12 +85,12 @@ def edit(file, change):
     """Change a YAML, JSON or safetensors file of a run, as if it had been written so."""
     read, write = {
         ".yaml": (
-            lambda: yaml.safe_load(file.read_text()),
-            lambda new: file.write_text(yaml.safe_dump(new)),
+            lambda: yaml.safe_load(file.read_text(encoding="utf-8")),
+            lambda new: file.write_text(yaml.safe_dump(new), encoding="utf-8"),
         ),
         ".json": (
-            lambda: json.loads(file.read_text()),
-            lambda new: file.write_text(json.dumps(new)),
+            lambda: json.loads(file.read_text(encoding="utf-8")),
+            lambda new: file.write_text(json.dumps(new), encoding="utf-8"),
         ),
         ".safetensors": (lambda: load_file(file), lambda new: save_file(new, file)),
     }[file.suffix]
@@ -447,7 +447,7 @@ def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
     run = tmp_path / "run"
     assert command("train", *LOOP, *NANO, f"run={run}") == 0
     shorter(run / "config.yaml")
-    assert yaml.safe_load((run / "config.yaml").read_text())
+    assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     with pytest.raises(
         ValueError,
         match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/checksums.json",
@@ -598,7 +598,10 @@ def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folde
 def test_an_option_of_another_version_is_one_clear_error(tmp_path):
     trained(tmp_path / "run", config("nano full"))
     file = tmp_path / "run" / "config.yaml"
-    file.write_text(file.read_text().replace("team:\n", "team:\n  shuffled: 1\n"))
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("team:\n", "team:\n  shuffled: 1\n"),
+        encoding="utf-8",
+    )
     with pytest.raises(
         ValueError,
         match="the options of this run are not those of this version .*team.shuffled.*train again",

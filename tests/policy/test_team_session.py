@@ -564,7 +564,7 @@ def agreed(run, out, *words):
         )
         == 0
     )
-    row = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
+    row = json.loads((out / "results.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     return row["score"], row["policy"], row["execution"]
 
 
@@ -613,7 +613,9 @@ def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
         lines.append(
             [
                 json.loads(line)
-                for line in (tmp_path / str(parts) / "metrics.jsonl").read_text().splitlines()
+                for line in (tmp_path / str(parts) / "metrics.jsonl")
+                .read_text(encoding="utf-8")
+                .splitlines()
             ]
         )
     for one, other in zip(*lines, strict=True):

@@ -13,7 +13,7 @@ from decisionllm.scaling import executors, ledger
 
 def note(folder, job):
     """A short run that adds its number to a file that all runs share."""
-    with (folder.parent.parent / "book").open("a") as book:
+    with (folder.parent.parent / "book").open("a", encoding="utf-8") as book:
         book.write(f"{job['i']}\n")
     return {"square": job["i"] ** job["power"]}
 
@@ -21,7 +21,7 @@ def note(folder, job):
 def held(folder, job):
     """The same, but only while the book has fewer lines than the file `hold` says."""
     root = folder.parent
-    while len(book(root)) >= int((root.parent / "hold").read_text()):
+    while len(book(root)) >= int((root.parent / "hold").read_text(encoding="utf-8")):
         time.sleep(0.01)
     return note(folder, job)
 
@@ -31,7 +31,7 @@ def hold(root, lines):
     read it at any time.
     """
     partial = root.parent / "hold-next"
-    partial.write_text(str(lines))
+    partial.write_text(str(lines), encoding="utf-8")
     partial.rename(root.parent / "hold")
 
 
@@ -53,7 +53,7 @@ def fill(folder, job):
 
 
 def overflow(folder, job):
-    with open("/dev/full", "w") as file:
+    with open("/dev/full", "w", encoding="utf-8") as file:
         file.write("a checkpoint")
 
 
@@ -63,7 +63,11 @@ def jobs(n):
 
 def book(root):
     path = Path(root).parent / "book"
-    return sorted(int(line) for line in path.read_text().splitlines()) if path.exists() else []
+    return (
+        sorted(int(line) for line in path.read_text(encoding="utf-8").splitlines())
+        if path.exists()
+        else []
+    )
 
 
 def driver(root, n, workers, run=note):

@@ -27,9 +27,13 @@ CONFIG = {"executor": "ray", "workers": 0, "processes": 1, "gpus": 0.0, "address
 def study(out, *words):
     """Two runs, of the sizes w16 and w32: {size: row}, and {size: lines of `begun`}."""
     assert command("scale", *SMALL, *ONE, "study.lr.rule=fixed", f"out={out}", *words) == 0
-    runs = {run["size"]: run for run in json.loads((out / "study.json").read_text())["runs"]}
+    runs = {
+        run["size"]: run
+        for run in json.loads((out / "study.json").read_text(encoding="utf-8"))["runs"]
+    }
     return runs, {
-        size: (out / run["run"] / "begun").read_text().splitlines() for size, run in runs.items()
+        size: (out / run["run"] / "begun").read_text(encoding="utf-8").splitlines()
+        for size, run in runs.items()
     }
 
 
@@ -37,7 +41,7 @@ def kill_the_first(out, killed):
     """Kill -9 the worker that begins the first run."""
     while not killed:
         for path in out.glob("*/begun"):
-            if (words := path.read_text().split()) and not killed:
+            if (words := path.read_text(encoding="utf-8").split()) and not killed:
                 os.kill(int(words[0]), signal.SIGKILL)
                 killed.append(int(words[0]))
         time.sleep(0.01)
@@ -130,7 +134,9 @@ def test_a_run_in_two_processes_has_the_loss_of_one(tmp_path):
     )
     one, _ = study(tmp_path / "one", odd)
     two, _ = study(tmp_path / "two", odd, "processes=2")
-    assert "2 x cpu" in (tmp_path / "two" / two["w16"]["run"] / "run-0.txt").read_text()
+    assert "2 x cpu" in (tmp_path / "two" / two["w16"]["run"] / "run-0.txt").read_text(
+        encoding="utf-8"
+    )
     assert (
         two["w16"]["held_out"] == pytest.approx(one["w16"]["held_out"], rel=1e-4)
         and one["w16"]["run"] == two["w16"]["run"]

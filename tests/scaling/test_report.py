@@ -86,7 +86,7 @@ def test_pairs_differ_in_one_axis_alone_and_are_measured_on_the_same_data():
 
 def report(folder, found):
     study.write(folder, found, say=lambda text: None)
-    written = json.loads((folder / "study.json").read_text())
+    written = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     return written["fits"], " ".join(
         line for lines in written["sentences"].values() for line in lines
     )
@@ -164,9 +164,9 @@ def test_noise_is_reported_as_no_trend(tmp_path):
 
 def test_tuning_runs_are_in_the_table_and_not_in_the_fit(planted_report):
     folder, *_ = planted_report
-    found = json.loads((folder / "study.json").read_text())
+    found = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     assert len(found["runs"]) == 81 and len(study.finished(found)) == 80
-    assert 'href="tuned/"' in (folder / "report.html").read_text()
+    assert 'href="tuned/"' in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_excluded_cell_does_not_return_by_its_tuning_run():
@@ -318,9 +318,9 @@ def test_a_published_study_is_reported_again_from_its_json(name, tmp_path, monke
     # neither the width of an interval nor the pixels of a figure are compared
     monkeypatch.setitem(law.describe.__kwdefaults__, "draws", 10)
     monkeypatch.setitem(rcParams, "savefig.dpi", 20)
-    published = json.loads((STUDIES / name / "study.json").read_text())
+    published = json.loads((STUDIES / name / "study.json").read_text(encoding="utf-8"))
     study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
-    again = json.loads((tmp_path / "study.json").read_text())
+    again = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
     verdicts = [
         [text.rpartition(": ")[2] for text in found["sentences"]["findings"]]
         for found in (published, again)
@@ -331,13 +331,13 @@ def test_a_published_study_is_reported_again_from_its_json(name, tmp_path, monke
     assert {path.name for path in tmp_path.glob("*.png")} >= {
         path.name for path in (STUDIES / name).glob("*.png")
     }
-    assert name in (STUDIES / "README.md").read_text() and all(
+    assert name in (STUDIES / "README.md").read_text(encoding="utf-8") and all(
         run["state"] == "done" for run in published["runs"]
     )
 
 
 def test_the_page_of_the_studies_shows_every_published_figure():
-    shown = re.findall(r"\]\(([\w/-]+\.png)\)", (STUDIES / "README.md").read_text())
+    shown = re.findall(r"\]\(([\w/-]+\.png)\)", (STUDIES / "README.md").read_text(encoding="utf-8"))
     assert {STUDIES / name for name in shown} == {*STUDIES.glob("*/*.png")} and list(
         STUDIES.glob("*/study.json")
     )

@@ -483,6 +483,7 @@ def test_bids_for_a_replayed_day_equal_an_evaluation():
         budget=float(env.budgets[0]),
         target_cpa=float(env.target_cpa[0]),
         category=int(env.category[0]),
+        encoding="utf-8",
     )
     result = None
     for t in range(48):
@@ -722,7 +723,7 @@ def test_a_write_is_atomic(tmp_path):
 
 
 def test_another_file_is_not_taken_for_a_journal(tmp_path):
-    (tmp_path / "text").write_text("not a database " * 100)
+    (tmp_path / "text").write_text("not a database " * 100, encoding="utf-8")
     with pytest.raises(
         ValueError, match="journal: expected a file to write, or one written by a server"
     ):

@@ -16,10 +16,10 @@ from decisionllm.serving.protocol import BoundedProtocol
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-OPTIONS = yaml.safe_load((ROOT / "configs" / "serve.yaml").read_text())
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
-NGINX = (DEPLOY / "nginx.conf").read_text()
+OPTIONS = yaml.safe_load((ROOT / "configs" / "serve.yaml").read_text(encoding="utf-8"))
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+NGINX = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
 
 
 def mounts(service):
@@ -61,7 +61,9 @@ def test_ports_and_limits_agree_with_the_options_of_the_server():
     assert f"http://127.0.0.1:{port}/readyz" in DOCKERFILE
     assert COMPOSE["services"]["server"]["expose"] == [str(port)]
     assert f"server server:{port};" in NGINX
-    jobs = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    jobs = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text(encoding="utf-8"))[
+        "scrape_configs"
+    ]
     assert jobs[0]["static_configs"] == [{"targets": [f"server:{port}"]}]
     inner = {mapping.split(":")[1] for mapping in COMPOSE["services"]["proxy"]["ports"]}
     assert inner == set(re.findall(r"listen (\d+)", NGINX))
@@ -91,17 +93,17 @@ def test_the_image_runs_the_command_with_options_that_exist():
 
 
 def test_grafana_finds_its_data_source_and_the_dashboard():
-    (source,) = yaml.safe_load((DEPLOY / "grafana/datasources/prometheus.yaml").read_text())[
-        "datasources"
-    ]
+    (source,) = yaml.safe_load(
+        (DEPLOY / "grafana/datasources/prometheus.yaml").read_text(encoding="utf-8")
+    )["datasources"]
     assert source["url"] == "http://prometheus:9090" and source["isDefault"]
     assert COMPOSE["services"]["prometheus"]["expose"] == ["9090"]
-    (provider,) = yaml.safe_load((DEPLOY / "grafana/dashboards/decisionllm.yaml").read_text())[
-        "providers"
-    ]
+    (provider,) = yaml.safe_load(
+        (DEPLOY / "grafana/dashboards/decisionllm.yaml").read_text(encoding="utf-8")
+    )["providers"]
     found = {target: source for source, target, _ in mounts("grafana")}
     (dashboard,) = [target for target in found if target.startswith(provider["options"]["path"])]
-    loaded = json.loads((DEPLOY / found[dashboard]).read_text())
+    loaded = json.loads((DEPLOY / found[dashboard]).read_text(encoding="utf-8"))
     assert loaded["uid"] and loaded["title"] and "__inputs" not in loaded
     (variable,) = loaded["templating"]["list"]
     assert variable["type"] == "datasource" and variable["query"] == source["type"]
@@ -140,7 +142,7 @@ def test_prometheus_takes_its_files(tmp_path):
     shutil.copy(DEPLOY / "prometheus.yaml", tmp_path)
     shutil.copy(ROOT / "docs" / "monitoring" / "alerts.yaml", tmp_path)
     (tmp_path / "secrets").mkdir()
-    (tmp_path / "secrets" / "token").write_text("a token")
+    (tmp_path / "secrets" / "token").write_text("a token", encoding="utf-8")
     command = ["promtool", "check", "config", tmp_path / "prometheus.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr

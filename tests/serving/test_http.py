@@ -58,7 +58,7 @@ from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
 from tests.serving.test_campaigns import settings as settings_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
-PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
 MODEL_INFO = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
 
 
@@ -1147,8 +1147,8 @@ def test_metrics_count_ticks_and_requests(client):
 def test_the_dashboard_and_the_alerts_name_metrics_that_exist(client):
     docs = Path(__file__).parents[2] / "docs" / "monitoring"
     text = client.get("/metrics").text
-    panels = json.loads((docs / "grafana.json").read_text())["panels"]
-    rules = yaml.safe_load((docs / "alerts.yaml").read_text())
+    panels = json.loads((docs / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    rules = yaml.safe_load((docs / "alerts.yaml").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
     queries += [rule["expr"] for rule in rules["groups"][0]["rules"]]
     assert len(queries) == 22 and all(panel["description"] for panel in panels)
@@ -1333,6 +1333,7 @@ def program(run, *words, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | environment,
+        encoding="utf-8",
     )
     try:
         line = process.stdout.readline()
@@ -1440,7 +1441,11 @@ def shown(run, tmp_path_factory):
         lines = tour.split("```")[0].replace("http://127.0.0.1:8080", url.rstrip("/"))
         lines = lines.replace("curl -s ", "curl -s -f -w '\\n' ")
         done = subprocess.run(
-            ["bash", "-e", "-c", lines], capture_output=True, text=True, check=True
+            ["bash", "-e", "-c", lines],
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
         )
         found.tour = done.stdout.splitlines()
         found.known = {}
@@ -1535,8 +1540,8 @@ def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
             serve(with_defaults("serve", {"run": str(tmp_path), option: -1}))
     with pytest.raises(ValueError, match="port: expected 0 .. 65535, got 99999"):
         serve(with_defaults("serve", {"run": str(tmp_path), "port": 99999}))
-    (tmp_path / "run.json").write_text('{"format": 3}')
-    (tmp_path / "config.yaml").write_text("policy: {}")
+    (tmp_path / "run.json").write_text('{"format": 3}', encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("policy: {}", encoding="utf-8")
     with pytest.raises(
         ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"
     ):

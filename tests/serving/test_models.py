@@ -301,7 +301,7 @@ def test_a_choice_that_cannot_be_served_stops_the_start(server):
     (server.runs / "b" / "run.json").unlink()
     with pytest.raises(ValueError, match="the last choice cannot be served .* put the run back"):
         server.app()
-    (server.path / "j.models").write_text("{")
+    (server.path / "j.models").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="the file of the last choice is damaged"):
         server.app()
 

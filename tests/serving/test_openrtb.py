@@ -33,14 +33,17 @@ STATE = {
 }
 
 
-def request(imps=({},), **fields):
+ONE_IMPRESSION = ({},)
+
+
+def request(imps=ONE_IMPRESSION, **fields):
     """A valid request: a value of 0.02 per impression, no conditions."""
     made = [{"id": str(i + 1), "ext": {"value": 0.02}} | imp for i, imp in enumerate(imps)]
     body = {"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields
     return BidRequest.model_validate(body)
 
 
-def prices(campaign=STATE, *, imps=({},), **fields):
+def prices(campaign=STATE, *, imps=ONE_IMPRESSION, **fields):
     response, reason = respond(request(imps, **fields), campaign)
     assert (response is None) == (reason is not None)
     return reason or [(bid["impid"], bid["price"]) for bid in response["seatbid"][0]["bid"]]

@@ -484,7 +484,8 @@ def test_the_page_says_why_the_server_refuses_it(made, page, tmp_path):
     bidder, reader = "b" * 16, "r" * 16
     (tmp_path / "tokens").write_text(
         f'[bidder]\ntoken = "{bidder}"\nrights = ["bid"]\n'
-        f'[reader]\ntoken = "{reader}"\nrights = ["read"]\nrate = 0.001\nburst = 1'
+        f'[reader]\ntoken = "{reader}"\nrights = ["read"]\nrate = 0.001\nburst = 1',
+        encoding="utf-8",
     )
     with serving(app(made, access=TokenAccess(None, tmp_path / "tokens"))) as client:
         page.open(str(client.base_url))

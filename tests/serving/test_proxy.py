@@ -101,10 +101,10 @@ def nginx(folder: Path, server: str):
         "secrets/key.pem": f"{secrets}/key.pem",
         "access_log /dev/stdout": f"access_log {folder}/access.log",
     }
-    text = (DEPLOY / "nginx.conf").read_text().replace("/tmp/", f"{folder}/")
+    text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8").replace("/tmp/", f"{folder}/")
     text = replaced(text, places | SMALL | {"worker_processes auto": "worker_processes 1"})
     config = folder / "nginx.conf"
-    config.write_text(text)
+    config.write_text(text, encoding="utf-8")
     # workers of root's nginx have another user, who may not enter the folder of a test
     user = "user root; " if os.geteuid() == 0 else ""
     command = [NGINX, "-p", folder, "-c", config, "-e", "stderr", "-g", f"{user}daemon off;"]
@@ -113,7 +113,7 @@ def nginx(folder: Path, server: str):
         until(lambda: process.poll() is not None or listens(tls_port))
         assert process.poll() is None, "nginx does not start"
         trust = ssl.create_default_context(cafile=secrets / "certificate.pem")
-        token = (folder / "secrets" / "bidder.token").read_text()
+        token = (folder / "secrets" / "bidder.token").read_text(encoding="utf-8")
         yield Proxy(tls_port, plain_port, trust, folder / "access.log", token)
     finally:
         process.terminate()
@@ -170,11 +170,13 @@ def test_a_tick_and_its_deadline_pass_with_their_request_id(proxy):
         assert len(given.headers["x-request-id"]) == 32 and given.json()["x-request-id"] != "a b"
         assert client.get("/v1/model", headers={"authorization": "none"}).status_code == 401
         assert client.get("/metrics").status_code == 404
-    until(lambda: proxy.log.read_text().count("\n") >= 6)
-    lines = [json.loads(line) for line in proxy.log.read_text().splitlines()]
+    until(lambda: proxy.log.read_text(encoding="utf-8").count("\n") >= 6)
+    lines = [json.loads(line) for line in proxy.log.read_text(encoding="utf-8").splitlines()]
     (line,) = [line for line in lines if line["request_id"] == "abc-1"]
     assert line["path"] == f"/v1/campaigns/{id}/tick" and line["address"] == "127.0.0.1"
-    assert "private" not in proxy.log.read_text() and proxy.token not in proxy.log.read_text()
+    assert "private" not in proxy.log.read_text(
+        encoding="utf-8"
+    ) and proxy.token not in proxy.log.read_text(encoding="utf-8")
 
 
 def test_the_server_is_told_the_address_that_nginx_saw(proxy):

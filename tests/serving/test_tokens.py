@@ -40,14 +40,14 @@ def bearer(token):
 def replaced(path, text):
     """Write a file as an operator does who replaces it in one step."""
     new = path.with_name("new")
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
 
 @pytest.fixture
 def served(tmp_path):
     path = tmp_path / "tokens.toml"
-    path.write_text(FILE)
+    path.write_text(FILE, encoding="utf-8")
     access = TokenAccess("the single one", path)
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, access=access)) as client:
         client.path, client.access = path, access
@@ -103,11 +103,11 @@ def test_a_change_is_found_while_the_server_runs(served, monkeypatch):
 
 def test_a_file_written_twice_within_one_time_stamp_is_read_again(tmp_path):
     path, taken = tmp_path / "file", []
-    path.write_text("a")
+    path.write_text("a", encoding="utf-8")
     watched = WatchedFile(path, taken.append)
     watched.read()
     stamp = path.stat()
-    path.write_text("b")
+    path.write_text("b", encoding="utf-8")
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     watched.look()
     for settled in (0, 2**32):  # also before the clock of the system went back
@@ -119,7 +119,10 @@ def test_a_file_written_twice_within_one_time_stamp_is_read_again(tmp_path):
 
 def test_a_token_beyond_its_rate_waits(tmp_path):
     path = tmp_path / "tokens.toml"
-    path.write_text(FILE.replace('rights = ["bid"]', 'rights = ["bid"]\nrate = 0.01\nburst = 6'))
+    path.write_text(
+        FILE.replace('rights = ["bid"]', 'rights = ["bid"]\nrate = 0.01\nburst = 6'),
+        encoding="utf-8",
+    )
     access = TokenAccess(None, path)
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, access=access)) as client:
         client.headers.update(bearer(BIDDER))

@@ -20,7 +20,7 @@ WORDS = [
 def test_the_tokenizer_is_made_from_the_corpus_byte_for_byte(tmp_path):
     from docs.tokenizer import build
 
-    build((text.HERE / "corpus.txt").read_text().splitlines()).save(
+    build((text.HERE / "corpus.txt").read_text(encoding="utf-8").splitlines()).save(
         str(tmp_path / "again.json"), pretty=False
     )
     assert (tmp_path / "again.json").read_bytes() == (text.HERE / "tokenizer.json").read_bytes()

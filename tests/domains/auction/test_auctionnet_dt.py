@@ -29,7 +29,7 @@ def golden():
     """Three days of the original: states (48, 3, 16), conversions before each step, returns-to-go,
     multipliers (48, 3).
     """
-    with gzip.open(FIXTURE, "rt") as file:
+    with gzip.open(FIXTURE, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     column = lambda name: np.array([float(row[name] or 0) for row in rows]).reshape(3, 48).T  # noqa: E731
     states = np.stack([column(f"s{i}") for i in range(16)], -1)

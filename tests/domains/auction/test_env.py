@@ -563,7 +563,7 @@ def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
         "seconds": 0.0,
     }
     (tmp_path / "results.jsonl").write_text(
-        "\n".join(json.dumps(row | {"protocol": name}) for name in names)
+        "\n".join(json.dumps(row | {"protocol": name}) for name in names), encoding="utf-8"
     )
     results = report.summarise(report.read_rows(tmp_path))
     assert {result["protocol"] for result in results} == {*names}
@@ -625,7 +625,10 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     )
     evaluate = (f"run={tmp_path}/run", f"out={tmp_path}/out", "episodes=3", "+env.budgets=[0.5,1]")
     assert command("evaluate", *evaluate) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "out/results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(row["policy"], row["protocol"]) for row in rows[:4]] == [
         (policy, protocol)
         for policy in ("ours", "target CPA")
@@ -642,7 +645,7 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
         "rollout-ours-replay-0-own-market-prices-50--budgets-0.5-1--0.png" in pictures
         and len(pictures) == 12
     ), "one a player"
-    page = (tmp_path / "out/report.html").read_text()
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert (
         "conversions, with a penalty for exceeding the target CPA" in page
         and f"{OWN0}, 50 %" in page

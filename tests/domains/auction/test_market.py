@@ -63,7 +63,9 @@ three = {
 
 @pytest.mark.parametrize("period", [0, 7, 20])
 def test_traffic_is_auctionnets_to_the_bit(period):
-    golden = json.loads((FIXTURES / "pvgen_golden.json").read_text())["episodes"][str(period)]
+    golden = json.loads((FIXTURES / "pvgen_golden.json").read_text(encoding="utf-8"))["episodes"][
+        str(period)
+    ]
     digests = (hashlib.sha256(), hashlib.sha256())
     counts = []
     means = []

@@ -40,7 +40,7 @@ def context(step=0, remaining=(100.0,), target_cpa=80.0):
 
 @pytest.mark.parametrize("name", ["BC", "IQL", "CQL", "TD3_BC", "MOPO", "COMBO"])
 def test_a_policy_answers_as_it_was_published(name):
-    with gzip.open(FIXTURES / "reference_policy_io.csv.gz", "rt") as file:
+    with gzip.open(FIXTURES / "reference_policy_io.csv.gz", "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     states = np.array([[float(row[f"s{i}"]) for i in range(16)] for row in rows])
     given = states.copy()

@@ -111,7 +111,9 @@ def duel(monkeypatch):
 def recorded():
     return read(FIXTURE / "log"), {
         name: np.array(x)
-        for name, x in json.loads((FIXTURE / "played_again.json").read_text()).items()
+        for name, x in json.loads(
+            (FIXTURE / "played_again.json").read_text(encoding="utf-8")
+        ).items()
     }
 
 
