@@ -248,7 +248,7 @@ def minari_metadata(node: registry.Node) -> tuple[str, dict[str, Any]]:
     if not folder.is_dir():
         folder = Path(root).expanduser() / id
     with suppress(OSError, ValueError):
-        metadata = json.loads((folder / "data" / "metadata.json").read_text())
+        metadata = json.loads((folder / "data" / "metadata.json").read_text(encoding="utf-8"))
         if isinstance(metadata, dict):
             return id, metadata
     return id, {}

@@ -267,7 +267,7 @@ def npz_texts(folder: Path) -> None:
     """Arrays in D4RL's layout with a column of task texts."""
     np.savez(folder / "log.npz", **record_robot())
     command(f"train dataset=arrays dataset.path={folder}/log.npz {READING} run={folder}/run")
-    read = json.loads((folder / "run/run.json").read_text())
+    read = json.loads((folder / "run/run.json").read_text(encoding="utf-8"))
     assert len(read["tasks"]) == 3 and read["dataset"]["unread"] == ["seed"]
     check_robot(folder)
 

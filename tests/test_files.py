@@ -177,11 +177,11 @@ def test_a_damaged_line_is_named(tmp_path):
 
 
 def test_a_folder_of_results_is_tried_and_nothing_is_left(tmp_path):
-    (tmp_path / "results.jsonl").write_text("{}\n")
+    (tmp_path / "results.jsonl").write_text("{}\n", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "new" / "below"):
         check_writable(folder, "results.jsonl", "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
-    assert (tmp_path / "results.jsonl").read_text() == "{}\n"
+    assert (tmp_path / "results.jsonl").read_text(encoding="utf-8") == "{}\n"
 
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):

@@ -166,3 +166,34 @@ def test_the_ground_floor_stands_on_torch_and_numpy_alone():
             )
         }
         assert found <= {"torch", "numpy", "einops"} | sys.stdlib_module_names
+
+
+def lacks_encoding(call):
+    """Return whether a call opens text in the encoding of the locale; a mode that is not a literal
+    is left out.
+    """
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    of_files = {"mode", "buffering", "errors", "newline"}
+    if name not in ("open", "read_text", "write_text") or not keywords.keys() <= of_files:
+        return False
+    if name == "read_text":
+        return not call.args
+    if name == "write_text":
+        return len(call.args) == 1
+    place = 1 if isinstance(call.func, ast.Name) else 0
+    default = call.args[place] if len(call.args) > place else ast.Constant("r")
+    mode = ast.unparse(keywords.get("mode", default)).strip("'\"")
+    return bool(re.fullmatch("[rwaxt+]+", mode))
+
+
+def test_text_is_opened_in_an_encoding_that_is_named():
+    # ruff's rule PLW1514 sees paths only where it can infer their type
+    root = PACKAGE.parent
+    wrong = []
+    for folder in ("decisionllm", "tests", "benchmarks", "examples", "docs", "studies"):
+        for path in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and lacks_encoding(node):
+                    wrong.append(f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)

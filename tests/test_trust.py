@@ -33,7 +33,9 @@ SPEC = asdict(Spec(observation_dim=2, action_dim=1, horizon=50, low=(-1.0,), hig
 def trap(tmp_path, monkeypatch):
     """A module that says whether it was imported."""
     (tmp_path / "lab").mkdir()
-    (tmp_path / "lab" / "trap.py").write_text("def spring(*given, **options): return 1\n")
+    (tmp_path / "lab" / "trap.py").write_text(
+        "def spring(*given, **options): return 1\n", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path / "lab")
     yield lambda: "trap" in sys.modules
     sys.modules.pop("trap", None)
@@ -48,9 +50,9 @@ def foreign(path, *, info=None, **changes):
         env=node("env", "synthetic"),
     )
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(asdict(config) | changes))
+    (path / "config.yaml").write_text(yaml.safe_dump(asdict(config) | changes), encoding="utf-8")
     run = {"format": directory.FORMAT, "spec": SPEC, "fingerprint": "f", "targets": {"0.9": 1.0}}
-    (path / "run.json").write_text(json.dumps(run | (info or {})))
+    (path / "run.json").write_text(json.dumps(run | (info or {})), encoding="utf-8")
     return path
 
 
@@ -135,7 +137,7 @@ def test_a_foreign_run_computes_no_options(text, trap, tmp_path):
 
 def test_a_list_within_itself_is_walked_once(tmp_path):
     run = foreign(tmp_path / "run")
-    (run / "config.yaml").write_text("a: &a [*a, {_target_: os.getcwd}]\n")
+    (run / "config.yaml").write_text("a: &a [*a, {_target_: os.getcwd}]\n", encoding="utf-8")
     with pytest.raises(ValueError, match="a.1._target_=os.getcwd"):
         loading.load(run)
 
@@ -188,9 +190,9 @@ def test_a_run_that_another_one_reads_is_refused_too(trap, tmp_path):
 
 def test_the_card_of_a_foreign_store_imports_nothing(trap, tmp_path):
     made = make_store(tmp_path / "store", [episode([1.0, 2.0])])
-    card = json.loads((made.path / "card.json").read_text())
+    card = json.loads((made.path / "card.json").read_text(encoding="utf-8"))
     card["info"]["parts"] = {"a": {"dataset": {"name": "a"}, "env": TRAP}}
-    (made.path / "card.json").write_text(json.dumps(card))
+    (made.path / "card.json").write_text(json.dumps(card), encoding="utf-8")
     dataset = registry.choice("dataset", "store", path=str(made.path))
     with pytest.raises(ValueError, match="a.env._target_=trap.spring"):
         evaluation_parts(dataset, {"": open_store(made.path)})
@@ -201,10 +203,10 @@ def test_the_environment_of_a_foreign_minari_dataset_is_not_made(trap, tmp_path)
     made = make_store(tmp_path / "store", [episode([1.0, 2.0])])
     minari.save("mine/test-v0", made)
     file = minari.folder("mine/test-v0") / "metadata.json"
-    metadata = json.loads(file.read_text())
+    metadata = json.loads(file.read_text(encoding="utf-8"))
     del metadata["observation_space"]
     env = {"id": "Env-v0", "entry_point": "trap:spring", "additional_wrappers": []}
-    file.write_text(json.dumps(metadata | {"env_spec": json.dumps(env)}))
+    file.write_text(json.dumps(metadata | {"env_spec": json.dumps(env)}), encoding="utf-8")
     for group in ("env", "dataset"):
         read = node(group, "minari", minari_id="mine/test-v0", goal="fixed", task="")
         run = foreign(tmp_path / group, **{group: read})
@@ -232,7 +234,7 @@ class Own(GaussianHead):
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A run with a head of the user's own, as the user's command line begins it."""
-    (tmp_path / "ownlab.py").write_text(OWN_HEAD)
+    (tmp_path / "ownlab.py").write_text(OWN_HEAD, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     words = (*LOOP, *NANO, "head._target_=ownlab.Own", f"cache_dir={tmp_path}/data")
     assert command("train", *words, f"run={tmp_path}/run") == 0
@@ -262,7 +264,8 @@ def test_an_own_environment_is_typed_for_one_evaluation(own):
     assert command("train", *words) == 0
     out = (f"out={path}/out", "episodes=2", "report=false", "baselines=false")
     (path / "ownenv.py").write_text(
-        "from decisionllm.domains.synthetic.env import PointEnv\nclass Own(PointEnv): pass\n"
+        "from decisionllm.domains.synthetic.env import PointEnv\nclass Own(PointEnv): pass\n",
+        encoding="utf-8",
     )
     assert command("evaluate", f"run={path}/plain", *out, "+env._target_=ownenv.Own") == 0
 
@@ -313,9 +316,9 @@ def test_a_language_model_executes_no_code_of_its_folder(trap, tmp_path):
     folder = tmp_path / "model"
     config.save_pretrained(folder)
     own_tokenizer().save_pretrained(folder)
-    (folder / "theirs.py").write_text("import trap\n")
+    (folder / "theirs.py").write_text("import trap\n", encoding="utf-8")
     file = folder / "config.json"
-    plain = json.loads(file.read_text())
+    plain = json.loads(file.read_text(encoding="utf-8"))
     refused = {
         "one that needs code of its own": {
             "model_type": "theirs",
@@ -324,7 +327,7 @@ def test_a_language_model_executes_no_code_of_its_folder(trap, tmp_path):
         "code from the hub": {"attn_implementation": "their/attention"},
     }
     for message, changes in refused.items():
-        file.write_text(json.dumps(plain | changes))
+        file.write_text(json.dumps(plain | changes), encoding="utf-8")
         read = node("backbone", "pretrained", folder=str(folder), weights="random", tune="frozen")
         with pytest.raises((ValueError, OSError), match=message):
             registry.build(read, 0)

@@ -735,5 +735,5 @@ def test_train_names_the_text_that_the_environment_has_and_nobody_reads(robot, t
     assert command("train", *words, "dataset=store", f"dataset.path={path}", reading) == 0
     options = ["episodes=2", "report=false", "baselines=false"]
     assert command("evaluate", f"run={tmp_path / 'other'}", *options) == 0
-    row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])
+    row = json.loads((tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert (row["text"], row["protocol"]) == ("episode", "task-text")

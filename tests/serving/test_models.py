@@ -258,8 +258,10 @@ def test_a_run_that_names_code_of_its_own_is_refused(server, tmp_path, monkeypat
     with serving(server.app()) as client:
         for group in GROUPS:
             config = {group: {"_target_": "trap.spring"}}
-            (server.runs / "b" / "config.yaml").write_text(json.dumps(config))
-            (server.runs / "b" / "run.json").write_text(json.dumps({"format": directory.FORMAT}))
+            (server.runs / "b" / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
+            (server.runs / "b" / "run.json").write_text(
+                json.dumps({"format": directory.FORMAT}), encoding="utf-8"
+            )
             answer = client.post("/v1/models", json={"run": "b"})
             assert answer.status_code == 422 and "trap.spring" in answer.text
         more = {"run": "b", "trust": ["trap"]}
