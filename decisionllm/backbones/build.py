@@ -3,6 +3,7 @@ backbone of a run.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from torch import nn
 
 from decisionllm import hardware
 from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
+from decisionllm.backbones.families import uncomputed_fields
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.library import whole_model
@@ -192,6 +194,7 @@ def pretrained(
     model, load_tokenizer = loaded(seed, folder, hub_id, weights, numbers)
 
     supported = Backbone(model, load_tokenizer, "frozen").layout is not None
+    note_library(folder or hub_id, model.config)
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
     backbone = tuned(
@@ -216,6 +219,20 @@ def pretrained(
         summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
         backbone.cut_off(text_layers, summary)
     return backbone
+
+
+def note_library(source: str, config: "PreTrainedConfig") -> None:
+    """Say on standard error which fields of a config let transformers read a model whose type our
+    forward reads.
+    """
+    fields = uncomputed_fields(config)
+    if fields:
+        print(
+            f"note: backbone {source}: transformers' own forward reads it, which is slower and is "
+            f"not cut, since the faster one does not compute {', '.join(fields)} of config.json",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def loaded(

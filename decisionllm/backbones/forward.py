@@ -23,6 +23,7 @@ from decisionllm.backbones import library
 from decisionllm.backbones.attention import TextAttention, attend
 from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers
+from decisionllm.backbones.families import layout_of
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.backbones.parts import LoadTokenizer, TextReader
 from decisionllm.backbones.recorded import ReadRows, Recorded
@@ -87,12 +88,15 @@ class Backbone(nn.Module):
         self.width: int = self.config.hidden_size
         # tokens that it can read at once
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
-        # None: the blocks of this architecture are not supported
-        self.layout: Llama | GPT2 | None = library.matching_layout(self)
-        if self.layout is not None:
+        longest = self.positions
+        if layout_of(self.config) is not None:
             # our forward attends to all earlier tokens, and keeps their keys
             window = _sliding_window(self.config)
-            self.positions = min(self.positions, window, _same_rotations(self.config))
+            self.positions = min(longest, window, _same_rotations(self.config))
+        # None: the blocks of this architecture are not supported
+        self.layout: Llama | GPT2 | None = library.matching_layout(self)
+        if self.layout is None:
+            self.positions = longest
 
     @property
     def core(self) -> Any:
@@ -356,6 +360,13 @@ class Backbone(nn.Module):
         hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
         return hidden[:, -1], torch.stack(both)
 
+    def read_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Read tokens (N, n, D) without texts at these positions (n,): hidden states (N, n, D)."""
+        n = tokens.shape[1]
+        slots = torch.arange(n, device=tokens.device)[None]
+        visible = _visible(slots[:, :0], slots, n)
+        return self._run(tokens, positions[None], visible, _new_alone, ALL)[0]
+
     def _run(
         self,
         x: Tensor,
@@ -464,11 +475,11 @@ def _sliding_window(config: "PreTrainedConfig") -> float:
 
 
 def _same_rotations(config: "PreTrainedConfig") -> float:
-    """How long a sequence may be until the rotary frequencies of a model are others, also those of
-    its beginning.
+    """Return how long a sequence may be until the rotary frequencies of a model are others, also
+    those of its beginning, or its queries are scaled.
     """
     rotations = getattr(config, "rope_parameters", None) or {}
-    if rotations.get("rope_type") != "longrope":
+    if rotations.get("rope_type") != "longrope" and not rotations.get("llama_4_scaling_beta"):
         return math.inf
     longest: int = rotations["original_max_position_embeddings"]
     return longest

@@ -11,6 +11,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import wrap_torch_function
 
 from decisionllm.backbones.lora import linear, pack
 from decisionllm.backbones.parts import GPT2Block, GPT2Model, LlamaBlock, LlamaModel, RMSNorm, Saved
@@ -22,7 +23,8 @@ Rope = tuple[Tensor, ...]  # cosines and sines of positions; () where the model 
 class Llama:
     """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
 
-    blocks = attrgetter("layers")
+    blocks_name = "layers"
+    blocks = attrgetter(blocks_name)
     attention_dropout = attrgetter("self_attn.attention_dropout")
 
     def enter(self, core: LlamaModel, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
@@ -69,7 +71,8 @@ class Llama:
 class GPT2:
     """How the blocks of GPT-2 are called."""
 
-    blocks = attrgetter("h")
+    blocks_name = "h"
+    blocks = attrgetter(blocks_name)
     attention_dropout = attrgetter("attn.attn_dropout.p")
 
     def enter(self, core: GPT2Model, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
@@ -176,6 +179,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
+@wrap_torch_function(lambda x, share: (x,))  # as torch's own: `library` compares dropout by it
 def drop(x: Tensor, share: float) -> Tensor:
     """Dropout of this share, in training.
 

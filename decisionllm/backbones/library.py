@@ -6,16 +6,20 @@ Letters: U texts, L their tokens, B rows, n tokens of a trajectory, D width.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from decisionllm.backbones.cut import only_blocks
-from decisionllm.backbones.layouts import GPT2, Llama
+from decisionllm.backbones.families import layout_of
+from decisionllm.backbones.layouts import GPT2, Llama, drop
 from decisionllm.files import explained
 from decisionllm.schema import Json
 
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
 
 # By which hidden states may differ that are equal but for rounding, as a share of the largest.
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
+# Of the comparison in training: the size of weights and inputs, and how many positions it has, spread
+# up to the last one, or to the one beyond which a rotation has few correct digits.
+LARGE = 3.0
+SPREAD = 16
+MOST_POSITIONS = 2**17
 
 
 def plain(
@@ -160,43 +169,120 @@ def check_causal(backbone: Backbone) -> None:
 
 @torch.no_grad()
 def matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
-    """The layout that computes what the library does for two short texts and five tokens; None:
-    neither does.
+    """Return the layout that computes what the library does; None: no layout does.
+
+    The config decides, see `families`. A comparison of both forwards is the second line of defence.
     """
+    layout = layout_of(backbone.config)
+    if layout is None:
+        return None
     training = backbone.model.training
     backbone.model.eval()
-    device = next(iter(backbone.core.parameters())).device
-    count = 2 * 5 * backbone.width
-    dtype = torch.promote_types(backbone.dtype, torch.float32)  # that both compute in, see `_equal`
-    numbers = torch.linspace(-1, 1, count, device=device, dtype=dtype)
-    x = numbers.view(2, 5, -1).sin()
-    ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
-    inputs = x, ids, mask, torch.arange(2, device=device)
+    backbone.layout = layout
     try:
-        for layout in (Llama(), GPT2()):
-            backbone.layout = layout
-            if _fits(backbone, inputs) and _equal(backbone, inputs):
-                return layout
+        with _in_float32(backbone.core):
+            is_equal = _is_equal(backbone) and _is_equal_in_training(backbone)
     finally:
         backbone.model.train(training)
-    return None
+    return layout if is_equal else None
 
 
-def _fits(backbone: Backbone, inputs: tuple[Tensor, ...]) -> bool:
-    """Whether the backbone's layout can call its blocks."""
+def _is_equal(backbone: Backbone) -> bool:
+    """Return whether our forward computes what the library does for two short texts and five
+    tokens.
+    """
+    device = next(iter(backbone.core.parameters())).device
+    last_id = backbone.config.vocab_size - 1
+    ids = torch.linspace(0, last_id, 6, device=device).long().view(2, 3)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
+    inputs = _noise(backbone, 5), ids, mask, torch.arange(2, device=device)
     try:
-        backbone(*inputs)
+        ours = backbone(*inputs)
     except Exception:  # whatever blocks of another kind raise
         return False
-    return True
+    expected = plain(backbone, *inputs)
+    return torch.allclose(ours, expected, atol=_tolerance(backbone, expected), rtol=0)
 
 
-def _equal(backbone: Backbone, inputs: tuple[Tensor, ...]) -> bool:
-    """Whether our forward computes what the library does by the backbone's layout."""
-    with _in_float32(backbone.core):
-        wanted = plain(backbone, *inputs)
-        return torch.allclose(backbone(*inputs), wanted, atol=_tolerance(backbone, wanted), rtol=0)
+def _noise(backbone: Backbone, n: int) -> Tensor:
+    """Return n tokens of two rows, (2, n, D), the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(2, n, backbone.width, generator=generator, dtype=backbone.dtype)
+    return numbers.to(next(iter(backbone.core.parameters())).device)
+
+
+def _is_equal_in_training(backbone: Backbone) -> bool:
+    """Return whether the first and the last block compute in training what the library does, at
+    positions up to the last, with large weights, whose products reach any clipping.
+    """
+    last = min(backbone.positions, MOST_POSITIONS) - 1
+    core = backbone.core
+    device = next(iter(core.parameters())).device
+    positions = torch.linspace(0, last, min(SPREAD, int(last) + 1), device=device).long()
+    x = _noise(backbone, len(positions)) * LARGE
+    backbone.model.train()
+    with _first_and_last_block(backbone), _large_weights(core), _DropoutScales():
+        ours = backbone.read_at(x, positions)
+        expected = core(
+            inputs_embeds=x,
+            attention_mask=torch.ones(x.shape[:2], dtype=torch.long, device=device),
+            position_ids=positions.expand(len(x), -1),
+            use_cache=False,
+        ).last_hidden_state
+    return torch.allclose(ours, expected, atol=_tolerance(backbone, expected), rtol=0)
+
+
+class _DropoutScales(TorchFunctionMode):
+    """Let dropout of a share p multiply by 1 + p, so that the same dropout gives the same numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Json | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is drop:
+            x, share = args
+            return x * (1 + share)
+        if func is F.dropout:
+            bound = inspect.signature(F.dropout).bind(*args, **kwargs)
+            bound.apply_defaults()
+            options = bound.arguments
+            return options["input"] * (1 + options["p"] * options["training"])
+        if func is F.scaled_dot_product_attention:
+            share = kwargs.pop("dropout_p", 0.0)
+            return func(*args, **kwargs) * (1 + share)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _first_and_last_block(backbone: Backbone) -> Iterator[None]:
+    """Let a model consist of these two blocks, within the block of this statement."""
+    assert backbone.layout is not None
+    core, name = backbone.core, backbone.layout.blocks_name
+    blocks = getattr(core, name)
+    setattr(core, name, nn.ModuleList([blocks[0], blocks[-1]][: len(blocks)]))
+    try:
+        yield
+    finally:
+        setattr(core, name, blocks)
+
+
+@contextmanager
+def _large_weights(core: PreTrainedModel) -> Iterator[None]:
+    """Let each row of a matrix have length LARGE and each vector a root mean square of LARGE,
+    within the block of this statement.
+    """
+    words = core.get_input_embeddings().weight
+    before = {weight: weight.data for weight in core.parameters() if weight is not words}
+    for weight, numbers in before.items():
+        length = torch.linalg.vector_norm(numbers, dim=-1, keepdim=True).clamp(min=1e-9)
+        if weight.ndim == 1:
+            length = length / len(weight) ** 0.5
+        weight.data = numbers * (LARGE / length)
+    try:
+        yield
+    finally:
+        for weight, numbers in before.items():
+            weight.data = numbers
 
 
 @contextmanager

@@ -1,0 +1,228 @@
+"""Our forward reads a model only if it computes every field of its config; transformers reads the
+others.
+"""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from decisionllm.backbones import library
+from decisionllm.backbones.build import pretrained
+from decisionllm.backbones.families import FAMILIES, uncomputed_fields
+from decisionllm.backbones.forward import Backbone
+from decisionllm.backbones.layouts import Llama
+from decisionllm.tokenizers.text import own_tokenizer
+from tests.backbones.test_backbones import WHOLE, close, inputs
+
+pytestmark = pytest.mark.numeric
+
+SIZES = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "llama": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+    },
+}
+DEFAULT = {"rope_type": "default", "rope_theta": 10_000.0}
+# rope_parameters of a queries' scale that begins at position 16
+SCALED = DEFAULT | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 16}
+# what makes the default of a family one that our forward computes
+PLAIN = {
+    "ministral3": {"rope_parameters": SCALED | {"original_max_position_embeddings": 64}},
+    "seed_oss": {"residual_dropout": 0.0},
+}
+
+
+def make_config(family, **options):
+    sizes = SIZES["gpt2" if family == "gpt2" else "llama"]
+    return CONFIG_MAPPING[family](
+        vocab_size=len(own_tokenizer()), pad_token_id=0, **sizes | PLAIN.get(family, {}) | options
+    )
+
+
+def make_model(config):
+    """A model with weights that are large enough for attention to be far from uniform."""
+    torch.manual_seed(1)
+    model = AutoModel.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.3)
+    return model
+
+
+def load(folder, family, **options):
+    make_model(make_config(family, **options)).save_pretrained(folder)
+    own_tokenizer().save_pretrained(folder)
+    return pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
+
+
+def check_equal(backbone, n):
+    """Assert that n tokens behind texts of six tokens are read as transformers reads them."""
+    arrays = inputs(backbone.width, (6, 3, 1), n=n)
+    with torch.no_grad():
+        close(backbone(*arrays), library.plain(backbone, *arrays))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_forward_reads_each_family_of_the_table(family, tmp_path, capsys):
+    """At all positions that it allows, in long sequences too."""
+    backbone = load(tmp_path, family)
+    assert isinstance(backbone.layout, FAMILIES[family].layout)
+    check_equal(backbone, n=min(backbone.positions, 100) - 6)
+    assert "note: backbone" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_table_decides_each_field_of_a_config_class(family):
+    names = {field.name for field in fields(CONFIG_MAPPING[family])} | {
+        "head_dim",
+        "original_max_position_embeddings",
+        "rms_norm_eps",
+    }
+    assert not FAMILIES[family].fields.keys() - names
+    assert not uncomputed_fields(make_config(family))
+
+
+CHANGED = [
+    ("llama", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor=0.5"),
+    ("llama", {"rope_parameters": SCALED}, "rope_parameters.llama_4_scaling_beta=0.5"),
+    ("llama", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5.0"),
+    ("llama", {"sliding_window": 16}, "sliding_window=16"),
+    ("llama", {"clip_qkv": 0.1}, "clip_qkv=0.1"),
+    ("llama", {"layer_types": ["full_attention", "full_attention"]}, "layer_types=["),
+    ("llama", {"no_rope_layers": [1, 0]}, "no_rope_layers=[1, 0]"),
+    ("llama", {"residual_multiplier": 0.5}, "residual_multiplier=0.5"),
+    ("llama", {"embedding_multiplier": 4.0}, "embedding_multiplier=4.0"),
+    ("llama", {"attention_multiplier": 0.1}, "attention_multiplier=0.1"),
+    ("llama", {"logit_scale": 0.1}, "logit_scale=0.1"),
+    ("llama", {"resid_pdrop": 0.1}, "resid_pdrop=0.1"),
+    ("exaone", {"embed_dropout": 0.1}, "embed_dropout=0.1"),
+    ("internlm3", {"attention_sinks": 4}, "attention_sinks=4"),
+    ("iquestcoder", {"query_pre_attn_scalar": 4.0}, "query_pre_attn_scalar=4.0"),
+    ("qwen2", {"use_mrope": True}, "use_mrope=True"),
+    ("qwen2", {"rope_parameters": DEFAULT | {"mrope_section": [2, 1, 1]}}, "mrope_section=["),
+    ("qwen3", {"partial_rotary_factor": 0.25}, "rope_parameters.partial_rotary_factor=0.25"),
+    ("mistral", {"attention_bias": True}, "attention_bias=True"),
+    ("ministral", {"attention_temperature": 2.0}, "attention_temperature=2.0"),
+    ("ministral3", {"attention_scale": 2.0}, "attention_scale=2.0"),
+    ("cwm", {"residual_dropout": 0.1}, "residual_dropout=0.1"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5.0"),
+    ("olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+    ("seed_oss", {"residual_dropout": 0.1}, "residual_dropout=0.1"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers=[1, 0]"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "name"), CHANGED, ids=lambda x: str(x)[:40])
+def test_a_field_that_our_forward_does_not_compute_is_named(
+    family, options, name, tmp_path, capsys
+):
+    """Whatever a comparison of a few numbers would show."""
+    backbone = load(tmp_path, family, **options)
+    assert backbone.layout is None
+    check_equal(backbone, n=40)
+    note = capsys.readouterr().err
+    assert f"note: backbone {tmp_path}: transformers' own forward reads it" in note
+    assert name in note
+
+
+HARMLESS = {
+    "llama": {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+        "pretraining_tp": 2,
+        "temperature": 0.6,
+        "unsloth_version": "2025.1",
+        "sliding_window": None,
+    },
+    "qwen2": {"use_mrope": False, "decisionllm_text_layers": 1},
+    "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True}}},
+}
+
+
+@pytest.mark.parametrize("family", HARMLESS)
+def test_fields_that_change_nothing_keep_our_forward(family, tmp_path):
+    assert load(tmp_path, family, **HARMLESS[family]).layout is not None
+
+
+@pytest.mark.parametrize(
+    "rotations",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ],
+    ids=lambda rotations: rotations["rope_type"],
+)
+def test_scaled_rotary_positions_are_read_at_all_positions(rotations, tmp_path):
+    backbone = load(tmp_path, "llama", rope_parameters=DEFAULT | rotations)
+    assert backbone.layout is not None
+    check_equal(backbone, n=122)
+    with pytest.raises(ValueError, match="expected at most 128 tokens"):
+        check_equal(backbone, n=123)
+
+
+def test_the_position_from_which_queries_are_scaled_bounds_our_forward(tmp_path):
+    backbone = load(tmp_path, "ministral3", rope_parameters=SCALED)
+    check_equal(backbone, n=10)
+    with pytest.raises(ValueError, match=r"at most 16 tokens, .* got 6 \+ 11; take a shorter"):
+        check_equal(backbone, n=11)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("seed_oss", {"residual_dropout": 0.1}),  # in training alone
+        ("ministral3", {"rope_parameters": SCALED}),  # from position 16 on
+        ("olmo", {"clip_qkv": 8.0}),  # of large numbers
+    ],
+)
+def test_the_comparison_sees_training_later_positions_and_large_numbers(family, options):
+    """Should the table be wrong."""
+    for plain in (True, False):
+        config = make_config(family, **{} if plain else options)
+        backbone = Backbone(AutoModel.from_config(config), own_tokenizer, "full")
+        backbone.model.eval()
+        backbone.layout = Llama()
+        backbone.positions = 64 if plain else 128
+        assert library._is_equal(backbone)
+        assert library._is_equal_in_training(backbone) == plain
+
+
+def test_the_comparison_changes_no_weight_and_draws_no_random_number():
+    model = make_model(make_config("gpt2"))  # with dropout
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    state = torch.get_rng_state()
+    assert Backbone(model, own_tokenizer, "full").layout is not None
+    assert torch.equal(state, torch.get_rng_state())
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name])
+
+
+def test_a_type_that_is_not_in_the_table_is_read_by_transformers():
+    """Doge has a mask that its weights make: one of zeros is that of Llama, until it is trained."""
+    config = AutoConfig.for_model("doge", vocab_size=300, **SIZES["llama"], pad_token_id=0)
+    model = make_model(config)
+    assert not model.layers[0].self_attn.A.any()
+    assert Backbone(model, own_tokenizer, "full").layout is None
