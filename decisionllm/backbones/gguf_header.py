@@ -230,7 +230,7 @@ def _carry_rotary(header: Header, config: "PreTrainedConfig") -> None:
     sections = [number for number in values.get("rope.dimension_sections", []) if number]
     if sections and sections != list(own.get("mrope_section", [])):
         header.refuse("rope.dimension_sections", "one position for each token")
-    scaling = _scaling(header, int(config.max_position_embeddings))
+    scaling = _scaling(header, int(config.max_position_embeddings), pairs=rotated // 2)
     if not scaling:
         return
     full.update(scaling)
@@ -238,7 +238,7 @@ def _carry_rotary(header: Header, config: "PreTrainedConfig") -> None:
         config.original_max_position_embeddings = scaling["original_max_position_embeddings"]
 
 
-def _scaling(header: Header, context: int) -> Json:
+def _scaling(header: Header, context: int, *, pairs: int) -> Json:
     """Return how rotary frequencies are scaled, as rope_parameters of transformers; {}: not.
 
     Source: llama.cpp, src/llama-model.cpp (load_hparams) and ggml_rope_ext.
@@ -253,7 +253,11 @@ def _scaling(header: Header, context: int) -> Json:
     if kind == "none":
         factor = 1.0
     every, short, long = (header.factors(name) for name in FACTORS)
-    if every or (short and long):
+    if every or short or long:
+        for numbers in (every or short, every or long):
+            if len(numbers or []) != pairs:
+                expected = f"{FACTORS[0]}, or {' and '.join(FACTORS[1:])}, of {pairs} numbers"
+                header.refuse(f"{len(numbers or [])} numbers", expected, prefixed=False)
         if kind == "yarn":
             header.refuse("rope.scaling.type", "no factors of frequencies beside yarn")
         if kind == "longrope":  # its factors say all
@@ -283,7 +287,8 @@ def _scaling(header: Header, context: int) -> Json:
 
 def _refuse_unread_tensors(header: Header, model: "PreTrainedModel") -> None:
     """Raise a ValueError if the file has numbers that are in no weight of the model."""
-    sizes = {n: size for n, size in header.sizes.items() if n not in FACTORS and n not in HEAD}
+    elsewhere = HEAD + (FACTORS if getattr(model.config, "rope_parameters", None) else ())
+    sizes = {name: size for name, size in header.sizes.items() if name not in elsewhere}
     weights = sum(weight.numel() for weight in model.parameters())
     if sum(sizes.values()) == weights:
         return

@@ -232,6 +232,21 @@ def test_a_file_with_long_factors_reads_up_to_where_they_begin(tmp_path):
     assert backbone.positions == 16
 
 
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"rope_freqs.weight": FACTORS[:3]},
+        {"rope_factors_short.weight": FACTORS},
+        {"rope_factors_long.weight": FACTORS},
+    ],
+    ids=lambda tensors: next(iter(tensors)),
+)
+def test_factors_that_do_not_fit_the_heads_are_refused(tensors, tmp_path):
+    write(tmp_path / "small.gguf", tensors=tensors)
+    with pytest.raises(ValueError, match=r"expected rope_freqs.weight, or .*, of 4 numbers, got "):
+        load(tmp_path / "small.gguf")
+
+
 def load(path):
     return pretrained(0, folder=str(path), tune="frozen", text_layers=0, layers=0)
 
