@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from decisionllm.domains.auction.journal import COPIED, Journal, RowCheck, usable
+from decisionllm.domains.auction.journal import COPIED, Journal, RowCheck, resolve_path, usable
 from decisionllm.files import explained
 from decisionllm.registry import Node
 from decisionllm.serving.reservations import open_file, rewind
@@ -46,10 +46,10 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
 
     Raises:
         ValueError: the file of the copy is damaged or there is no room for it, the journal is in
-            use, one was put aside before, or the file of its bids is damaged. The journal is as it
-            was.
+            use or has a hard link, one was put aside before, or the file of its bids is damaged.
+            The journal is as it was.
     """
-    journal = Path(journal)
+    journal = Path(resolve_path(journal))
     with closing(Journal(copy, read_only=True)) as source:
         with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
             warn_of_faults(copy, source.check_rows())

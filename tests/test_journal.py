@@ -192,6 +192,23 @@ def test_wins_count_until_the_next_tick_of_a_restored_journal(tmp_path):
     bids.close()
 
 
+def test_a_journal_is_restored_where_its_link_leads_to(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data/j")
+    written(tmp_path / "link").close()
+    assert command("backup", f"journal={tmp_path}/link", f"to={tmp_path}/copy") == 0
+    (tmp_path / "data" / "j.snapshot").write_text("ahead of the copy")
+    assert command("journal", "restore", f"journal={tmp_path}/link", f"from={tmp_path}/copy") == 0
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "j",
+        "j.replaced",
+        "j.replaced.snapshot",
+    ]
+    with closing(Journal(tmp_path / "link")) as again:
+        assert again.steps("a") == 3
+
+
 def test_a_damaged_journal_is_replaced(tmp_path, capsys):
     written(tmp_path / "j").close()
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0

@@ -290,6 +290,37 @@ def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path)
         assert send(restarted, id, value).status_code == 204
 
 
+NAMES = {
+    "a link": "link",
+    "a link to a link": "other_folder/link",
+    "a linked folder": "linked_folder/j",
+    "a path through a linked folder": "linked_folder/../folder/j",
+    "a relative path": "./folder/../folder/j",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_budget_is_spent_once_whatever_name_the_journal_has(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("folder", "other_folder"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "linked_folder").symlink_to("folder")
+    (tmp_path / "link").symlink_to("folder/j")
+    (tmp_path / "other_folder" / "link").symlink_to("../link")
+
+    def app(path):
+        return create_app(policy_of(), MODEL_INFO, SPEC, Journal(path))
+
+    with serving(app(name)) as first, serving(app(tmp_path / "folder" / "j")) as second:
+        id, value = opened_with(first, 10)
+        order = (first, second, first, second, first)
+        assert [send(client, id, value).status_code for client in order] == [200] * 3 + [204] * 2
+    for path in (name, "folder/j"):
+        with serving(app(path)) as restarted:
+            assert send(restarted, id, value).status_code == 204
+    assert (tmp_path / "folder" / "j.bids").is_file()
+
+
 def test_faults_of_the_file_of_bids_are_none_of_the_journal(tmp_path):
     exchange = {"notice_url": "http://localhost/"}
     journal = Journal(tmp_path / "j")

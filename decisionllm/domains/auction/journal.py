@@ -138,13 +138,18 @@ class Journal:
             be written.
 
     Raises:
-        ValueError: the file cannot be written, is no journal, or one of another version.
+        ValueError: the file cannot be written, is no journal, one of another version, or has a hard
+            link.
+
+    Attributes:
+        path: of the file itself, see `resolve_path`.
     """
 
     def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
-        self.path = str(path)
-        if self.path.startswith("file:"):
+        if str(path).startswith("file:"):
             raise ValueError(f"journal: expected the path of a file, got the URI {path}")
+        self.path = resolve_path(path, read_only=read_only)
+        self._opened_path = path  # where another file, or a link to one, may be put
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
         # what `last` found at the version `_remembered_at`; threads change it without a lock
         self._remembered: OrderedDict[str, Row] = OrderedDict()
@@ -160,7 +165,7 @@ class Journal:
                 self._open_to_write()
             application, version = self._format()
             self._open_to_read(shared=read_only or self.path == ":memory:")
-        self._file = identity(self.path)
+        self._file = identity(path)
         if application == APPLICATION and version in AS_NEWEST:  # read only: others are changed
             _show_as_newest(self._writer, version)
         elif (application, version) != (APPLICATION, VERSION):
@@ -545,7 +550,7 @@ class Journal:
 
     def check_file(self) -> None:
         """Raise sqlite3.DatabaseError if the file at the path is not the one that is open."""
-        check_same_file(self.path, self._file)
+        check_same_file(self._opened_path, self._file)
 
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
@@ -656,6 +661,38 @@ def _keep_log(file: sqlite3.Connection) -> None:
 def checksum(*values: str | float | None) -> int:
     """The checksum of the values of a row that never change."""
     return zlib.crc32(repr(values).encode())
+
+
+def resolve_path(path: str | Path, *, read_only: bool = False) -> str:
+    """Return the one path of a journal, whatever links lead to it.
+
+    SQLite keeps its log beside this path, and a server its reservations and other files.
+
+    Args:
+        path: absolute, relative or through links; `:memory:` stays.
+        read_only: a hard link of a file without a log, such as a backup, is taken.
+
+    Raises:
+        ValueError: the file has a hard link: one file would have several such paths.
+    """
+    if str(path) == ":memory:":
+        return ":memory:"
+    resolved = os.path.realpath(path)
+    with suppress(OSError):  # a file that is missing or cannot be read is named when it is opened
+        num_links = os.stat(resolved).st_nlink
+        if num_links > 1 and not (read_only and not _has_log(resolved)):
+            raise ValueError(
+                f"journal: expected a file with one name, got {num_links} hard links of {resolved};"
+                " copy it, or remove its other names"
+            )
+    return resolved
+
+
+def _has_log(path: str) -> bool:
+    """Whether the header of a SQLite file says that changes are written to a log beside it."""
+    with open(path, "rb") as file:
+        header = file.read(20)
+    return header[18:] == b"\2\2"  # the file format's version to write and to read: WAL
 
 
 def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:

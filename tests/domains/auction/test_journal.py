@@ -243,6 +243,51 @@ def test_two_processes_look_for_room_at_the_same_time(tmp_path):
     assert checked == ["begun", "done"]
 
 
+def test_all_names_of_a_journal_have_the_same_files_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "linked").symlink_to("folder")
+    (tmp_path / "link").symlink_to("linked/j")  # dangles until the first server makes the file
+    names = ("link", "linked/j", "linked/../folder/j", tmp_path / "folder" / "j")
+    for read_only in (False, True):
+        for name in names:
+            with closing(Journal(name, read_only=read_only)) as journal:
+                assert journal.beside("bids") == str(tmp_path / "folder" / "j.bids")
+    assert Journal().beside("bids") == ":memory:"
+
+
+def test_a_server_whose_link_is_led_to_another_journal_writes_no_more(tmp_path):
+    written(tmp_path / "other", 1).close()
+    written(tmp_path / "j", 1).close()
+    (tmp_path / "link").symlink_to("j")
+    journal = Journal(tmp_path / "link")
+    (tmp_path / "new").symlink_to("other")
+    (tmp_path / "new").replace(tmp_path / "link")
+    with pytest.raises(sqlite3.DatabaseError, match="removed or replaced"):
+        journal.write([ticked("c", 1, "{}", "{}")])
+    journal.close()
+
+
+def test_a_journal_with_a_hard_link_is_refused_unless_it_is_a_copy_to_read(tmp_path, capsys):
+    journal = written(tmp_path / "j")
+    journal.backup(tmp_path / "copy")
+    for name in ("j", "copy"):
+        (tmp_path / f"{name}2").hardlink_to(tmp_path / name)
+    named = r"expected a file with one name, got 2 hard links of .*/j2; copy it"
+    for read_only in (False, True):  # a server's last rows lie beside the other name
+        with pytest.raises(ValueError, match=named):
+            Journal(tmp_path / "j2", read_only=read_only)
+    assert not (tmp_path / "j2-wal").exists()
+    with closing(Journal(tmp_path / "copy2", read_only=True)) as copy:
+        assert copy.steps("c") == 30
+    with pytest.raises(ValueError, match="hard links of"):
+        Journal(tmp_path / "copy2")
+    journal.write([ticked("c", 30, "{}", "{}")])  # the server goes on
+    journal.close()
+    assert command("journal", "restore", f"journal={tmp_path}/j2", f"from={tmp_path}/copy") == 1
+    assert "hard links of" in capsys.readouterr().err
+
+
 def open_bids(path):
     return open_beside(path, "CREATE TABLE IF NOT EXISTS bids (id TEXT)", wait=0.0)
 
