@@ -1,6 +1,6 @@
 """The routes of an exchange: bid requests, and notices of their results.
 
-A bid reserves its price, see `reservations`; what was paid is reported by the campaign's next tick.
+A bid reserves its price, see `reservations`; what was paid is reported by the campaign's ticks.
 """
 
 import math
@@ -55,7 +55,9 @@ class Counts:
             "test",
         )
         self.outcome = cache(outcomes.labels)
-        self.notices = counter("_notices", "Notices of bids that were open.", "kind")
+        self.notices = counter(
+            "_notices", "Notices of bids that were open, and wins after a loss.", "kind"
+        )
         self.first_price = counter(
             "_first_price",
             "Currency of first-price bids, as sent and as they were without shading.",
@@ -184,7 +186,8 @@ class Exchange:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
         logs.note_model(last.get("model") or known["model"])
         step, left = last["index"], last["remaining"]
-        committed = self.open_bids.committed(id, step, bids=len(request.imp))
+        reported = last.get("spend", 0.0)
+        committed = self.open_bids.committed(id, step, reported=reported, bids=len(request.imp))
         state = known | last | {"remaining": left - committed}
         response, reason = respond(
             request,
@@ -196,7 +199,8 @@ class Exchange:
         if response is None or request.test:
             return response, reason
         bids = response["seatbid"][0]["bid"]
-        ids = self.open_bids.reserve(id, step, left, [each["price"] / 1000 for each in bids])
+        prices = [each["price"] / 1000 for each in bids]
+        ids = self.open_bids.reserve(id, step, left, prices, reported=reported)
         if ids is None:
             return None, "budget"
         for each, reserved in zip(bids, ids, strict=True):
@@ -241,7 +245,7 @@ class Exchange:
                 each |= notice_addresses(self.notice_url, each["id"], with_least=with_least)
 
     async def settle(self, id: str, kind: str, price: str, least: str) -> None:
-        """Count the result of a bid. Unknown and settled bids are ignored.
+        """Count the result of a bid. Unknown bids are ignored, and so is a loss after a win.
 
         Args:
             id: of the bid.
@@ -252,12 +256,12 @@ class Exchange:
         won = kind == "win"
         paid = paid_for(price) if won else 0.0
         try:
-            was_open = self.open_bids.settle(id, paid)
+            was_booked = self.open_bids.settle(id, paid)
             await self.open_bids.written()
         except ReservationsError as error:
             message = f"the result could not be saved ({error}); try again"
             raise RequestError(503, "bids", message) from error
-        if was_open:
+        if was_booked:
             self.counts.notices.labels(kind).inc()
         if self.shading is not None:
             told = [least] if won else [least, price]
@@ -319,7 +323,7 @@ def router(exchange: Exchange) -> APIRouter:
         """The result of a bid, at the address that the bid named.
 
         price: that was paid, per mille; least: the least bid that would have won, per mille.
-        Unknown and settled bids are ignored.
+        Unknown bids are ignored, and so is a loss after a win.
         """
         await exchange.settle(id, kind, price, least)
 

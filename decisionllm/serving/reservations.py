@@ -3,7 +3,11 @@ restart finds again.
 
 A bid reserves its price. A win frees it and counts what was paid as spent, a loss frees it. A bid
 without a notice counts as won at its price once it expires. What counts as spent does so until the
-next tick of the campaign, whose result has it.
+next tick of the campaign, whose result has it; a win at a known price until results have reported
+as much as all such wins, since a feeder may report a step late.
+
+A bid costs the highest amount of its notices, once: a win after a loss counts, a loss after a win
+does not.
 """
 
 import asyncio
@@ -29,30 +33,48 @@ logger = logging.getLogger("decisionllm.serving")
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 10  # expired bids that a call books at least, if there are so many
 MOST = 2**63 - 1  # nano-currency, the largest integer of SQLite
+OPENING_WAIT = 10.0  # seconds for the lock while the file is opened
+# seconds after its expiry, for which a bid is kept: until then a win after a loss counts
+KEPT = 3600.0
+FORGOTTEN = 2  # older bids that are forgotten for each that is settled, if there are so many
+ROUNDING = 10**12  # a sum of spend that a feeder reports is right up to one part of so many
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS expiry ON bids (expires);
+CREATE TABLE IF NOT EXISTS settled (
+    id TEXT PRIMARY KEY,
+    campaign TEXT NOT NULL,
+    price INTEGER NOT NULL,
+    cost INTEGER NOT NULL,  -- that was added to `spent` of the campaign
+    won INTEGER NOT NULL  -- that was added to its `won`
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS totals (
     campaign TEXT PRIMARY KEY,
     open INTEGER NOT NULL,  -- reserved by bids whose result is not known
     spent INTEGER NOT NULL,  -- won or expired since the tick `step`
-    step INTEGER NOT NULL
+    step INTEGER NOT NULL,
+    won INTEGER NOT NULL DEFAULT 0  -- paid for all wins so far whose price is known
 ) WITHOUT ROWID;
 """
 # what was spent before the tick of a step is in the result of that tick
 SPENT = "CASE WHEN step < :step THEN 0 ELSE spent END"
 RESERVE = f"""
-INSERT INTO totals VALUES (:campaign, :total, 0, :step)
+INSERT INTO totals (campaign, open, spent, step) VALUES (:campaign, :total, 0, :step)
 ON CONFLICT (campaign) DO UPDATE
 SET open = open + :total, spent = {SPENT}, step = :step
 -- what was spent before a later tick is no longer here: the budget of an earlier one is not known
-WHERE step <= :step AND open + {SPENT} + :total <= :most
+WHERE step <= :step AND open + MAX({SPENT}, won - :reported) + :total <= :most
 """
-CLOSE = f"""
+SETTLE = f"""
 UPDATE totals
-SET open = open - :price, spent = {SPENT} + :spent, step = MAX(step, :step)
+SET open = open - :price, spent = {SPENT} + :cost, step = MAX(step, :step), won = won + :won
 WHERE campaign = :campaign
 """
+FIND = """
+SELECT campaign FROM bids WHERE id = :id
+UNION ALL SELECT campaign FROM settled WHERE id = :id AND :is_win
+"""
+FORGET = "DELETE FROM settled WHERE id IN (SELECT id FROM settled WHERE id < ? ORDER BY id LIMIT ?)"
 
 
 class ReservationsError(Exception):
@@ -184,27 +206,39 @@ class Reservations:
         if str(path) != ":memory:":
             self.counting = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
-    def committed(self, campaign: str, step: int, *, bids: int = 1) -> float:
-        """Currency that bids may cost or have cost since a tick.
+    def committed(
+        self, campaign: str, step: int, *, reported: float = math.inf, bids: int = 1
+    ) -> float:
+        """Currency that bids may cost or have cost, beyond what the results up to a tick report.
 
         Args:
             campaign: its id.
             step: index of the last tick, -1 before the first.
+            reported: currency that the results up to this tick have spent in total; by default all
+                that was won before.
             bids: most that are reserved next. Up to twice as many that have expired are booked:
                 faster than others come, and not all at once, since others wait meanwhile.
         """
         self._book_expired(max(EXPIRED, 2 * bids))
-        query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
+        query = "SELECT open, spent, step, won FROM totals WHERE campaign = ?"
         with self._errors():
             row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
             return 0.0
-        reserved, spent, since = row
-        committed: int = reserved + spent if since >= step else reserved
+        reserved, spent, since, won = row
+        if since < step:
+            spent = 0
+        committed: int = reserved + max(spent, won - explained_wins(reported))
         return committed / 1e9
 
     def reserve(
-        self, campaign: str, step: int, left: float, prices: Sequence[float]
+        self,
+        campaign: str,
+        step: int,
+        left: float,
+        prices: Sequence[float],
+        *,
+        reported: float = math.inf,
     ) -> list[str] | None:
         """Reserve the prices of the bids of one answer, if the budget has room for all of them.
 
@@ -213,6 +247,7 @@ class Reservations:
             step: index of its last tick.
             left: currency that its budget had left at that tick.
             prices: currency.
+            reported: see `committed`.
 
         Returns:
             Ids of the bids, which cannot be guessed; None: another process reserved the budget
@@ -226,25 +261,26 @@ class Reservations:
             return None
         with self._errors(), self.turn:
             reserved = {"campaign": campaign, "step": step, "total": total, "most": most}
+            reserved["reported"] = explained_wins(reported)
             if not self.file.execute(RESERVE, reserved).rowcount:
                 return None
             self.file.executemany("INSERT INTO bids VALUES (?, ?, ?, ?)", rows)
         return [id for id, *_ in rows]
 
     def settle(self, id: str, paid: float) -> bool:
-        """Book a bid as won for this price, at most its own, currency, or as lost for 0.
+        """Book a bid as won for this price, at most its own, currency, or as lost for 0. Infinity
+        is a price that is not known: the bid's own.
 
-        Returns whether it was open.
+        Returns whether it was open, or costs more than was booked before.
         """
-        query = "SELECT campaign FROM bids WHERE id = ?"
         with self._errors():
-            found = self.file.execute(query, (id,)).fetchone()
-        if found is None:
+            row = self.file.execute(FIND, {"id": id, "is_win": paid > 0}).fetchone()
+        if row is None:
             return False
-        (campaign,) = found
+        (campaign,) = row
         step = self.last_step(campaign)
         with self._errors(), self.turn:
-            return self._close(id, step, paid)
+            return self._settle_open(id, step, paid) or self._settle_again(id, step, paid)
 
     async def written(self) -> None:
         """Wait until what was reserved and settled in this turn of the event loop is in the file.
@@ -269,28 +305,55 @@ class Reservations:
         steps = {campaign: self.last_step(campaign) for _, campaign in expired}
         with self._errors(), self.turn:
             for id, campaign in expired:
-                self._close(id, steps[campaign], math.inf)
+                self._settle_open(id, steps[campaign], math.inf)
 
-    def _close(self, id: str, step: int, paid: float) -> bool:
+    def _settle_open(self, id: str, step: int, paid: float) -> bool:
         """Free the price of a bid and add what it cost to what was spent since the last tick.
 
         Args:
             id: of the bid.
             step: index of the last tick of its campaign.
-            paid: currency; the bid costs at most its price.
+            paid: see `settle`.
 
         Returns:
             Whether it was still open.
         """
         query = "DELETE FROM bids WHERE id = ? RETURNING campaign, price"
-        found = self.file.execute(query, (id,)).fetchone()
-        if found is None:
+        row = self.file.execute(query, (id,)).fetchone()
+        if row is None:
             return False
-        campaign, price = found
-        spent = min(nano(paid), price)
-        closed = {"campaign": campaign, "price": price, "spent": spent, "step": step}
-        self.file.execute(CLOSE, closed)
+        campaign, price = row
+        cost, won = cost_of(price, paid)
+        settled = {"campaign": campaign, "price": price, "cost": cost, "won": won, "step": step}
+        self.file.execute(SETTLE, settled)
+        self.file.execute(
+            "INSERT INTO settled VALUES (?, ?, ?, ?, ?)", (id, campaign, price, cost, won)
+        )
+        oldest = time_prefix(time.time() - self.expiry - KEPT)
+        self.file.execute(FORGET, (oldest, FORGOTTEN))
         return True
+
+    def _settle_again(self, id: str, step: int, paid: float) -> bool:
+        """Add what a settled bid costs more than was booked. See `_settle_open`.
+
+        Returns:
+            Whether it costs more.
+        """
+        query = "SELECT campaign, price, cost, won FROM settled WHERE id = ?"
+        row = self.file.execute(query, (id,)).fetchone()
+        if row is None:
+            return False
+        campaign, price, booked_cost, booked_won = row
+        cost, won = cost_of(price, paid)
+        more_cost: int = max(cost - booked_cost, 0)
+        more_won: int = max(won - booked_won, 0)
+        more = {"campaign": campaign, "price": 0, "cost": more_cost, "won": more_won, "step": step}
+        self.file.execute(SETTLE, more)
+        self.file.execute(
+            "UPDATE settled SET cost = cost + ?, won = won + ? WHERE id = ?",
+            (more_cost, more_won, id),
+        )
+        return more_cost > 0
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -336,7 +399,20 @@ def open_file(path: str | Path) -> sqlite3.Connection:
     """The file of reservations. Raises a ValueError if it cannot be written or is none of ours."""
     remedy = "remove the file if it is damaged: what open bids may cost is then forgotten"
     with explained(f"bids: expected a file of ours, got {path}", sqlite3.Error, remedy=remedy):
-        return open_beside(path, SCHEMA, wait=WAIT)
+        file = open_beside(path, SCHEMA, wait=OPENING_WAIT)
+        _add_wins(file)
+        file.execute(f"PRAGMA busy_timeout={int(1000 * WAIT)}")
+        return file
+
+
+def _add_wins(file: sqlite3.Connection) -> None:
+    """Add the sum of wins to the totals of a file that was made without it."""
+    has_wins = "SELECT 1 FROM pragma_table_info('totals') WHERE name = 'won'"
+    if file.execute(has_wins).fetchone():
+        return
+    with transaction(file):
+        if not file.execute(has_wins).fetchone():  # another process may have added it
+            file.execute("ALTER TABLE totals ADD COLUMN won INTEGER NOT NULL DEFAULT 0")
 
 
 def rewind(path: str | Path, last_step: Callable[[str], int]) -> None:
@@ -364,7 +440,31 @@ def new_id(now: float) -> str:
 
     It begins with the time, so that new rows lie together in the file.
     """
-    return f"{int(1000 * now):011x}{secrets.token_urlsafe(12)}"
+    return time_prefix(now) + secrets.token_urlsafe(12)
+
+
+def time_prefix(now: float) -> str:
+    """What the ids of a time, seconds since 1970, begin with."""
+    return f"{max(int(1000 * now), 0):011x}"
+
+
+def cost_of(price: int, paid: float) -> tuple[int, int]:
+    """Nano-currency that a bid at a price costs, and how much of it is known to have been paid.
+
+    Args:
+        price: nano-currency.
+        paid: see `Reservations.settle`.
+    """
+    cost = min(nano(paid), price)
+    # rounded down: a sum of wins does not exceed what a result reports of them
+    won = min(math.floor(paid * 1e9), price) if paid < math.inf else 0
+    return cost, won
+
+
+def explained_wins(reported: float) -> int:
+    """Nano-currency of wins that results explain. reported: currency that they have spent."""
+    spent = round(min(reported * 1e9, MOST))
+    return min(spent + spent // ROUNDING, MOST)
 
 
 def nano(currency: float) -> int:

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from decisionllm.domains.auction.journal import Journal, opened, ticked
+from decisionllm.domains.auction.journal import Journal, ended, opened, ticked
 from decisionllm.serving.app import create_app
 from decisionllm.serving.exchange import open_exchange, paid_for
 from decisionllm.serving.openrtb import EXAMPLE, BidRequest, per_mille, respond
@@ -275,6 +275,136 @@ def test_bids_that_expire_without_a_notice_stay_spent_until_the_next_tick():
         tick = {"index": 1, "coming": {"value": 0.01, "volume": 100}, "result": result}
         client.post(f"/v1/campaigns/{id}/tick", json=tick)
         assert send(client, id, value).status_code == 200, "one of the three bids was won, for 1"
+
+
+NOTICES = {
+    "a win after a loss": (["loss", "win?price=3000"], 3),
+    "a win after two losses": (["loss", "loss", "win?price=2000"], 2),
+    "a win at a price that cannot be read after a loss": (["loss", "win?price=x"], 3),
+    "a loss after a win": (["win?price=2000", "loss", "loss"], 2),
+    "a win twice after a loss": (["loss", "win?price=2000", "loss", "win?price=2000"], 2),
+    "wins at several prices": (["win?price=1000", "win?price=2000", "win?price=1500"], 2),
+    "a win above the bid": (["loss", "win?price=9000"], 3),
+    "losses alone": (["loss", "loss"], 0),
+}
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize(("notices", "spent"), NOTICES.values(), ids=NOTICES)
+def test_a_bid_costs_the_highest_price_of_its_notices_once(tmp_path, notices, spent, restarts):
+    desk = desk_of(tmp_path / "j", budget=10)
+    id = bid_of(desk, 3)
+    for notice in notices:
+        if restarts:
+            close_desk(desk)
+            desk = desk_of(tmp_path / "j", budget=10)
+        kind, _, price = notice.partition("?price=")
+        settle(desk, id, kind, price)
+    assert desk.open_bids.committed("c1", 0) == spent and desk.open_bids.count() == 0
+    close_desk(desk)
+
+
+def test_a_win_after_a_loss_and_the_end_of_its_campaign_counts(tmp_path):
+    desk = desk_of(tmp_path / "j", budget=10)
+    id = bid_of(desk, 3)
+    settle(desk, id, "loss")
+    desk.journal.write([ended("c1", "closed")])
+    settle(desk, id, "win", "3000")
+    assert desk.open_bids.committed("c1", 0) == 3
+    close_desk(desk)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("late", [0, 1, 4, 12])
+def test_a_feeder_that_is_late_by_some_steps_spends_the_budget_once(tmp_path, late, restarts):
+    desk = desk_of(tmp_path / "j", budget=20)
+    costs = [0.0] * late  # of each step, as they are reported
+    for step in range(12):
+        report(desk.journal, step, 20, costs[:step])
+        if restarts:
+            close_desk(desk)
+            desk = desk_of(tmp_path / "j", budget=20)
+        ids = [bid_of(desk, 3), bid_of(desk, 3)]
+        wins = [id for id in ids if id is not None]
+        for id in wins:
+            settle(desk, id, "win", "3000")
+        costs.append(3.0 * len(wins))
+    assert costs[late:] == [6, 6, 6] + [0] * 9, "18 of 20, however late they are reported"
+    close_desk(desk)
+
+
+def test_a_result_above_the_wins_is_corrected_by_a_lower_one(tmp_path):
+    desk = desk_of(tmp_path / "j", budget=20)
+    costs = [5.0, 0.0, 3.0, 0.0]
+    left = []
+    for step in range(1, 5):
+        settle(desk, bid_of(desk, 3), "win", "3000")
+        report(desk.journal, step, 20, costs[:step])
+        left.append(20 - sum(costs[:step]) - committed(desk))
+    assert left == [15, 14, 11, 8], "3, 6, 9 and 12 were won; 5, 5, 8 and 8 are reported"
+    close_desk(desk)
+
+
+def test_a_result_replaces_wins_whose_price_cannot_be_read(tmp_path):
+    desk = desk_of(tmp_path / "j", budget=10)
+    settle(desk, bid_of(desk, 3), "win", "${AUCTION_PRICE}")
+    assert committed(desk) == 3
+    report(desk.journal, 1, 10, [1.0])
+    assert committed(desk) == 0
+    close_desk(desk)
+
+
+def test_what_is_left_after_a_result_with_all_wins_has_the_same_bits(tmp_path):
+    desk = desk_of(tmp_path / "j", budget=1e4)
+    spends = []
+    for step in range(1, 40):
+        costs = [step / 70, 0.1, step / 30]
+        for cost in costs:
+            settle(desk, bid_of(desk, cost), "win", repr(1000 * cost))
+        spends += [sum(reversed(costs))]
+        report(desk.journal, step, 1e4, spends)
+        assert committed(desk) == 0.0
+    close_desk(desk)
+
+
+def desk_of(path, budget):
+    """An exchange over a journal with one campaign, c1, whose multiplier is 10."""
+    journal = Journal(path)
+    journal.write([opened("c1", "c1", {"target_cpa": 40.0, "budget": budget})])
+    report(journal, 0, budget, [])
+    return open_exchange(journal, CollectorRegistry())
+
+
+def report(journal, step, budget, costs):
+    """Write the answer to a tick that reported these costs so far."""
+    left = budget
+    for cost in costs:
+        left -= cost
+    money = {"spend": float(sum(costs)), "remaining": left, "max_bid": 3.0}
+    answer = {"index": step, "multiplier": 10.0} | money
+    journal.write([ticked("c1", step, "{}", dumps(answer))])
+
+
+def bid_of(desk, price):
+    """The id of a bid at this price; None: there is no bid."""
+    bidding = desk.bid(request([{"ext": {"value": price / 10}}]), arrived=time.monotonic())
+    response = asyncio.run(bidding)
+    return None if response is None else response["seatbid"][0]["bid"][0]["id"]
+
+
+def settle(desk, id, kind, price=""):
+    asyncio.run(desk.settle(id, kind, price, ""))
+
+
+def committed(desk):
+    """Currency that the last tick's remaining budget is lowered by."""
+    _, last = desk.journal.last("c1")
+    return desk.open_bids.committed("c1", last["index"], reported=last["spend"])
+
+
+def close_desk(desk):
+    desk.open_bids.close()
+    desk.journal.close()
 
 
 def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path):

@@ -88,6 +88,62 @@ def test_a_bid_without_a_notice_counts_as_won_until_the_next_tick(bids, clock, s
     assert bids.committed("c", 1) == 0
 
 
+def test_a_win_after_its_bid_expired_counts_once(bids, clock, steps):
+    (unknown,) = bids.reserve("c", 0, 10, [4.0])
+    clock[0] += 60
+    assert bids.committed("c", 0) == 4
+    steps["c"] = 1
+    assert bids.committed("c", 1, reported=1.0) == 0
+    for _ in range(2):
+        bids.settle(unknown, 3.0)
+        assert bids.committed("c", 1, reported=1.0) == 2, "3 were won, 1 is reported"
+        assert bids.committed("c", 1, reported=3.0) == 0
+    assert not bids.settle(unknown, 0.0) and bids.committed("c", 1, reported=1.0) == 2
+
+
+def test_wins_beyond_what_results_report_reserve_the_budget(bids, steps):
+    ids = bids.reserve("c", 0, 20, [3.0] * 3)
+    for id in ids:
+        bids.settle(id, 3.0)
+    steps["c"] = 1
+    assert bids.committed("c", 1, reported=4.0) == 5
+    assert bids.reserve("c", 1, 16, [12.0], reported=4.0) is None, "9 of 20 are won, not 4"
+    assert bids.reserve("c", 1, 16, [11.0], reported=4.0)
+    assert bids.committed("c", 1, reported=4.0) == 16
+    steps["c"] = 2
+    assert bids.committed("c", 2, reported=9.0) == 11, "the result has all wins"
+
+
+def test_a_bid_is_forgotten_an_hour_after_it_expired(bids, clock):
+    lost, late = bids.reserve("c", 0, 100, [1.0, 2.0])
+    assert bids.settle(lost, 0.0) and bids.settle(late, 0.0)
+    for seconds, counts in ((3660, True), (0.002, False)):
+        clock[0] += seconds
+        (other,) = bids.reserve("c", 0, 100, [1.0])
+        bids.settle(other, 0.0)
+        assert bids.settle(late, 2.0) == counts
+        late = lost
+    assert bids.committed("c", 0) == 2
+
+
+def test_a_file_of_before_gets_what_it_lacks_and_keeps_its_bids(tmp_path, steps):
+    with closing(sqlite3.connect(tmp_path / "bids")) as file, file:
+        file.executescript(
+            "CREATE TABLE bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT"
+            " NULL, expires REAL NOT NULL) WITHOUT ROWID;"
+            "CREATE TABLE totals (campaign TEXT PRIMARY KEY, open INTEGER NOT NULL, spent INTEGER"
+            " NOT NULL, step INTEGER NOT NULL) WITHOUT ROWID;"
+            "INSERT INTO bids VALUES ('1', 'c', 2000000000, 1e12);"
+            "INSERT INTO totals VALUES ('c', 2000000000, 1000000000, 0);"
+        )
+    first, second = (Turns(tmp_path / "bids", steps=steps) for _ in range(2))
+    assert first.committed("c", 0) == 3
+    assert second.settle("1", 2.0) and not first.settle("1", 2.0)
+    assert first.committed("c", 0) == 3 and first.committed("c", 1, reported=0.0) == 2
+    for each in (first, second):
+        each.close()
+
+
 def test_expired_bids_are_booked_faster_than_bids_come(bids, clock):
     for _ in range(4):
         bids.reserve("c", 0, 1000, [1.0] * 20)
@@ -127,10 +183,12 @@ def test_another_process_and_a_restart_know_them(tmp_path, steps):
     (id,) = first.reserve("c", 0, 10, [6.0])
     assert second.committed("c", 0) == 6 and second.reserve("c", 0, 10, [6.0]) is None
     assert second.settle(id, 0.0) and first.committed("c", 0) == 0
+    assert first.settle(id, 2.0) and second.committed("c", 0) == 2, "a win after a loss"
+    assert not second.settle(id, 2.0) and not second.settle(id, 0.0)
     first.reserve("c", 0, 10, [5.0])
     for each in (first, second):
         each.close()
-    assert Turns(tmp_path / "bids", steps=steps).committed("c", 0) == 5
+    assert Turns(tmp_path / "bids", steps=steps).committed("c", 0) == 7
 
 
 def test_a_file_that_is_none_of_ours_is_named_with_the_remedy(tmp_path, steps):

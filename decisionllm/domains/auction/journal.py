@@ -76,7 +76,7 @@ PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks fi
 SEARCHED = 50_000  # most campaigns that one search reads
 REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
 # Tables of the files beside a journal that have rows of a campaign, each with an index by campaign:
-# a search of all rows would keep a server from bidding. Bids, which have none, go when they expire.
+# a search of all rows would keep a server from bidding. Bids, which have none, go by themselves.
 BESIDE = {
     "shadow": ("decisions",),
     "bids": ("totals",),
