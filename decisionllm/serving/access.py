@@ -1,6 +1,8 @@
 """Access to the server: for this machine alone, or for holders of a token with the right for it."""
 
+import logging
 import math
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +12,11 @@ from starlette.types import Scope
 
 from decisionllm.files import explained
 from decisionllm.serving.middleware import CLOSE, PROTECTED, Headers, error_response, loopback
-from decisionllm.serving.tokens import Caller, Tokens
+from decisionllm.serving.secret_file import POSIX, check_writers, list_exposures
+from decisionllm.serving.tokens import Caller, Tokens, holds_plain_tokens
 from decisionllm.serving.watched_file import WatchedFile
 
+logger = logging.getLogger("decisionllm.serving")
 OPERATED = ("/v1/models",)  # paths whose changes need the right `operate`
 
 
@@ -55,14 +59,15 @@ class TokenAccess:
         path: of a file of tokens, see `tokens`; None: there is none.
 
     Raises:
-        ValueError: the file cannot be read or is wrong.
+        ValueError: the file cannot be read or is wrong, or others may write it.
     """
 
     def __init__(self, single: str | None = None, path: str | Path | None = None) -> None:
         self.tokens = Tokens(single)
         self.file: WatchedFile | None = None
+        self.exposures: set[str] = set()  # that were logged
         if path is not None:
-            self.file = WatchedFile(path, self.tokens.take)
+            self.file = WatchedFile(path, self.tokens.take, check=self._check_permissions)
             with explained(f"tokens: expected a file to read, got {path}", OSError):
                 self.file.read()
 
@@ -74,6 +79,22 @@ class TokenAccess:
             return
         async with self.file.run():
             yield
+
+    def _check_permissions(self, status: os.stat_result, content: bytes) -> None:
+        """Refuse a file of tokens that others may write. What else exposes it is logged, once."""
+        assert self.file is not None
+        path = self.file.path
+        try:
+            check_writers(path, status)
+        except ValueError as error:
+            raise ValueError(f"tokens: {error}") from error
+        if not POSIX:
+            return
+        is_plain = holds_plain_tokens(content)
+        for exposure in list_exposures(path, status, user=os.geteuid(), is_plain=is_plain):
+            if exposure not in self.exposures:
+                self.exposures.add(exposure)
+                logger.warning("tokens: %s", exposure)
 
     def refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         """The answer to a request that is not accepted. The caller is kept in its state."""

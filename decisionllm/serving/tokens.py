@@ -99,6 +99,15 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
     return found
 
 
+def holds_plain_tokens(content: bytes) -> bool:
+    """Whether a file of tokens holds one itself, not digests alone; False if it is no such file."""
+    try:
+        tables = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+    return any(isinstance(table, Mapping) and "token" in table for table in tables.values())
+
+
 def _entry(name: str, table: object) -> tuple[bytes, Caller]:
     if not NAME.fullmatch(name):
         raise ValueError(f"tokens: expected names of letters, digits, _ . and -, got {name!r}")

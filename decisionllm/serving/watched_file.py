@@ -15,7 +15,8 @@ logger = logging.getLogger("decisionllm.serving")
 EVERY = 1.0  # seconds between two looks
 # seconds: a file that was changed so short ago may change again without a new time stamp
 SETTLED = 2.0
-Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, size
+# device, inode, time of the last change in ns, size, mode, user
+Identity = tuple[int, int, int, int, int, int]
 
 
 class WatchedFile:
@@ -25,14 +26,22 @@ class WatchedFile:
         path: of the file.
         take: called with the bytes, in a thread. A ValueError refuses them: what was taken before
             stays, and the log names the reason once.
+        check: called with the status of the file and the bytes before they are taken. A ValueError
+            refuses them likewise.
         optional: that there is no file is no fault.
     """
 
     def __init__(
-        self, path: str | Path, take: Callable[[bytes], object], *, optional: bool = False
+        self,
+        path: str | Path,
+        take: Callable[[bytes], object],
+        *,
+        check: Callable[[os.stat_result, bytes], object] = lambda status, content: None,
+        optional: bool = False,
     ) -> None:
         self.path = Path(path)
         self.take = take
+        self.check = check
         self.optional = optional
         self.seen: Identity | None = None  # None: read again at the next look
         self.fault = ""  # why the file is not taken, as it was logged
@@ -42,12 +51,13 @@ class WatchedFile:
 
         Raises:
             OSError: it cannot be read.
-            ValueError: `take` refused it.
+            ValueError: `check` or `take` refused it.
         """
         with self.path.open("rb") as file:
             found = os.fstat(file.fileno())
             content = file.read()
         settled = abs(time.time() - found.st_mtime) > SETTLED  # the clock may have gone back
+        self.check(found, content)  # again at the next look if it refuses: a folder may be changed
         self.seen = _identity(found) if settled else None
         self.take(content)
 
@@ -73,4 +83,6 @@ class WatchedFile:
 
 
 def _identity(found: os.stat_result) -> Identity:
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    file = found.st_dev, found.st_ino
+    content = found.st_mtime_ns, found.st_size
+    return *file, *content, found.st_mode, found.st_uid

@@ -487,6 +487,7 @@ def test_the_page_says_why_the_server_refuses_it(made, page, tmp_path):
         f'[reader]\ntoken = "{reader}"\nrights = ["read"]\nrate = 0.001\nburst = 1',
         encoding="utf-8",
     )
+    (tmp_path / "tokens").chmod(0o600)
     with serving(app(made, access=TokenAccess(None, tmp_path / "tokens"))) as client:
         page.open(str(client.base_url))
         page.until("#status", "A token is needed")

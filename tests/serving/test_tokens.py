@@ -10,6 +10,7 @@ from decisionllm.serving import logs
 from decisionllm.serving.access import TokenAccess, right_for
 from decisionllm.serving.app import create_app
 from decisionllm.serving.rate_limit import TokenBucket
+from decisionllm.serving.secret_file import list_exposures
 from decisionllm.serving.tokens import Tokens, parse
 from decisionllm.serving.watched_file import WatchedFile
 from tests.serving.test_campaigns import SPEC, drawn, policy_of
@@ -39,15 +40,19 @@ def bearer(token):
 
 def replaced(path, text):
     """Write a file as an operator does who replaces it in one step."""
-    new = path.with_name("new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+    os.replace(written(path.with_name("new"), text), path)
+
+
+def written(path, text=FILE, mode=0o600):
+    """A file of tokens with this mode, whatever the umask is."""
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
 
 
 @pytest.fixture
 def served(tmp_path):
-    path = tmp_path / "tokens.toml"
-    path.write_text(FILE, encoding="utf-8")
+    path = written(tmp_path / "tokens.toml")
     access = TokenAccess("the single one", path)
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, access=access)) as client:
         client.path, client.access = path, access
@@ -118,11 +123,8 @@ def test_a_file_written_twice_within_one_time_stamp_is_read_again(tmp_path):
 
 
 def test_a_token_beyond_its_rate_waits(tmp_path):
-    path = tmp_path / "tokens.toml"
-    path.write_text(
-        FILE.replace('rights = ["bid"]', 'rights = ["bid"]\nrate = 0.01\nburst = 6'),
-        encoding="utf-8",
-    )
+    limited = FILE.replace('rights = ["bid"]', 'rights = ["bid"]\nrate = 0.01\nburst = 6')
+    path = written(tmp_path / "tokens.toml", limited)
     access = TokenAccess(None, path)
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, access=access)) as client:
         client.headers.update(bearer(BIDDER))
@@ -181,6 +183,89 @@ def test_a_wrong_file_is_refused_without_a_token_in_the_message(text):
 def test_a_file_that_is_missing_stops_the_start(tmp_path):
     with pytest.raises(ValueError, match="tokens: expected a file to read"):
         TokenAccess(None, tmp_path / "none")
+
+
+on_posix = pytest.mark.skipif(os.name != "posix", reason="Windows has other permissions")
+
+
+@on_posix
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o664, 0o666])
+def test_a_file_that_others_may_write_is_refused(tmp_path, mode):
+    path = written(tmp_path / "tokens.toml", mode=mode)
+    with pytest.raises(ValueError, match=f"tokens: .* got mode {mode:04o} of .*; chmod 600 {path}"):
+        TokenAccess(None, path)
+    path.chmod(0o600)
+    assert TokenAccess(None, path).tokens.find(BIDDER.encode()).name == "bidder"
+
+
+@on_posix
+@pytest.mark.parametrize("linked", [False, True], ids=["a file", "a link"])
+def test_a_file_in_a_folder_that_everybody_may_write_is_refused(tmp_path, linked):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    path = folder / "tokens.toml"
+    if linked:
+        path.symlink_to(written(tmp_path / "elsewhere"))
+    else:
+        written(path)
+    folder.chmod(0o777)
+    with pytest.raises(ValueError, match=f"tokens: .* got mode 0777 of {folder}; chmod o-w"):
+        TokenAccess(None, path)
+    for mode in (0o1777, 0o755):  # the sticky bit, as /tmp has it
+        folder.chmod(mode)
+        assert TokenAccess(None, path).tokens.find(BIDDER.encode())
+
+
+@on_posix
+def test_a_change_of_permissions_is_seen_while_the_server_runs(tmp_path, caplog):
+    path = written(tmp_path / "tokens.toml")
+    os.utime(path, (0, 0))
+    access = TokenAccess(None, path)
+    newer = "newer-0123456789abcdef"
+    written(path, FILE.replace(BIDDER, newer), mode=0o666)
+    os.utime(path, (1, 1))
+    for _ in range(2):
+        access.file.look()
+    assert access.tokens.find(BIDDER.encode()) and not access.tokens.find(newer.encode())
+    (said,) = caplog.messages
+    assert "what was read before counts" in said and "chmod 600" in said
+    path.chmod(0o600)
+    tmp_path.chmod(0o777)
+    access.file.look()
+    assert access.tokens.find(BIDDER.encode())
+    tmp_path.chmod(0o700)
+    access.file.look()
+    assert access.tokens.find(newer.encode()) and not access.tokens.find(BIDDER.encode())
+
+
+@on_posix
+def test_tokens_that_everybody_may_read_are_named_once_and_digests_may_be_read(tmp_path, caplog):
+    path = written(tmp_path / "tokens.toml", mode=0o644)
+    access = TokenAccess(None, path)
+    replaced(path, FILE)
+    written(path, FILE + "#", mode=0o644)
+    access.file.look()
+    (said,) = caplog.messages
+    assert f"all users of this machine may read them; chmod 600 {path}" in said
+    caplog.clear()
+    digests = f'[reader]\nsha256 = "{sha256(READER.encode()).hexdigest()}"\nrights = ["read"]'
+    TokenAccess(None, written(path, digests, mode=0o644))
+    TokenAccess(None, written(path, mode=0o640))
+    assert caplog.messages == []
+
+
+@on_posix
+def test_a_file_of_another_user_is_named_unless_that_is_root(tmp_path):
+    path = written(tmp_path / "tokens.toml")
+    mode, inode, device, links, _, *others = path.stat()
+
+    def exposures(owner, user):
+        status = os.stat_result([mode, inode, device, links, owner, *others])
+        return list_exposures(path, status, user=user, is_plain=True)
+
+    assert exposures(owner=1000, user=1000) == [] == exposures(owner=0, user=1000)
+    (said,) = exposures(owner=1001, user=1000)
+    assert "belongs to user 1001, who may change it" in said and f"chown 1000 {path}" in said
 
 
 def test_a_long_word_is_refused_without_its_digest(monkeypatch):
