@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decid
 logger = logging.getLogger("decisionllm.serving")
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
-Begin = Callable[[Json, ObservationSpec], Campaign | None]
+Begin = Callable[[Sequence[Json], ObservationSpec], dict[str, Campaign]]
 Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
 
 
@@ -367,17 +367,16 @@ class CampaignManager:
         waits for a replay.
 
         Args:
-            begin: a campaign of the journal -> the state from which its replay goes on, or None.
+            begin: campaigns of the journal -> the states from which their replay goes on, by id;
+                the others are replayed from their first tick.
         """
-        for id in reversed(self.journal.open_ids(self.max_campaigns, self.name)):
-            # The journal logged the damage; the others are served. An id that is not found was
-            # pruned meanwhile, or the index is damaged.
-            with suppress(journals.DamagedRowError, RequestError):
-                campaign = None
-                known = self.journal.campaign(id)
-                if begin is not None and known is not None:
-                    campaign = begin(known, self.observation)
-                self.remember_open(self.replayed(id, campaign))
+        records = self.journal.open_campaigns(self.max_campaigns, self.name)
+        begun = {} if begin is None else begin(records, self.observation)
+        for record in reversed(records):
+            # the journal logged the damage; the others are served
+            with suppress(journals.DamagedRowError):
+                campaign = begun.pop(record["id"], None) or self._begun(record)
+                self.remember_open(self._go_on(record, campaign))
 
     def replay(
         self, id: str, changed: Mapping[str, object] = {}, *, until: int | None = None
@@ -410,22 +409,25 @@ class CampaignManager:
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        if campaign is None:
-            campaign = self._begun(known, changed)
-        ticks = self.journal.ticks(id, campaign.step)
+        return self._go_on(known, campaign or self._begun(known, changed), until=until)
+
+    def _go_on(self, known: Json, campaign: Campaign, *, until: int | None = None) -> Campaign:
+        """A campaign of the journal after its ticks from this state on. See `replayed`."""
+        ticks = self.journal.ticks(known["id"], campaign.step)
         if until is not None:
             ticks = ticks[: until - campaign.step]
         for tick in ticks:
             campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
+        if (campaign.ended, campaign.model) == (known["ended"], known["model"]):
+            return campaign
         return replace(campaign, ended=known["ended"], model=known["model"])
 
     def _begun(self, known: Json, changed: Mapping[str, object] = {}) -> Campaign:
         """A campaign of the journal before its first tick. changed: settings in place of its own."""
         settings = {name: known[name] for name in SETTINGS} | {**changed}
-        begun = Campaign.begin(settings, self.observation, id=known["id"])
-        return replace(begun, model=known["model"])
+        return Campaign.begin(settings, self.observation, id=known["id"], model=known["model"])
 
 
 def new_id() -> str:

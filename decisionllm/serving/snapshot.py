@@ -11,14 +11,14 @@ import logging
 import sqlite3
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
-from decisionllm.domains.auction.journal import Journal, open_beside, transaction
+from decisionllm.domains.auction.journal import Journal, batches, open_beside, transaction
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import Json
 from decisionllm.serving.repeated import repeated
@@ -53,33 +53,46 @@ class Snapshot:
         self.lock = threading.Lock()
         self.file = _opened(journal.beside("snapshot"))
 
-    def begin(self, known: Json, spec: ObservationSpec) -> Campaign | None:
-        """The campaign as the file has it; None without one, or if the journal lacks its last tick.
+    def begin(self, records: Sequence[Json], spec: ObservationSpec) -> dict[str, Campaign]:
+        """Campaigns as the file has them, by id, without those whose last tick the journal lacks.
 
         Args:
-            known: the campaign in the journal.
+            records: the campaigns in the journal.
             spec: what the model observes.
         """
-        id = known["id"]
-        found = None
+        spec_name = named(spec)
+        campaigns: dict[str, Campaign] = {}
+        for some in batches(records):
+            rows = self._read_rows([record["id"] for record in some], spec_name)
+            ticks = self.journal.tick_sums({id: step - 1 for id, (step, _, _) in rows.items()})
+            for record in some:
+                id = record["id"]
+                if id not in rows:
+                    continue
+                step, tick, state = rows[id]
+                if ticks.get(id) != tick:
+                    continue
+                settings = {name: record[name] for name in SETTINGS}
+                fresh = Campaign.begin(settings, spec, id=id, model=record["model"])
+                with suppress(ValueError):  # a horizon that was changed by hand
+                    campaigns[id] = fresh.with_state(np.frombuffer(state))
+                    self.written[id] = step
+        return campaigns
+
+    def _read_rows(self, ids: Sequence[str], spec_name: str) -> dict[str, tuple[int, int, bytes]]:
+        """(step, checksum of the last tick, state) of campaigns, by id, as they were written for
+        this specification.
+        """
+        marks = ", ".join("?" * len(ids))
+        query = f"SELECT id, step, spec, tick, state, sum FROM campaigns WHERE id IN ({marks})"
+        read: list[tuple[str, int, str, int, bytes, int]] = []
         with self._tolerated():
-            query = "SELECT step, spec, tick, state, sum FROM campaigns WHERE id = ?"
-            found = self.file.execute(query, (id,)).fetchone()
-        if found is None:
-            return None
-        step, written_spec, tick, state, sum = found
-        sound = sum == checksum(id, step, written_spec, tick, state)
-        if not sound or written_spec != named(spec):
-            return None
-        if self.journal.tick_sum(id, step - 1) != tick:
-            return None
-        settings = {name: known[name] for name in SETTINGS}
-        fresh = Campaign.begin(settings, spec, id=id)
-        with suppress(ValueError):  # a horizon that was changed by hand
-            campaign = fresh.with_state(np.frombuffer(state))
-            self.written[id] = step
-            return campaign
-        return None
+            read = self.file.execute(query, ids).fetchall()
+        rows: dict[str, tuple[int, int, bytes]] = {}
+        for id, step, written_spec, tick, state, sum in read:
+            if written_spec == spec_name and sum == checksum(id, step, written_spec, tick, state):
+                rows[id] = step, tick, state
+        return rows
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -113,8 +126,9 @@ class Snapshot:
 
     def _write_rows(self, campaigns: list[Campaign]) -> None:
         rows = []
+        ticks = self.journal.tick_sums({one.id: one.step - 1 for one in campaigns})
         for campaign in campaigns:
-            tick = self.journal.tick_sum(campaign.id, campaign.step - 1)
+            tick = ticks.get(campaign.id)
             if tick is None:  # a tick of version 1 has no checksum
                 continue
             head = campaign.id, campaign.step, named(campaign.spec), tick
@@ -128,7 +142,8 @@ class Snapshot:
 
     def _forget_ended(self, ids: list[str]) -> None:
         """Delete the rows of those campaigns that are no longer open."""
-        ended = [id for id in ids if not self.journal.is_open(id)]
+        still_open = self.journal.open_among(ids)
+        ended = [id for id in ids if id not in still_open]
         with transaction(self.file):
             self.file.executemany("DELETE FROM campaigns WHERE id = ?", [(id,) for id in ended])
         for id in ended:

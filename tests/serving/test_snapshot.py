@@ -88,6 +88,38 @@ def test_what_is_wrong_in_the_file_is_replayed(tmp_path, monkeypatch, statement)
     equal(again.campaigns[ids[0]], manager.campaigns[ids[0]])
 
 
+def test_many_campaigns_are_read_together_and_are_as_when_replayed(tmp_path, monkeypatch):
+    monkeypatch.setattr("decisionllm.domains.auction.journal.READ_AT_ONCE", 3)
+    manager, ids = played(Journal(tmp_path / "j"), (0, 1, 2, 3, 4, 5, 6, 7))
+    snapshot_of(manager, tmp_path / "j").write([*manager.campaigns.values()])
+    manager.tick(ids[2], **drawn(2, 2))  # after the snapshot
+    manager.close(ids[3])
+    changes = {
+        "j": [f"UPDATE campaigns SET facts = '{{}}' WHERE id = '{ids[4]}'"],
+        "j.snapshot": [f"UPDATE campaigns SET tick = tick + 1 WHERE id = '{ids[5]}'"],
+    }
+    for name, statements in changes.items():
+        with closing(sqlite3.connect(tmp_path / name)) as file, file:
+            for statement in statements:
+                file.execute(statement)
+    again = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"))
+    snapshot = snapshot_of(again, tmp_path / "j")
+    statements = []
+    snapshot.file.set_trace_callback(statements.append)
+    again.load_open(snapshot.begin)
+    plain = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"))
+    plain.load_open()
+    assert list(again.campaigns) == list(plain.campaigns) == [ids[i] for i in (0, 1, 2, 5, 6, 7)]
+    for id in again.campaigns:
+        equal(again.campaigns[id], plain.campaigns[id])
+    assert len(statements) == 2, "six campaigns, three at a time"
+    assert snapshot.written == {ids[i]: i for i in (1, 2, 6, 7)}
+    snapshot.clean()
+    with closing(sqlite3.connect(tmp_path / "j.snapshot")) as file:
+        rows = file.execute("SELECT id FROM campaigns").fetchall()
+    assert {id for (id,) in rows} == {ids[i] for i in (1, 2, 4, 5, 6, 7)}, "3 has ended"
+
+
 def test_a_file_that_is_no_database_is_made_anew(tmp_path, monkeypatch):
     manager, ids = played(Journal(tmp_path / "j"), (3,))
     (tmp_path / "j.snapshot").write_bytes(b"x" * 5000)

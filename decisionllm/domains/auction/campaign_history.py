@@ -62,7 +62,9 @@ class Campaign:
     model: str | None = None
 
     @classmethod
-    def begin(cls, settings: Json, spec: ObservationSpec, *, id: str = "") -> Self:
+    def begin(
+        cls, settings: Json, spec: ObservationSpec, *, id: str = "", model: str | None = None
+    ) -> Self:
         """A campaign before its first step. A text of None is made by the text template of the
         specification.
 
@@ -84,6 +86,7 @@ class Campaign:
             observations=np.zeros((H, spec.size), np.float32),
             actions=np.zeros((H, 1), np.float32),
             rewards=np.zeros(H),
+            model=model,
         )
 
     def advance(
@@ -170,8 +173,10 @@ class Campaign:
         sizes = [slot.size for slot in slots]
         if t > len(self.actions) or len(numbers) != 8 + sum(sizes):
             raise ValueError(f"expected {8 + sum(sizes)} numbers, got {len(numbers)}")
-        for slot, part in zip(slots, np.split(numbers[8:], np.cumsum(sizes)[:-1]), strict=True):
-            slot[...] = part.reshape(slot.shape)
+        start = 8
+        for slot, size in zip(slots, sizes, strict=True):
+            slot[...] = numbers[start : start + size].reshape(slot.shape)
+            start += size
         totals.now = now
         totals.remaining = np.array([remaining])
         totals.spend = np.array([spend])

@@ -12,18 +12,22 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
 Columns = tuple[Any, ...]  # a row as SQLite reads it
 Entry = tuple[str, tuple[object, ...]]  # an SQL statement and its values
+Item = TypeVar("Item")
 
 APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
 VERSION_1 = (
@@ -74,6 +78,7 @@ READ_WAIT = 0.25  # seconds: a read waits for no write in WAL mode, so that the 
 MOST_DAMAGED = 1000  # most damaged rows whose names are kept
 PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
 SEARCHED = 50_000  # most campaigns that one search reads
+READ_AT_ONCE = 400  # campaigns that one statement names
 REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
 # Tables of the files beside a journal that have rows of a campaign, each with an index by campaign:
 # a search of all rows would keep a server from bidding. Bids, which have none, go by themselves.
@@ -85,6 +90,7 @@ BESIDE = {
 COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
 CAMPAIGN = "id, key, opened, facts, sum, ended, model, model_sum"
 CAMPAIGN_WIDTH = len(CAMPAIGN.split(", "))
+MODEL = CAMPAIGN.split(", ").index("model")
 TICK = "campaign, step, request, answer, at, sum"
 # the last tick of each campaign beside it
 LAST = (
@@ -351,17 +357,29 @@ class Journal:
         """(model, number of its campaigns that have not ended, steps of the longest) of each.
         Damaged campaigns, which no model answers, are left out.
         """
-        horizons: dict[str | None, list[int]] = defaultdict(list)
-        for campaign in self._sound("WHERE ended IS NULL"):
-            horizons[campaign["model"]].append(campaign["horizon"])
-        return [(model, len(found), max(found)) for model, found in horizons.items()]
+        counts: Counter[str | None] = Counter()
+        longest: dict[str | None, int] = {}
+        horizon = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
+        for row in self._each(f"SELECT {CAMPAIGN}, {horizon} FROM campaigns WHERE ended IS NULL"):
+            if not is_sound(row):
+                self._damage(f"campaign {row[0]}")
+                continue
+            model, steps = row[MODEL], row[-1]
+            counts[model] += 1
+            if steps > longest.get(model, 0):
+                longest[model] = steps
+        return [(model, count, longest[model]) for model, count in counts.items()]
 
-    def open_ids(self, count: int, model: str) -> list[str]:
-        """Ids of a model's campaigns that have not ended, the newest first, at most so many.
-        Damaged campaigns are left out.
+    def open_campaigns(self, count: int, model: str) -> list[Json]:
+        """A model's campaigns that have not ended, the newest first, at most so many. Damaged
+        campaigns are left out.
         """
         which = "WHERE ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
-        return [campaign["id"] for campaign in self._sound(which, model, count)]
+        return list(self._sound(which, model, count))
+
+    def open_ids(self, count: int, model: str) -> list[str]:
+        """Ids of `open_campaigns`."""
+        return [campaign["id"] for campaign in self.open_campaigns(count, model)]
 
     def ticks(self, id: str, first: int = 0, *, damaged: str = "raise") -> list[Json]:
         """The ticks of a campaign from this one on, in their order: index, request and answer.
@@ -390,14 +408,31 @@ class Journal:
         ((count,),) = self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)
         return int(count)
 
-    def tick_sum(self, id: str, step: int) -> int | None:
-        """The checksum of a tick as it was written; None: there is no such tick, or it has none."""
-        rows = self._read("SELECT sum FROM ticks WHERE campaign = ? AND step = ?", id, step)
-        return rows[0][0] if rows else None
+    def tick_sums(self, steps: Mapping[str, int]) -> dict[str, int | None]:
+        """The checksum of a tick of each of some campaigns as it was written; None: it has none.
+        Campaigns without this tick are left out.
 
-    def is_open(self, id: str) -> bool:
-        """Whether there is this campaign and it has not ended."""
-        return bool(self._read("SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL", id))
+        Args:
+            steps: of the ticks, by campaign.
+        """
+        sums: dict[str, int | None] = {}
+        for pairs in batches(list(steps.items())):
+            values = ", ".join(["(?, ?)"] * len(pairs))
+            query = (
+                f"WITH asked (id, number) AS (VALUES {values}) SELECT campaign, sum"
+                " FROM asked CROSS JOIN ticks ON campaign = id AND step = number"
+            )
+            sums |= dict(self._read(query, *chain.from_iterable(pairs)))
+        return sums
+
+    def open_among(self, ids: Sequence[str]) -> set[str]:
+        """Those of some campaigns that there are and that have not ended."""
+        still_open: set[str] = set()
+        for some in batches(ids):
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT id FROM campaigns WHERE id IN ({marks}) AND ended IS NULL"
+            still_open |= {id for (id,) in self._read(query, *some)}
+        return still_open
 
     def tick(self, id: str, step: int) -> tuple[str, str] | None:
         """(request, answer) of a tick as they were written. Raises DamagedRowError."""
@@ -433,10 +468,8 @@ class Journal:
 
     def _campaign_of(self, row: Columns) -> Json:
         """A row of CAMPAIGN, checked."""
-        id, key, opened, settings, sum, ended, model, model_sum = row
-        if sum not in (None, checksum(id, key, opened, settings)):
-            raise self._damage(f"campaign {id}")
-        if model_sum not in (None, checksum(model)):
+        id, _, opened, settings, _, ended, model, _ = row
+        if not is_sound(row):
             raise self._damage(f"campaign {id}")
         campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
         campaign |= json.loads(settings)
@@ -695,6 +728,26 @@ def _has_log(path: str) -> bool:
     return header[18:] == b"\2\2"  # the file format's version to write and to read: WAL
 
 
+def is_sound(row: Columns) -> bool:
+    """Whether a row that begins with CAMPAIGN is as it was written."""
+    _, _, _, _, sum, _, model, model_sum, *_ = row
+    if sum is not None and sum != checksum(*row[:4]):
+        return False
+    return model_sum is None or model_sum == model_checksum(model)
+
+
+@lru_cache(64)
+def model_checksum(model: str | None) -> int:
+    """`checksum` of the name of a model, which many campaigns share."""
+    return checksum(model)
+
+
+def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Yield so many items at a time as one statement may name."""
+    for start in range(0, len(items), READ_AT_ONCE):
+        yield items[start : start + READ_AT_ONCE]
+
+
 def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
     """Raise sqlite3.DatabaseError if another file lies at the path than the one that was opened.
 
@@ -725,7 +778,7 @@ def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
     )
     # A damaged byte is found by the checksum of its row. Until then it must neither stop the read
     # of other rows nor be a character that no log, answer or query can hold.
-    connection.text_factory = lambda text: text.decode(errors="backslashreplace")
+    connection.text_factory = methodcaller("decode", errors="backslashreplace")
     return connection
 
 
