@@ -376,7 +376,7 @@ class CampaignManager:
             # the journal logged the damage; the others are served
             with suppress(journals.DamagedRowError):
                 campaign = begun.pop(record["id"], None) or self._begun(record)
-                self.remember_open(self._go_on(record, campaign))
+                self.remember_open(self._replay_from(record, campaign))
 
     def replay(
         self, id: str, changed: Mapping[str, object] = {}, *, until: int | None = None
@@ -409,20 +409,22 @@ class CampaignManager:
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        return self._go_on(known, campaign or self._begun(known, changed), until=until)
+        return self._replay_from(known, campaign or self._begun(known, changed), until=until)
 
-    def _go_on(self, known: Json, campaign: Campaign, *, until: int | None = None) -> Campaign:
+    def _replay_from(
+        self, record: Json, campaign: Campaign, *, until: int | None = None
+    ) -> Campaign:
         """A campaign of the journal after its ticks from this state on. See `replayed`."""
-        ticks = self.journal.ticks(known["id"], campaign.step)
+        ticks = self.journal.ticks(record["id"], campaign.step)
         if until is not None:
             ticks = ticks[: until - campaign.step]
         for tick in ticks:
             campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
-        if (campaign.ended, campaign.model) == (known["ended"], known["model"]):
+        if (campaign.ended, campaign.model) == (record["ended"], record["model"]):
             return campaign
-        return replace(campaign, ended=known["ended"], model=known["model"])
+        return replace(campaign, ended=record["ended"], model=record["model"])
 
     def _begun(self, known: Json, changed: Mapping[str, object] = {}) -> Campaign:
         """A campaign of the journal before its first tick. changed: settings in place of its own."""
