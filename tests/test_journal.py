@@ -197,7 +197,7 @@ def test_a_journal_is_restored_where_its_link_leads_to(tmp_path):
     (tmp_path / "link").symlink_to("data/j")
     written(tmp_path / "link").close()
     assert command("backup", f"journal={tmp_path}/link", f"to={tmp_path}/copy") == 0
-    (tmp_path / "data" / "j.snapshot").write_text("ahead of the copy")
+    (tmp_path / "data" / "j.snapshot").write_text("ahead of the copy", encoding="utf-8")
     assert command("journal", "restore", f"journal={tmp_path}/link", f"from={tmp_path}/copy") == 0
     assert (tmp_path / "link").is_symlink()
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
