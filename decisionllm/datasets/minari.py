@@ -1,5 +1,5 @@
-"""Minari datasets in and out, through the real library: any Box, Discrete or Dict observations;
-Box, Discrete or MultiDiscrete actions.
+"""Minari datasets in and out, through the real library: Box, Discrete, MultiDiscrete, MultiBinary,
+Dict or Tuple observations; Box, Discrete or MultiDiscrete actions.
 
 `D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode
 still has the previous goal (Minari issue 265): the goal of the second is used. An episode ends with

@@ -1,13 +1,14 @@
 """Observations and actions of Gymnasium spaces as rows of numbers: one layout for data,
 environments and exports.
 
-An observation is laid out by the names of its parts: the keys of a Dict are sorted, at every level.
+An observation is laid out by the names of its parts: the keys of a Dict are sorted, at every level;
+the parts of a Tuple keep their order and are named by it.
 An environment keeps the keys of its Dict in the order in which they were given, while Minari
 restores them sorted. Without one rule the numbers that a policy reads in an environment would be
 those of its data in another order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,39 +17,125 @@ from gymnasium import Space, spaces
 from numpy.typing import ArrayLike, DTypeLike
 
 from decisionllm.files import explained
-from decisionllm.schema import Json, refuse
+from decisionllm.schema import Json, are_numbers, refuse
 
 AnySpace = Space[Any]
 ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
 NamedPart = Sequence[str | int]  # its name, and how many numbers of an observation it has
 MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
 
-VECTOR = "observation"  # name of the one part of an observation that is not a Dict
+VECTOR = "observation"  # name of the one part of an observation that has no names
 
 
 def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float32) -> np.ndarray:
     """Observations of n steps as rows.
 
     Args:
-        values: the observations, stacked (see `stack`): an array with n in front, or a dict of such
-            arrays.
-        space: their space: Box, Discrete, or Dict of these, also nested.
+        values: the observations, stacked (see `stack`): an array with n in front, or a dict or tuple
+            of such arrays.
+        space: their space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these,
+            also nested.
         dtype: of the rows; None: that of the values, for a writer that reports what is rounded.
 
     Returns:
-        (n, S). A Dict is laid out key by key in the order of the sorted keys, a Discrete is
-        one-hot.
+        (n, S). A Dict is laid out key by key in the order of the sorted keys, a Tuple in its own
+        order. A Discrete is one-hot, a MultiDiscrete one-hot part by part.
 
     Raises:
-        ValueError: the space is of another kind, or a Discrete does not have a value.
+        ValueError: the space is of another kind, or the values are not of the space.
     """
-    if isinstance(space, spaces.Box):
-        return np.asarray(values, dtype).reshape(len(values), -1)
-    if isinstance(space, spaces.Discrete):
-        one_hot = np.eye(int(space.n), dtype=np.float32)
-        return np.asarray(one_hot[_indices(values, space)[:, 0]])
-    columns = [flatten(values[key], part, dtype=dtype) for key, part in _sorted(space)]
-    return np.concatenate(columns, axis=1)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        named = _named_values(values, space)
+        columns = [flatten(named[key], part, dtype=dtype) for key, part in _entries(space)]
+        return np.concatenate(columns, axis=1)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return _one_hot(values, space)
+    observation_parts(space)  # refuses other spaces
+    array = _numbers(values, space)
+    if isinstance(space, spaces.MultiBinary):
+        message = f"expected 0 or 1 in {space}, got {{}}"
+        refuse("", ~np.isin(array, (0, 1)), message, array)
+    return np.asarray(array, dtype).reshape(len(array), -1)
+
+
+def flatten_one(observation: Any, space: AnySpace) -> np.ndarray:
+    """The observation of one step as a row (S,) float32, a copy; see `flatten`."""
+    return np.array(flatten(_stacked_once(observation, space), space)[0])
+
+
+def _stacked_once(observation: Any, space: AnySpace) -> Any:
+    """One observation with an axis of 1 in front, as `stack` makes it."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        if isinstance(observation, np.ndarray) and isinstance(space, spaces.Tuple):
+            observation = tuple(observation)
+        named = _named_values(observation, space)
+        parts = {key: _stacked_once(named[key], part) for key, part in _entries(space)}
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+    if isinstance(observation, Mapping):
+        got = f"a dict of {', '.join(map(str, observation)) or 'nothing'}"
+        raise ValueError(f"expected numbers of {_in_short(space)}, got {got}")
+    return np.asarray(observation)[None]
+
+
+def _named_values(values: Any, space: AnySpace) -> Any:
+    """The parts of a value of a Dict or Tuple by their keys; stacked values of a Tuple may be one
+    array (n, parts).
+
+    Raises:
+        ValueError: it is of another kind, or has other keys.
+    """
+    keys = [key for key, _ in _entries(space)]
+    if isinstance(space, spaces.Tuple):
+        columns = values
+        if isinstance(values, np.ndarray) and values.ndim > 1:
+            columns = tuple(np.moveaxis(values, 1, 0))
+        if not isinstance(columns, list | tuple) or len(columns) != len(keys):
+            size = f" of {len(columns)}" if isinstance(columns, list | tuple) else ""
+            got = f"{type(values).__name__}{size}"
+            raise ValueError(f"expected a tuple of {len(keys)} parts, got {got}")
+        return columns
+    if not isinstance(values, Mapping) or values.keys() != set(keys):
+        got = type(values).__name__
+        if isinstance(values, Mapping):
+            got = f"a dict of {', '.join(sorted(map(str, values))) or 'nothing'}"
+        raise ValueError(f"expected a dict of {', '.join(map(str, keys))}, got {got}")
+    return values
+
+
+def _numbers(values: Any, space: AnySpace) -> np.ndarray:
+    """Stacked values of a space without parts, (n, ...).
+
+    Raises:
+        ValueError: they are no numbers, or have another shape than the space, dimensions of 1
+            aside.
+    """
+    array = np.asarray(values)
+    if not are_numbers(array.dtype):
+        raise ValueError(f"expected numbers of {_in_short(space)}, got {array.dtype}")
+    shape = array.shape[1:]
+    if [size for size in shape if size != 1] != [size for size in space.shape or () if size != 1]:
+        raise ValueError(f"expected numbers of {_in_short(space)}, got shape {shape}")
+    return array
+
+
+def _in_short(space: AnySpace) -> str:
+    """A space for a message, without the bounds of each number."""
+    return f"{type(space).__name__} of shape {space.shape}"
+
+
+def _one_hot(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
+    """Values of a space, stacked, with a one for the value of each part: (n, S) float32."""
+    index = _indices(values, space)
+    sizes = _sizes(space)
+    first = np.cumsum(sizes) - sizes  # the first column of each part
+    rows = np.zeros((len(index), int(sizes.sum())), np.float32)
+    np.put_along_axis(rows, index + first, 1, axis=1)
+    return rows
+
+
+def _sizes(space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
+    """(parts,) number of values of each part."""
+    return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).astype(np.int64)
 
 
 def _indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
@@ -57,11 +144,12 @@ def _indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.n
     Raises:
         ValueError: a value is not one of the space.
     """
-    given = np.asarray(values)
-    index = (given - space.start).reshape(len(given), -1)
-    outside = (index < 0) | (index >= action_parts(space)) | (index != np.rint(index))
+    array = _numbers(values, space)
+    array = array.reshape(len(array), *(space.shape or ()))
+    index = (array - space.start).reshape(len(array), -1)
+    outside = (index < 0) | (index >= _sizes(space)) | (index != np.rint(index))
     message = f"expected a value of {space}, got {{}} in row {{}}"
-    refuse("", outside.any(axis=1), message, given, np.arange(len(given)))
+    refuse("", outside.any(axis=1), message, array, np.arange(len(array)))
     return index.astype(int)
 
 
@@ -71,13 +159,19 @@ def unflatten(rows: np.ndarray, space: AnySpace) -> Any:
         return _of_box(rows, space)
     if isinstance(space, spaces.Discrete):
         return rows.argmax(axis=1) + space.start
+    if isinstance(space, spaces.MultiDiscrete):
+        blocks = np.split(rows, np.cumsum(_sizes(space))[:-1], axis=1)
+        index = np.stack([block.argmax(axis=1) for block in blocks], axis=1)
+        return np.asarray(index.reshape(len(rows), *space.shape) + space.start, space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return np.asarray(rows.reshape(len(rows), *space.shape) > 0.5, space.dtype)
     values: Json = {}
     first = 0
-    for key, part in _sorted(space):
+    for key, part in _entries(space):
         size = sum(numbers for _, numbers in observation_parts(part))
         values[key] = unflatten(rows[:, first : first + size], part)
         first += size
-    return values
+    return values if isinstance(space, spaces.Dict) else tuple(values.values())
 
 
 def _of_box(rows: np.ndarray, space: spaces.Box) -> np.ndarray:
@@ -115,8 +209,8 @@ def _within(values: Any, space: AnySpace) -> bool:
     """Whether stacked observations lie within the bounds of every Box of their space."""
     if isinstance(space, spaces.Box):
         return bool(np.all((values >= space.low) & (values <= space.high)))
-    if isinstance(space, spaces.Dict):
-        return all(_within(values[key], part) for key, part in space.spaces.items())
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return all(_within(values[key], part) for key, part in _entries(space))
     return True
 
 
@@ -124,42 +218,63 @@ def observation_parts(space: AnySpace) -> list[tuple[str, int]]:
     """The layout that `flatten` gives to an observation.
 
     Args:
-        space: Box, Discrete, or Dict of these, also nested.
+        space: see `flatten`.
 
     Returns:
-        (name, numbers) of each part, in the order of the columns. Names of nested Dicts are joined
-        by a dot; an observation that is no Dict is one part, `observation`.
+        (name, numbers) of each part, in the order of the columns. Names of nested parts are joined
+        by a dot, those of a Tuple are 0, 1, ...; an observation that is neither Dict nor Tuple is
+        one part, `observation`.
 
     Raises:
-        ValueError: the space is of another kind.
+        ValueError: a part of the space is of another kind.
     """
-    if isinstance(space, spaces.Box):
-        return [(VECTOR, int(np.prod(space.shape)))]
-    if isinstance(space, spaces.Discrete):
-        return [(VECTOR, int(space.n))]
-    parts: list[tuple[str, int]] = []
-    for key, inner in _sorted(space):
-        nested = isinstance(inner, spaces.Dict)
-        for name, size in observation_parts(inner):
-            parts.append((f"{key}.{name}" if nested else str(key), size))
-    return parts
+    return [(name or VECTOR, _size(part, name)) for name, part in _leaves(space)]
 
 
-def _sorted(space: AnySpace) -> list[tuple[str, AnySpace]]:
-    """(key, space) of the parts of a Dict, in the order of their columns; a ValueError for another
-    space."""
-    if not isinstance(space, spaces.Dict):
-        wanted = "a Box, a Discrete or a Dict of them"
-        raise ValueError(f"observation space: expected {wanted}, got {space}")
+def _leaves(space: AnySpace, name: str = "") -> list[tuple[str, AnySpace]]:
+    """(name, space) of the parts that have no parts themselves, in the order of their columns."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return [(name, space)]
+    leaves = []
+    for key, part in _entries(space):
+        leaves += _leaves(part, f"{name}.{key}" if name else str(key))
+    if not leaves:
+        raise ValueError(f"{_place(name)}: expected a {type(space).__name__} with parts, got none")
+    return leaves
+
+
+def _size(space: AnySpace, name: str) -> int:
+    """How many numbers of a row hold a part; a ValueError if it has no layout."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return int(_sizes(space).sum())
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return prod(space.shape)
+    expected = "a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of them"
+    raise ValueError(f"{_place(name)}: expected {expected}, got {space}")
+
+
+def _place(name: str) -> str:
+    """A part of an observation space, to begin a message with."""
+    return f"observation space, part {name}" if name else "observation space"
+
+
+def _entries(space: AnySpace) -> list[tuple[Any, AnySpace]]:
+    """(key, space) of the parts of a Dict or Tuple, in the order of their columns."""
+    if isinstance(space, spaces.Tuple):
+        return list(enumerate(space.spaces))
+    assert isinstance(space, spaces.Dict)
     # By the text of the key, since a dataset's card has nothing else.
     return sorted(space.spaces.items(), key=lambda item: str(item[0]))
 
 
 def stack(observations: Sequence[Any]) -> Any:
-    """n observations as one: arrays with n in front, dicts of them for dicts."""
+    """n observations as one: arrays with n in front; dicts of them for dicts, tuples of them for
+    tuples, but an array (n, parts) for tuples of numbers."""
     first = observations[0]
     if isinstance(first, dict):
         return {key: stack([observation[key] for observation in observations]) for key in first}
+    if isinstance(first, tuple) and any(isinstance(part, dict) or np.ndim(part) for part in first):
+        return tuple(stack(parts) for parts in zip(*observations, strict=True))
     return np.stack(observations)
 
 
@@ -217,13 +332,11 @@ def action_parts(space: AnySpace) -> list[int]:
     """
     if isinstance(space, spaces.Box):
         return []
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if not isinstance(space, spaces.MultiDiscrete):
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         wanted = "a Box, a Discrete or a MultiDiscrete"
         raise ValueError(f"action space: expected {wanted}, got {space}")
-    sizes = [int(size) for size in space.nvec.reshape(-1)]
-    if prod(sizes) > MOST_ACTIONS:
+    sizes: list[int] = _sizes(space).tolist()
+    if isinstance(space, spaces.MultiDiscrete) and prod(sizes) > MOST_ACTIONS:
         wanted = f"at most {MOST_ACTIONS} combinations, each of which is one discrete action"
         found = f"{prod(sizes)}; give it fewer parts or values"
         raise ValueError(f"action space {space}: expected {wanted}, got {found}")

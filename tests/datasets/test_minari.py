@@ -288,10 +288,6 @@ def test_actions_of_any_shape_are_rows_of_numbers():
     "options, message",
     [
         (
-            {"observation_space": spaces.Tuple([BOX, BOX])},
-            "observation space: expected a Box, a Discrete or a Dict of them, got Tuple",
-        ),
-        (
             {"action_space": spaces.MultiBinary(2)},
             "action space: expected a Box, a Discrete or a MultiDiscrete, got MultiBinary",
         ),
@@ -302,15 +298,25 @@ def test_actions_of_any_shape_are_rows_of_numbers():
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(options, message):
-    seen = (rows(2), rows(2)) if "observation_space" in options else rows(2)
     done = (
         {"a": rows(1)}
         if isinstance(options.get("action_space"), spaces.Dict)
         else np.array([[1, 1]])
     )
-    put("mine/other-v0", [(seen, done, [0])], **options)
+    put("mine/other-v0", [(rows(2), done, [0])], **options)
     with pytest.raises(ValueError, match=message):
         load(minari_id="mine/other-v0")
+
+
+def test_a_tuple_and_its_discrete_parts_have_the_layout_of_environments():
+    space = spaces.Tuple([BOX, spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(1)])
+    seen = (rows(2), np.array([[1, 0], [0, 2]]), np.array([[1], [0]], np.int8))
+    put("mine/tuple-v0", [(seen, rows(1), [0])], observation_space=space)
+    made = load(minari_id="mine/tuple-v0")
+    assert made.info["observation_parts"] == [["0", 2], ["1", 5], ["2", 1]]
+    (first,) = made.episodes
+    assert first.observations[0, 2:].tolist() == [0, 1, 1, 0, 0, 1]
+    assert first.final_observation[2:].tolist() == [1, 0, 0, 0, 1, 0]
 
 
 def test_a_pointmaze_goal_is_that_of_the_second_observation():

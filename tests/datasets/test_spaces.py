@@ -1,5 +1,7 @@
 """One layout for observations of Gymnasium spaces, by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,11 +11,14 @@ from decisionllm.datasets.spaces import (
     action_spec,
     decode_actions,
     encode_actions,
+    fits,
     flatten,
+    flatten_one,
     observation_parts,
     stack,
     stated_action_parts,
     stated_parts,
+    unflatten,
 )
 
 NESTED = spaces.Dict(
@@ -36,9 +41,78 @@ def test_an_observation_without_names_is_one_part():
     assert observation_parts(spaces.Discrete(4)) == [("observation", 4)]
     with pytest.raises(
         ValueError,
-        match="observation space: expected a Box, a Discrete or a Dict of them, got Tuple",
+        match="observation space, part b: expected a Box, Discrete, .*Tuple of them, got Sequence",
     ):
-        observation_parts(spaces.Tuple([NESTED]))
+        observation_parts(spaces.Dict(a=NESTED, b=spaces.Sequence(NESTED)))
+    with pytest.raises(ValueError, match="part b: expected a Dict with parts, got none"):
+        observation_parts(spaces.Dict(a=NESTED, b=spaces.Dict({})))
+
+
+@pytest.mark.parametrize(
+    ("space", "parts", "observation", "row"),
+    [
+        (spaces.MultiDiscrete([2, 3]), [("observation", 5)], [1, 0], [0, 1, 1, 0, 0]),
+        (spaces.MultiDiscrete([2, 3], start=[5, 7]), [("observation", 5)], [5, 9], [1, 0, 0, 0, 1]),
+        (spaces.MultiDiscrete([[2], [2]]), [("observation", 4)], [[1], [0]], [0, 1, 1, 0]),
+        (spaces.MultiBinary((2, 2)), [("observation", 4)], [[1, 0], [1, 1]], [1, 0, 1, 1]),
+        (
+            spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 9, (2,)), NESTED]),
+            [("0", 2), ("1", 2), ("2.arm.at", 2), ("2.arm.turn", 3), ("2.pos", 2)],
+            (1, [3, 4], {"pos": [1, 2], "arm": {"turn": 6, "at": [[3, 4]]}}),
+            [0, 1, 3, 4, 3, 4, 0, 1, 0, 1, 2],
+        ),
+        (
+            spaces.Dict(hand=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])),
+            [("hand.0", 2), ("hand.1", 3)],
+            {"hand": (0, 2)},
+            [1, 0, 0, 0, 1],
+        ),
+    ],
+)
+def test_an_observation_is_one_row_and_comes_back(space, parts, observation, row):
+    assert observation_parts(space) == parts
+    assert flatten_one(observation, space).tolist() == row
+    rows = flatten(stack([observation, observation]), space)
+    assert rows.tolist() == [row, row] and fits(rows, space)
+    back = unflatten(rows, space)
+    assert flatten(back, space).tolist() == [row, row]
+
+
+def test_a_large_discrete_takes_no_memory_beside_its_rows():
+    tracemalloc.start()
+    rows = flatten(np.array([0, 19_999]), spaces.Discrete(20_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows[0, 0] == rows[1, 19_999] == 1 and rows.sum() == 2
+    assert peak < 10 * rows.nbytes
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (spaces.Box(0, 1, (2,)), np.zeros(3), r"numbers of Box of shape \(2,\), got shape \(3,\)"),
+        (spaces.Box(0, 1, (2, 3)), np.zeros((3, 2)), r"of shape \(2, 3\), got shape \(3, 2\)"),
+        (spaces.Box(0, 1, (2,)), {"a": 1}, "expected numbers of Box .*, got a dict of a"),
+        (spaces.Box(0, 1, ()), "left", "expected numbers of Box .*, got <U4"),
+        (spaces.Box(0, 1, ()), None, "expected numbers of Box .*, got object"),
+        (spaces.Discrete(3), 3, r"expected a value of Discrete\(3\), got 3 in row 0"),
+        (spaces.MultiDiscrete([2, 2]), [1], r"of shape \(2,\), got shape \(1,\)"),
+        (spaces.MultiBinary(2), [0, 2], r"expected 0 or 1 in MultiBinary\(2\), got 2"),
+        (NESTED, {"pos": [1, 2]}, "expected a dict of arm, pos, got a dict of pos"),
+        (spaces.Tuple([NESTED, NESTED]), 5, "expected a tuple of 2 parts, got int"),
+        (spaces.Tuple([NESTED, NESTED]), (5,), "expected a tuple of 2 parts, got tuple of 1"),
+    ],
+)
+def test_an_observation_unlike_its_space_is_refused(space, observation, message):
+    with pytest.raises(ValueError, match=message):
+        flatten_one(observation, space)
+
+
+def test_dimensions_of_one_and_other_types_are_no_difference():
+    assert flatten_one(3, spaces.Box(0, 9, (1,))).tolist() == [3]
+    assert flatten_one(np.ones((1, 2), np.float64), spaces.Box(0, 9, (2,))).tolist() == [1, 1]
+    assert flatten_one(np.array([2], np.uint8), spaces.Discrete(3)).tolist() == [0, 0, 1]
+    assert flatten_one((4, 5), spaces.Box(0, 9, (2,), np.int64)).tolist() == [4, 5]
 
 
 def test_stated_parts_make_up_an_observation():
