@@ -8,9 +8,10 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.formats.team_log import Log, stacked
+from decisionllm.randomness import derive_seeds
 from decisionllm.schema import Json
 
-# Log `seed` draws its worlds with seeds from (seed + 1) * SEEDS on; evaluations stay below SEEDS
+# Logs draw their worlds with seeds from here on; evaluations stay below
 SEEDS = 1_000_000
 
 
@@ -103,7 +104,7 @@ def generate(
         kinds = rng.permutation(kinds)
     else:
         kinds[:] = teachers.index(log)
-    world = game.begin(SEEDS * (seed + 1) + np.arange(groups))
+    world = game.begin(derive_seeds(seed, groups, first=SEEDS))
     player = game.teacher(world, kinds, rng, noise=noise)
     steps: list[dict[str, np.ndarray]] = []
     agents: list[dict[str, np.ndarray]] = []

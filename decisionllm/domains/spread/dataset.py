@@ -16,6 +16,7 @@ from decisionllm.datasets.team import source
 from decisionllm.datasets.team_worlds import SEEDS
 from decisionllm.domains.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.protocols import Source
+from decisionllm.randomness import derive_seeds
 from decisionllm.registry import register
 from decisionllm.schema import Json
 
@@ -84,7 +85,7 @@ def generate(
         kinds = rng.permutation(np.arange(groups) % 3)
     else:
         kinds = np.full(groups, TEACHERS.index(log))
-    world = Spread(SEEDS * (seed + 1) + np.arange(groups), agents)
+    world = Spread(derive_seeds(seed, groups, first=SEEDS), agents)
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
     # Not used. Published logs have the actions that are drawn after these numbers.
     rng.integers(np.full(groups, agents))
