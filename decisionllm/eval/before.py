@@ -11,7 +11,7 @@ from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import mixture
 from decisionllm.datasets.store import Store
 from decisionllm.eval.layout import check_env
-from decisionllm.eval.rollout import checked_step
+from decisionllm.eval.rollout import checked_reset, checked_step
 from decisionllm.files import explained
 from decisionllm.protocols import Env
 from decisionllm.registry import Node, build, is_none, no_choice
@@ -129,7 +129,7 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     name = f"env of {trained.label}" if trained.label else "env"
     check_world(trained, name)
     note = check_env(trained.spec, trained.info, env, name)
-    started = env.reset(0)
+    started = checked_reset(env, 0)
     check_size(env, started, trained.spec, name)
     try_step(env, trained.spec)
     check_horizon(env, longest, name)
@@ -157,15 +157,15 @@ def check_world(trained: Trained, name: str) -> None:
 def check_size(env: Env, started: np.ndarray, spec: Spec, name: str) -> None:
     """Raise a ValueError if observations of the environment and the data differ in size.
 
-    started: the first observations of the environment.
+    started: (N, S) the first observations of the environment; its `observation_parts` may say
+        another size.
     """
-    size = sum(numbers for _, numbers in env.observation_parts)
-    if not size:
-        size = np.asarray(started).shape[-1]
-    if size != spec.observation_dim:
-        wanted = f"observations of {spec.observation_dim} numbers, as in the data"
-        remedy = f"give the environment of the data, or {WITHOUT}"
-        raise ValueError(f"{name}: expected {wanted}, got {size}; {remedy}")
+    declared = sum(numbers for _, numbers in env.observation_parts)
+    for size in (declared, started.shape[1]):
+        if size not in (0, spec.observation_dim):
+            wanted = f"observations of {spec.observation_dim} numbers, as in the data"
+            remedy = f"give the environment of the data, or {WITHOUT}"
+            raise ValueError(f"{name}: expected {wanted}, got {size}; {remedy}")
 
 
 def try_step(env: Env, spec: Spec) -> None:
@@ -178,7 +178,7 @@ def try_step(env: Env, spec: Spec) -> None:
         actions[:, 0] = masks.argmax(1)  # the first that is allowed
     elif not spec.num_actions:
         actions[:] = np.add(spec.low, spec.high) / 2
-    checked_step(env, actions)
+    checked_step(env, actions, spec.observation_dim, np.arange(len(actions)))
 
 
 def check_horizon(env: Env, longest: int | None, name: str) -> None:

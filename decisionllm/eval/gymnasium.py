@@ -10,6 +10,7 @@ import numpy as np
 
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
+from decisionllm.datasets.env_results import ERRORS, explain_call, read_flag, read_reward
 from decisionllm.datasets.info_texts import (
     Info,
     check_task_from,
@@ -23,17 +24,18 @@ from decisionllm.datasets.spaces import (
     action_spec,
     decode_actions,
     encode_actions,
-    flatten,
+    flatten_one,
     observation_parts,
-    stack,
 )
 from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env
+from decisionllm.randomness import derive_seeds
 from decisionllm.registry import register
 
-STARTS = 1_000_000  # of each evaluation seed
+RESET = "reset(seed=None, options=None) to return (observation, info)"
+STEP = "step(action) to return (observation, reward, terminated, truncated, info)"
 
 
 def two_returns(reference: Sequence[float]) -> tuple[float, float]:
@@ -53,9 +55,10 @@ class GymnasiumEnv(Env):
     `Disabled` refuses to step an ended one, the others begin another episode.
 
     Args:
-        envs: N equal environments with a time limit in their spec. Observations: Box, Discrete
-            (one-hot) or Dict of these, laid out as `datasets.spaces.flatten` says; actions: Box,
-            Discrete or MultiDiscrete (an index, as `datasets.spaces.encode_actions` says).
+        envs: N equal environments with a time limit in their spec. Observations: Box, Discrete,
+            MultiDiscrete, MultiBinary, or Dict or Tuple of these, laid out as
+            `datasets.spaces.flatten` says; actions: Box, Discrete or MultiDiscrete (an index, as
+            `datasets.spaces.encode_actions` says).
         task: the text of every episode, or its template, see `datasets.templates.writer`.
         text: the text option it was made with; `template`: the texts are those of the last reset.
         reference: returns of a random policy and of an expert, for normalised scores; empty: the
@@ -102,17 +105,24 @@ class GymnasiumEnv(Env):
         self.action_parts = action_parts(self.space)
         self.part = part
         self.observation_space = minari.observed(envs[0].observation_space, part)
-        self.observation_parts = observation_parts(self.observation_space)
+        with explained(f"env {self.name}", ValueError):
+            self.observation_parts = observation_parts(self.observation_space)
         self.write = None
         if text == "template":
             self.write = writer("env.task", task, self.observation_parts)
 
     def reset(self, seed: int) -> np.ndarray:
-        """Episode i starts as `env.reset(seed=STARTS * seed + i)` does."""
+        """Episode i starts as `env.reset(seed=derive_seeds(seed, N)[i])` does."""
         self.observations = []
         infos = []
-        for i, env in enumerate(self.envs):
-            observation, info = env.reset(seed=STARTS * seed + i)
+        for env, start in zip(self.envs, derive_seeds(seed, len(self.envs)).tolist(), strict=True):
+            with explain_call(self.name, f"reset(seed={start})", RESET):
+                result = env.reset(seed=start)
+                if not isinstance(result, tuple) or len(result) != 2:
+                    raise ValueError(f"expected two values, got {in_short(result)}")
+                observation, info = result
+                if not isinstance(info, Mapping):
+                    raise ValueError(f"expected a dict as info, got {in_short(info)}")
             self.observations.append(observation)
             infos.append(info)
         self.ended = np.zeros(len(self.envs), bool)
@@ -135,8 +145,15 @@ class GymnasiumEnv(Env):
         terminated = np.zeros(N, bool)
         truncated = np.zeros(N, bool)
         for i in np.flatnonzero(~self.ended).tolist():
-            result = self.envs[i].step(self.decode(actions[i]))
-            self.observations[i], rewards[i], terminated[i], truncated[i], info = result
+            action = self.decode(actions[i])
+            with explain_call(self.name, "step", STEP):
+                result = self.envs[i].step(action)
+                if not isinstance(result, tuple) or len(result) != 5:
+                    raise ValueError(f"expected five values, got {in_short(result)}")
+                self.observations[i], reward, ended, cut, info = result
+                rewards[i] = read_reward(reward)
+                terminated[i] = read_flag("terminated", ended)
+                truncated[i] = read_flag("truncated", cut)
             if self.task_from:
                 self._check_task(info, i)
         self.ended |= terminated | truncated
@@ -145,8 +162,10 @@ class GymnasiumEnv(Env):
 
     def _rows(self) -> np.ndarray:
         """(N, S) the last observations as a policy reads them."""
-        observations = [minari.observed(seen, self.part) for seen in self.observations]
-        return flatten(stack(observations), self.observation_space)
+        remedy = "return observations of env.observation_space, or correct the space"
+        with explained(f"env {self.name}: observation", *ERRORS, remedy=remedy):
+            observations = [minari.observed(seen, self.part) for seen in self.observations]
+            return np.stack([flatten_one(seen, self.observation_space) for seen in observations])
 
     def decode(self, action: np.ndarray) -> int | np.ndarray:
         """An action of a policy (A,) as the environment takes it."""
@@ -188,6 +207,12 @@ class GymnasiumEnv(Env):
             return ScriptedPlayer(draw, tasks)
 
         return {"random": sample}
+
+
+def in_short(value: object) -> str:
+    """What an environment returned, for a message: "a tuple of 4" or "a float"."""
+    size = f" of {len(value)}" if isinstance(value, tuple) else ""
+    return f"a {type(value).__name__}{size}"
 
 
 @register("env", "gymnasium", task="${oc.select:dataset.task,''}", text="${text}")
@@ -234,7 +259,7 @@ def make(
         if near:
             hint = f"near are {', '.join(near)}"
         raise ValueError(f"env.id: {error} {hint}") from error
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
+    except (ImportError, *ERRORS) as error:
         what = f"env.id={id}, env.arguments={dict(arguments)}"
         raise ValueError(f"{what}: could not be made ({error})") from error
     return GymnasiumEnv(envs, task=words, text=text, reference=reference, task_from=task_from)

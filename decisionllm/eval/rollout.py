@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env, Player
-from decisionllm.schema import Episode, Targets
+from decisionllm.schema import Episode, Targets, are_numbers, refuse
 
 if TYPE_CHECKING:
     from decisionllm.baselines.d3rlpy import Baseline
@@ -40,8 +41,8 @@ def rollout(
     Raises:
         ValueError: the env's observations have another size than the player's.
     """
-    observations = np.array(env.reset(seed), np.float32)  # (N, S)
-    N = len(env.tasks)
+    observations = checked_reset(env, seed)  # (N, S)
+    N, S = observations.shape
     check_shape(observations, N, observation_dim)
     player = begin(env.tasks)
     rewards = None
@@ -57,9 +58,9 @@ def rollout(
         chosen = np.asarray(player.act(observations[running], rewards, masks), np.float32)
         actions = np.zeros((N, chosen.shape[1]), np.float32)
         actions[running] = chosen
-        after, gains, ended, truncated = checked_step(env, actions)
+        after, gains, ended, truncated = checked_step(env, actions, S, running)
         steps.append((observations, actions, np.array(gains, np.float32)))
-        observations = np.array(after, np.float32)
+        observations = after
         lengths[running] += 1
         terminated[running] |= ended[running]
         over = (ended | truncated)[running]
@@ -105,39 +106,103 @@ def to_episodes(
     return episodes
 
 
-def checked_step(
-    env: Env, actions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`Env.step`, whose results are as the protocol says.
+def checked_reset(env: Env, seed: int) -> np.ndarray:
+    """`Env.reset`, whose observations (N, S) are as the protocol says: float32, a copy.
 
     Raises:
         ValueError: they are not.
     """
+    result = env.reset(seed)
+    if isinstance(result, tuple):
+        got = f"a tuple of {len(result)}"
+        raise ValueError(f"{_place(env, 'reset')}: expected observations alone, got {got}")
+    place = _place(env, "reset")
+    rows = np.arange(len(env.tasks))
+    return _observations(place, result, (len(rows), None), rows)
+
+
+def checked_step(
+    env: Env, actions: np.ndarray, size: int, running: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`Env.step`, whose results are as the protocol says; observations are float32, a copy.
+
+    Args:
+        env: that takes the step.
+        actions: (N, A).
+        size: S, numbers of an observation at the start.
+        running: (M,) rows of the episodes that have not ended before; what the others return is
+            ignored.
+
+    Raises:
+        ValueError: they are not.
+    """
+    place = _place(env, "step")
     result = env.step(actions)
     if not isinstance(result, tuple) or len(result) != 4:
         wanted = "observations, rewards, terminated, truncated"
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise ValueError(f"env.step: expected {wanted}, got {got}")
-    observations, rewards, terminated, truncated = map(np.asarray, result)
+        raise ValueError(f"{place}: expected {wanted}, got {got}")
     N = len(actions)
-    if observations.ndim != 2 or len(observations) != N:
-        refuse_shape("observations", f"({N}, S)", observations)
-    for name, each in {
-        "rewards": rewards,
-        "terminated": terminated,
-        "truncated": truncated,
-    }.items():
-        if each.shape != (N,):
-            refuse_shape(name, f"({N},)", each)
+    observations = _observations(place, result[0], (N, size), running)
+    columns = []
+    for name, values in zip(("rewards", "terminated", "truncated"), result[1:], strict=True):
+        column = np.asarray(values)
+        if column.shape != (N,):
+            refuse_shape(place, name, f"({N},)", column)
+        columns.append(column)
+    rewards, terminated, truncated = columns
+    if not are_numbers(rewards.dtype):
+        raise ValueError(f"{place}: expected rewards of numbers, got {rewards.dtype}")
+    with np.errstate(over="ignore"):
+        unknown = ~np.isfinite(rewards[running].astype(np.float32))
+    finite = "expected finite rewards, got {} in episode {}"
+    refuse(f"{place}: ", unknown, finite, rewards[running], running)
     for name, flags in {"terminated": terminated, "truncated": truncated}.items():
         if flags.dtype != bool:
-            raise ValueError(f"env.step: expected {name} of bool, got {flags.dtype}")
+            raise ValueError(f"{place}: expected {name} of bool, got {flags.dtype}")
     return observations, rewards, terminated, truncated
 
 
-def refuse_shape(name: str, wanted: str, got: np.ndarray) -> None:
-    """Raise the ValueError of a result of `Env.step` that has another shape."""
-    raise ValueError(f"env.step: expected {name} of shape {wanted}, got {got.shape}")
+def _place(env: Env, method: str) -> str:
+    """A method of an environment, to begin a message with."""
+    return f"env {env.name}, {method}" if env.name else f"env.{method}"
+
+
+def _observations(
+    place: str, values: object, shape: tuple[int, int | None], running: np.ndarray
+) -> np.ndarray:
+    """Observations as float32, a copy.
+
+    Args:
+        place: to begin a message with.
+        values: that the environment returned.
+        shape: (N, S); S of None: any.
+        running: (M,) rows that are finite.
+
+    Raises:
+        ValueError: they are not numbers of this shape, or not finite.
+    """
+    with explained(f"{place}: expected observations as one array", ValueError, TypeError):
+        observations = np.asarray(values)
+    N, size = shape
+    if observations.ndim != 2 or len(observations) != N:
+        refuse_shape(place, "observations", f"({N}, S)", observations)
+    if size not in (None, observations.shape[1]):
+        refuse_shape(place, "observations", f"({N}, {size}) as at the start", observations)
+    if not are_numbers(observations.dtype):
+        raise ValueError(f"{place}: expected observations of numbers, got {observations.dtype}")
+    with np.errstate(over="ignore"):
+        rows = observations.astype(np.float32)
+    episode, column = np.broadcast_arrays(running[:, None], np.arange(rows.shape[1]))
+    finite = "expected finite observations, got {} in episode {}, number {}"
+    unknown = ~np.isfinite(rows[running])
+    refuse(f"{place}: ", unknown, finite, observations[running], episode, column)
+    return rows
+
+
+def refuse_shape(place: str, name: str, expected: str, got: np.ndarray) -> None:
+    """Raise the ValueError of a result that has another shape."""
+    raise ValueError(f"{place}: expected {name} of shape {expected}, got {got.shape}")
 
 
 def begin_in(

@@ -223,8 +223,50 @@ SEEN, OVER = np.zeros((1, 2)), np.ones(1, bool)
         ((SEEN[0], np.zeros(1), OVER, OVER), r"expected observations of shape \(1, S\), got"),
         ((SEEN, np.zeros(1), np.ones(1, int), OVER), "expected terminated of bool, got int64"),
         ((SEEN, np.zeros(1), OVER, np.ones((1, 1), bool)), "expected truncated of shape"),
+        (
+            (np.zeros((1, 3)), np.zeros(1), OVER, OVER),
+            r"shape \(1, 2\) as at the start, got \(1, 3",
+        ),
+        ((SEEN * np.nan, np.zeros(1), OVER, OVER), "finite observations, got nan in episode 0"),
+        (([[0, "a"]], np.zeros(1), OVER, OVER), "expected observations of numbers, got <U"),
+        (([[0, 0], [0]], np.zeros(1), OVER, OVER), "expected observations as one array"),
+        ((SEEN, np.array([np.nan]), OVER, OVER), "expected finite rewards, got nan in episode 0"),
+        ((SEEN, np.array([1e39]), OVER, OVER), "expected finite rewards, got 1e.39 in episode 0"),
+        ((SEEN, np.array([None]), OVER, OVER), "expected rewards of numbers, got object"),
     ],
 )
 def test_a_step_that_returns_something_else_is_refused_before_training(result, message):
     with pytest.raises(ValueError, match=message):
         compare(Wrong(result), trained(), longest=20)
+
+
+class Begins(Small):
+    """An environment whose reset returns this."""
+
+    def __init__(self, result, **members):
+        super().__init__()
+        self.result = result
+        for name, value in members.items():
+            setattr(self, name, value)
+
+    def reset(self, seed):
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "members", "message"),
+    [
+        ((SEEN, {}), {}, "env.reset: expected observations alone, got a tuple of 2"),
+        (SEEN[0], {}, r"env.reset: expected observations of shape \(1, S\), got \(2,\)"),
+        (SEEN * np.nan, {"name": "lab"}, "env lab, reset: expected finite observations, got nan"),
+        (None, {}, r"env.reset: expected observations of shape \(1, S\), got \(\)"),
+        (
+            np.zeros((1, 3)),
+            {"observation_parts": [("observation", 2)]},
+            "env: expected observations of 2 numbers, as in the data, got 3",
+        ),
+    ],
+)
+def test_a_start_that_is_something_else_is_refused_before_training(result, members, message):
+    with pytest.raises(ValueError, match=message):
+        compare(Begins(result, **members), trained(), longest=20)

@@ -17,6 +17,7 @@ from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.minari import load, save
 from decisionllm.datasets.spaces import action_spec, stack
 from decisionllm.datasets.store import open_store
+from decisionllm.eval.before import Trained, compare
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import DIGESTS
@@ -737,3 +738,140 @@ def test_train_names_the_text_that_the_environment_has_and_nobody_reads(robot, t
     assert command("evaluate", f"run={tmp_path / 'other'}", *options) == 0
     row = json.loads((tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert (row["text"], row["protocol"]) == ("episode", "task-text")
+
+
+class Plain(gym.Env):
+    """Two zeros, and 1 for each step; `changes` replaces what it returns, by name."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, *, from_step=0, **changes):
+        self.from_step = from_step  # observations have another size
+        self.changes = changes
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self.changes.get("reset", (self.changes.get("seen", np.zeros(2, np.float32)), {}))
+
+    def step(self, action):
+        self.time += 1
+        seen = np.zeros(2, np.float32)
+        if self.time == self.from_step:
+            seen = np.zeros(3, np.float32)
+        result = {"seen": seen, "reward": 1.0, "terminated": False, "truncated": False}
+        return self.changes.get("step", (*(result | self.changes).values(), {})[:5])
+
+
+class WithoutSeed(Plain):
+    def reset(self):
+        return np.zeros(2, np.float32), {}
+
+
+class RandomState(Plain):
+    """Draws from a generator that takes seeds of 32 bits alone."""
+
+    def reset(self, *, seed=None, options=None):
+        return np.random.RandomState(seed).uniform(-1, 1, 2).astype(np.float32), {}
+
+
+def registered(monkeypatch, kind=Plain):
+    spec = gym.envs.registration.EnvSpec("Plain-v0", kind, max_episode_steps=4)
+    monkeypatch.setitem(gym.registry, "Plain-v0", spec)
+
+
+FLAT = Spec(2, 1, 4, (-1.0,), (1.0,))
+
+
+def trained():
+    return Trained(label="", env={}, spec=FLAT, info={}, tasks=[""])
+
+
+@pytest.mark.parametrize("checker", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seen": np.zeros(3)}, r"env Plain-v0: observation .*shape \(2,\), got shape \(3,\)"),
+        ({"seen": {"a": 1}}, "env Plain-v0: observation .*got a dict of a"),
+        ({"seen": np.full(2, np.nan)}, "env Plain-v0, reset: .*finite observations, got nan"),
+        ({"reset": np.zeros(2)}, r"env Plain-v0: reset\(seed=0\) failed .*two values, got a ndarr"),
+        ({"reset": (np.zeros(2), 1)}, "env Plain-v0: reset.* failed .*dict"),
+        ({"step": (np.zeros(2), 1.0, False, {})}, "env Plain-v0: step failed .*expected 5, got 4"),
+        ({"step": None}, "env Plain-v0: step failed .*tuple|NoneType"),
+        ({"reward": np.zeros(2)}, "env Plain-v0: step failed .*one finite number, got array"),
+        ({"reward": np.nan}, "env Plain-v0: step failed .*one finite number, got nan"),
+        ({"reward": None}, "env Plain-v0: step failed .*one finite number, got None"),
+        (
+            {"terminated": 0.5},
+            "env Plain-v0: step failed .*terminated to be true or false, got 0.5",
+        ),
+        (
+            {"truncated": "no"},
+            "env Plain-v0: step failed .*truncated to be true or false, got 'no'",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # Gymnasium's own checker warns of the same
+def test_results_unlike_the_interface_are_refused_before_training(
+    changes, message, checker, monkeypatch
+):
+    registered(monkeypatch)
+    arguments = changes | {"disable_env_checker": not checker}
+    with pytest.raises(ValueError, match=message):
+        compare(make(1, id="Plain-v0", arguments=arguments), trained(), longest=4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_environment_that_takes_no_seed_is_refused(monkeypatch):
+    registered(monkeypatch, WithoutSeed)
+    with pytest.raises(ValueError, match="env Plain-v0: reset.*unexpected keyword argument 'seed'"):
+        compare(make(1, id="Plain-v0"), trained(), longest=4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward": np.float64(1)},
+        {"reward": np.array(1)},
+        {"reward": np.array([1.0])},
+        {"terminated": np.False_, "truncated": 0},
+        {"seen": np.zeros((1, 2))},
+        {"seen": [0, 0]},
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_harmless_results_are_taken(changes, monkeypatch):
+    registered(monkeypatch)
+    env = make(2, id="Plain-v0", arguments=changes)
+    assert compare(env, trained(), longest=4) == []
+    episodes = rollout(lambda tasks: Always([0.0]), env, seed=0)
+    assert [each.rewards.tolist() for each in episodes] == [[1, 1, 1, 1]] * 2
+
+
+def test_an_observation_that_changes_its_shape_names_the_environment(monkeypatch):
+    registered(monkeypatch)
+    env = make(2, id="Plain-v0", arguments={"from_step": 3})
+    with pytest.raises(ValueError, match=r"env Plain-v0: observation .*got shape \(3,\)"):
+        rollout(lambda tasks: Always([0.0]), env, seed=0)
+
+
+@pytest.mark.parametrize("seed", [0, 4294, 4295, 12345, 20261128, 2**40])
+def test_a_generator_of_32_bits_takes_every_seed(seed, monkeypatch):
+    registered(monkeypatch, RandomState)
+    starts = make(3, id="Plain-v0").reset(seed)
+    assert len(np.unique(starts, axis=0)) == 3
+
+
+def test_an_observation_space_without_a_layout_is_refused_by_its_name(monkeypatch):
+    class Graph(Plain):
+        observation_space = spaces.Dict(a=spaces.Graph(spaces.Discrete(2), None))
+
+    registered(monkeypatch, Graph)
+    with pytest.raises(ValueError, match="env Plain-v0 .*part a: expected a Box, .* got Graph"):
+        make(1, id="Plain-v0")
+
+
+def test_hands_of_blackjack_are_one_hot():
+    rows = make(3, id="Blackjack-v1", horizon=5).reset(0)
+    assert rows.shape == (3, 32 + 11 + 2)
+    assert rows.sum(1).tolist() == [3] * 3

@@ -85,6 +85,18 @@ def test_observations_of_another_size_are_refused():
     assert len(rollout(Down, Walk(), seed=0, observation_dim=1)) == 4
 
 
+def test_ended_episodes_may_return_anything_of_their_shape():
+    class Gone(Walk):
+        def step(self, actions):
+            ended_before = self.ended.copy()
+            seen, rewards, ended, truncated = super().step(actions)
+            seen[ended_before] = np.nan
+            return seen, np.where(ended_before, np.nan, rewards), ended, truncated
+
+    episodes = rollout(Down, Gone(), seed=0)
+    assert [e.rewards.tolist() for e in episodes] == [[0], [-1, 0], [-2, -1, 0], [-8]]
+
+
 def test_what_an_env_returns_beside_rewards_is_kept_by_episode():
     class Counted(Walk):
         def outcomes(self):

@@ -1,0 +1,47 @@
+"""Checks of what a Gymnasium or PettingZoo environment returns."""
+
+from contextlib import AbstractContextManager
+
+import numpy as np
+from gymnasium.error import Error
+
+from decisionllm.files import explained
+from decisionllm.schema import are_numbers
+
+# what an environment that is unlike the interface raises, in itself or in a wrapper around it
+ERRORS = (ValueError, TypeError, AssertionError, AttributeError, LookupError, Error)
+
+
+def explain_call(env: object, method: str, expected: str) -> AbstractContextManager[None]:
+    """Raise a ValueError that names the environment in place of an error of its method.
+
+    Args:
+        env: the environment, or its name.
+        method: `reset` or `step`, to begin the message with.
+        expected: the method as the interface says, with what it returns.
+    """
+    return explained(f"env {env}: {method} failed", *ERRORS, remedy=f"expected {expected}")
+
+
+def read_reward(value: object) -> float:
+    """A reward as a number, of an array that holds it alone too.
+
+    Raises:
+        ValueError: it is no finite number.
+    """
+    array = np.asarray(value)
+    if array.size != 1 or not are_numbers(array.dtype) or not np.isfinite(array).all():
+        raise ValueError(f"expected a reward of one finite number, got {value!r}")
+    return float(array.item())
+
+
+def read_flag(name: str, value: object) -> bool:
+    """The value of `terminated` or `truncated`, of an array that holds it alone too.
+
+    Raises:
+        ValueError: it is neither true nor false, 1 nor 0.
+    """
+    array = np.asarray(value)
+    if array.size != 1 or not are_numbers(array.dtype) or array.item() not in (0, 1):
+        raise ValueError(f"expected {name} to be true or false, got {value!r}")
+    return bool(array.item())
