@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.formats.pettingzoo import EVALUATION_SEEDS as FIRST
 from decisionllm.datasets.formats.pettingzoo import (
+    Views,
     action_limits,
     agent_types,
+    as_parallel,
     flat,
-    numbers_of,
-    split_observation,
+    reset_env,
+    step_env,
 )
 from decisionllm.datasets.formats.team_log import LIMITS
 from decisionllm.datasets.spaces import as_dtype
@@ -30,10 +33,6 @@ from decisionllm.trust import SCRIPTED_PARTNERS, is_run, trusting
 if TYPE_CHECKING:
     from gymnasium.spaces import Box, Discrete
     from pettingzoo import ParallelEnv
-
-    from decisionllm.datasets.spaces import AnySpace
-
-FIRST = 2_000_000_000  # added to the seeds of an evaluation, as no log has them
 
 Actions = dict[tuple[int, str], object]  # by copy and agent, as the environment takes them
 
@@ -150,11 +149,16 @@ class PettingZooTeams(TeamEnv):
         self._set_partners(partners, kinds, options)
 
         # -- observations of the team that the policy plays --
+        self.reader = views = Views(env, {})
         sizes = {}
         for agent in sorted(kinds):
             if self.team_of[agent] == team:
-                sizes[self.types_of[agent]] = observation_size(env.observation_space(agent))
+                agent_type = self.types_of[agent]
+                if not types[agent_type].get("observations"):
+                    sizes[agent_type] = views.size(agent)
         self.meta = logged | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
+        described = self.meta["types"]
+        views.types = {agent: described[kind] for agent, kind in self.types_of.items()}
         self.entity_schema = entity_schema(self.meta, capacity)
         self.reset(0)
 
@@ -216,7 +220,7 @@ class PettingZooTeams(TeamEnv):
         self.rngs = [np.random.default_rng((seed, w)) for w in range(len(self.envs))]
         # Observations and infos by agent, of each copy
         seeds = FIRST + start_seeds(seed, len(self.envs))
-        self.views = [env.reset(seed=int(s)) for s, env in zip(seeds, self.envs, strict=True)]
+        self.views = [reset_env(env, int(s)) for s, env in zip(seeds, self.envs, strict=True)]
         for rival in self.rivals:
             rival.begin(self)
         return self.begin()
@@ -259,16 +263,16 @@ class PettingZooTeams(TeamEnv):
             w, agent = self.rows[row]
             observations, infos = self.views[w]
             if agent in observations:
-                self._read(row, agent, observations[agent], infos.get(agent, {}))
+                self._read(row, agent, observations, infos)
         lengths = np.array([len(raw) for raw in self.raw])
         starts = np.cumsum(lengths) - lengths
         raw = np.concatenate(self.raw)
         types = self.meta["types"]
         return canonical_rows(self.kinds, raw, starts, lengths, types, self.entity_schema)
 
-    def _read(self, row: int, agent: str, observation: object, info: Mapping[str, object]) -> None:
+    def _read(self, row: int, agent: str, observations: Json, infos: Json) -> None:
         """Keep the observation and the action mask of a row."""
-        self.raw[row], mask = split_observation(observation, info)
+        self.raw[row], mask = self.reader.split(agent, observations, infos)
         size = len(self.raw[row])
         each = self.meta["types"][self.types_of[agent]]
         if str(size) not in each["observations"]:
@@ -320,7 +324,7 @@ class PettingZooTeams(TeamEnv):
             wanted = "expected no agent of the team to appear or return after the start"
             raise ValueError(f"{env}: {wanted}, got {late}")
         taken = {agent: actions[agent] for agent in present}
-        observations, rewards, terminated, truncated, infos = env.step(taken)
+        observations, rewards, terminated, truncated, infos = step_env(env, taken)
         self.views[w] = observations, infos
         return Result(present, rewards, terminated, truncated)
 
@@ -375,15 +379,15 @@ class PettingZooTeams(TeamEnv):
         actions: Json = {}
         for policy, agents in self.partners.items():
             present = [agent for agent in agents if agent in self.envs[w].agents]
-            seen = {agent: observations.get(agent, {}) for agent in present}
-            beside = {agent: infos.get(agent, {}) for agent in present}
             if policy not in self.functions:
                 rng = self.rngs[w] if policy == "random" else None
                 for agent in present:
-                    _, mask = split_observation(seen[agent], beside[agent])
+                    _, mask = self.reader.split(agent, observations, infos)
                     space = self.spaces[agent]
                     actions[agent] = to_space(space, scripted(space, mask, rng))
             elif present:
+                seen = {agent: observations[agent] for agent in present}
+                beside = {agent: infos.get(agent, {}) for agent in present}
                 actions |= self.functions[policy](seen, beside)
         return actions
 
@@ -492,10 +496,16 @@ def resolve(option: str, path: str) -> Callable[..., Any]:
 
 
 def make_copies(id: str, arguments: Mapping[str, object], count: int) -> list["ParallelEnv"]:
-    """`count` PettingZoo environments."""
-    create = resolve("env.id", f"{id}.parallel_env")
+    """`count` PettingZoo environments, of the function `parallel_env` of a module, or of `env`
+    where it has AEC environments alone."""
     try:
-        return [create(**arguments) for _ in range(count)]
+        create = resolve("env.id", f"{id}.parallel_env")
+    except ValueError:
+        if not id or "env" not in vars(import_module(id)):
+            raise
+        create = resolve("env.id", f"{id}.env")
+    try:
+        return [as_parallel(create(**arguments)) for _ in range(count)]
     except TypeError as error:
         raise ValueError(f"env.arguments={arguments}: {error}") from error
 
@@ -536,15 +546,6 @@ def same_numbers(a: ArrayLike | None, b: ArrayLike | None) -> bool:
     """Whether both are the same numbers in float32, or both None."""
     # None becomes nan
     return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32), equal_nan=True)
-
-
-def observation_size(space: "AnySpace") -> int:
-    """Numbers of an observation, which in a dict space is `observation`."""
-    from gymnasium.spaces import Dict
-
-    part = numbers_of(space.spaces) if isinstance(space, Dict) else space
-    assert part.shape is not None
-    return int(np.prod(part.shape))
 
 
 def to_space(space: "Box | Discrete", action: np.ndarray) -> int | np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
 from decisionllm.data import data
 from decisionllm.datasets import sampling, team, windows
@@ -1051,3 +1051,169 @@ def test_an_action_that_is_not_in_its_space_is_refused_while_it_is_recorded(acti
         ValueError, match=r"expected an action of a_0 in Discrete\(2, start=1\), got"
     ):
         collect(Counting({"a_0": space}), lambda seen, infos: {"a_0": action}, episodes=1)
+
+
+class Pond:
+    """Two frogs that observe `seen`, of `space`; `result` replaces parts of what a step returns.
+
+    All is over after two steps; frog_1 is gone after the first.
+    """
+
+    possible_agents = ["frog_0", "frog_1"]
+
+    def __init__(self, space, seen, **result):
+        self.space, self.seen, self.result = space, seen, result
+
+    def __str__(self):
+        return "pond"
+
+    def observation_space(self, agent):
+        return self.space
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+    def reset(self, seed=None):
+        self.agents = list(self.possible_agents)
+        return dict.fromkeys(self.agents, self.seen), {}
+
+    def step(self, actions):
+        present = self.agents
+        self.agents = [] if len(present) == 1 else ["frog_0"]
+        ended = {agent: agent not in self.agents for agent in present}
+        result = {
+            "observations": dict.fromkeys(present, self.seen),
+            "rewards": dict.fromkeys(present, 1.0),
+            "terminated": ended,
+            "truncated": dict.fromkeys(present, False),
+            "infos": {},
+        }
+        return tuple((result | self.result).values())
+
+
+def hop(observations, infos):
+    return dict.fromkeys(observations, 0)
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "row"),
+    [
+        (Discrete(3), 2, [0, 0, 1]),
+        (Discrete(3, start=5), np.int64(5), [1, 0, 0]),
+        (MultiDiscrete([2, 3]), np.array([1, 0]), [0, 1, 1, 0, 0]),
+        (MultiBinary(2), np.array([1, 0]), [1, 0]),
+        (Tuple([Discrete(2), Box(0, 9, (1,))]), (1, np.array([7.0])), [0, 1, 7]),
+        (Dict(b=Box(0, 9, ()), a=Discrete(2)), {"b": 7, "a": 0}, [1, 0, 7]),
+        (
+            Dict(observation=Dict(x=Discrete(2), z=Box(0, 9, (1,))), action_mask=MultiBinary(2)),
+            {"observation": {"x": 1, "z": [3]}, "action_mask": [1, 0]},
+            [0, 1, 3],
+        ),
+        (
+            Dict(observation=Box(0, 9, (1,)), goal=Discrete(2), action_mask=MultiBinary(2)),
+            {"observation": [3], "goal": 1, "action_mask": [1, 0]},
+            [0, 1, 3],
+        ),
+    ],
+)
+def test_observations_of_a_pettingzoo_world_are_laid_out_as_those_of_gymnasium(space, seen, row):
+    log = collect(Pond(space, seen), hop, episodes=1)
+    assert log.agents["observation"].reshape(3, -1).tolist() == [row] * 3
+    masked = isinstance(seen, dict) and "action_mask" in seen
+    assert ("available" in log.agents) == masked
+    assert not masked or log.agents["available"].tolist() == [[True, False]] * 3
+
+
+TWO = Box(0, 9, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "result", "message"),
+    [
+        (
+            Dict(a=TWO, b=Sequence(TWO)),
+            None,
+            {},
+            "env pond, frog_0 .observation space, part b: expected a Box, .* got Sequence",
+        ),
+        (TWO, np.zeros(3), {}, r"env pond, frog_0 .*shape \(2,\), got shape \(3,\)"),
+        (TWO, [0, np.nan], {}, "env pond, frog_0 .*expected finite observations"),
+        (TWO, {"x": 1, "y": 2}, {}, "env pond, frog_0 .*got a dict of x, y"),
+        (Discrete(2), 2, {}, r"env pond, frog_0 .*value of Discrete\(2\), got 2"),
+        (
+            TWO,
+            {"observation": [0, 0], "action_mask": [1, 1, 1]},
+            {},
+            r"env pond, frog_0 .*action_mask of shape \(2,\), got \(3,\)",
+        ),
+        (
+            TWO,
+            [0, 0],
+            {"rewards": {"frog_0": 1.0}},
+            "env pond: step failed .*expected a reward of frog_1, got those of frog_0",
+        ),
+        (
+            TWO,
+            [0, 0],
+            {"terminated": {"frog_0": False}},
+            "env pond: step failed .*expected a termination of frog_1",
+        ),
+        (TWO, [0, 0], {"observations": {}}, "step failed .*expected an observation of frog_0"),
+        (
+            TWO,
+            [0, 0],
+            {"rewards": dict.fromkeys(Pond.possible_agents, np.zeros(2))},
+            "step failed .*frog_0 .*expected a reward of one finite number, got array",
+        ),
+        (
+            TWO,
+            [0, 0],
+            {"truncated": dict.fromkeys(Pond.possible_agents, "no")},
+            "step failed .*frog_0 .*truncation to be true or false, got 'no'",
+        ),
+        (TWO, [0, 0], {"rewards": 1.0}, "step failed .*expected a reward by agent, got float"),
+    ],
+)
+def test_a_pettingzoo_world_unlike_its_interface_is_not_recorded(space, seen, result, message):
+    with pytest.raises(ValueError, match=message):
+        collect(Pond(space, seen, **result), hop, episodes=1)
+
+
+def test_rewards_in_arrays_of_one_are_numbers(tmp_path):
+    paid = dict.fromkeys(Pond.possible_agents, np.array([2.0]))
+    log = collect(Pond(TWO, [0, 0], rewards=paid), hop, episodes=1)
+    assert log.agents["reward"].tolist() == [2, 2, 2] and log.steps["reward"].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("seed", [-1, 2_000_000_000, 2**40])
+def test_a_seed_that_an_evaluation_may_have_is_refused(seed):
+    with pytest.raises(ValueError, match=f"seed: expected 0 .. 1999999999, .* got {seed}"):
+        collect(Pond(TWO, [0, 0]), hop, episodes=1, seed=seed)
+
+
+def test_an_agent_without_an_action_is_refused_by_its_name():
+    with pytest.raises(ValueError, match="act: expected an action of frog_1, got those of frog_0"):
+        collect(Pond(TWO, [0, 0]), lambda seen, infos: {"frog_0": 0}, episodes=1)
+
+
+def test_types_with_other_kinds_of_actions_are_refused_before_play():
+    spaces = {"cat_0": Discrete(2), "dog_0": Box(-1, 1, (2,))}
+    with pytest.raises(
+        ValueError, match="type dog: expected discrete actions of all types, or all"
+    ):
+        collect(Counting(spaces), lambda seen, infos: {}, episodes=1)
+
+
+def test_an_aec_world_is_recorded_as_its_parallel_one():
+    from mpe2 import simple_spread_v3
+
+    stay = lambda seen, infos: dict.fromkeys(seen, 0)  # noqa: E731
+    options = {"N": 2, "max_cycles": 3}
+    one = collect(simple_spread_v3.parallel_env(**options), stay, episodes=2)
+    other = collect(simple_spread_v3.env(**options), stay, episodes=2)
+    assert one.agents["observation"].tolist() == other.agents["observation"].tolist()
+    assert one.agents["reward"].tolist() == other.agents["reward"].tolist()
+    turns = simple_spread_v3.env(**options)
+    turns.unwrapped.metadata["is_parallelizable"] = False
+    with pytest.raises(ValueError, match="expected a parallel environment, or an AEC environment"):
+        collect(turns, stay, episodes=1)

@@ -3,15 +3,18 @@ that leave, and the command line.
 """
 
 import json
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from decisionllm.datasets.team import collect, load, source, write
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.domains.spread.world import Teacher
 from decisionllm.eval import pettingzoo
+from decisionllm.eval.before import Trained, compare
 from decisionllm.eval.pettingzoo import PettingZooTeams, to_space
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
@@ -578,5 +581,83 @@ def test_an_agent_that_appears_after_the_start_is_refused():
     with pytest.raises(
         ValueError,
         match="expected no agent of the team to appear or return after the start, got fisher_1",
+    ):
+        rollout(lambda tasks: Always(2), env, seed=0)
+
+
+class Cards(Island):
+    """The island, where a fisher sees a card, and a thief the step and two cards."""
+
+    def observation_space(self, agent):
+        if agent == "thief_0":
+            return Dict(step=Box(0, 9, (1,)), hand=Tuple([Discrete(2), MultiDiscrete([2, 2])]))
+        return Dict(observation=Discrete(4), action_mask=MultiBinary(3))
+
+    def seen(self):
+        thief = {"step": np.array([self.t], np.float32), "hand": (1, np.array([0, 1]))}
+        fisher = {"observation": self.t % 4, "action_mask": np.array([1, 0, 1], np.int8)}
+        return {agent: thief if agent == "thief_0" else fisher for agent in self.agents}
+
+
+def test_an_evaluation_lays_observations_out_as_the_log(tmp_path, from_zero, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "parallel_env", Cards)
+    fixed = lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}  # noqa: E731
+    log = collect(Cards(), fixed, episodes=2, teams={"thief": 1})
+    write(tmp_path / "log", log)
+    for team, action, size in ((0, 2, 4), (1, 0, 7)):
+        logged = list(source(log, team=team).episodes)
+        partners = {0: "noop", 1: "noop"}
+        partners.pop(team)
+        if team:
+            partners = {"fisher": f"{ISLAND}.fish"}
+        env = PettingZooTeams(
+            2, id=ISLAND, path=str(tmp_path / "log"), team=team, partners=partners
+        )
+        episodes = rollout(lambda tasks, a=action: Always(a), env, seed=0)
+        ours = [e.observations.tolist() for e in episodes]
+        assert ours == [e.observations.tolist() for e in logged]
+        own = episodes[0].observations[:, :size]
+        assert set(np.unique(own[:, :4])) == {0, 1}
+
+
+def test_a_log_of_a_discrete_observation_as_a_number_is_refused(tmp_path, monkeypatch):
+    """As versions before recorded it."""
+    monkeypatch.setattr(sys.modules[__name__], "parallel_env", Cards)
+    plain = Island()
+    plain.observation_space = lambda agent: Box(0, 9, (3 if agent == "thief_0" else 2,))
+    fixed = lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}  # noqa: E731
+    log = collect(plain, fixed, episodes=2, teams={"thief": 1})
+    write(tmp_path / "log", log)
+    env = PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
+    read = source(log)
+    trained = Trained(label="", env={}, spec=read.spec, info=read.info, tasks=[""])
+    with pytest.raises(ValueError, match="env: expected observations of . numbers, as in the data"):
+        compare(env, trained, longest=None)
+
+
+def test_an_environment_of_aec_is_played(monkeypatch):
+    from mpe2 import simple_spread_v3
+
+    module = ModuleType("only_turns")
+    module.env = simple_spread_v3.env
+    monkeypatch.setitem(sys.modules, "only_turns", module)
+    arguments = {"N": 2, "max_cycles": 3}
+    turns = PettingZooTeams(2, id="only_turns", arguments=arguments, horizon=3)
+    same = PettingZooTeams(2, id="mpe2.simple_spread_v3", arguments=arguments, horizon=3)
+    one, other = (rollout(lambda tasks: Always(1), env, seed=0) for env in (turns, same))
+    assert [e.observations.tolist() for e in one] == [e.observations.tolist() for e in other]
+    assert [e.rewards.tolist() for e in one] == [e.rewards.tolist() for e in other]
+
+
+def test_a_step_without_a_result_of_a_dead_agent_names_it(monkeypatch):
+    class Silent(Island):
+        def step(self, actions):
+            observations, rewards, *rest = super().step(actions)
+            return observations, {a: rewards[a] for a in self.agents}, *rest
+
+    monkeypatch.setattr(sys.modules[__name__], "parallel_env", Silent)
+    env = PettingZooTeams(2, **OPTIONS)
+    with pytest.raises(
+        ValueError, match="step failed .expected a reward of fisher_1, got those of"
     ):
         rollout(lambda tasks: Always(2), env, seed=0)
