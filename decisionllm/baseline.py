@@ -25,7 +25,7 @@ from decisionllm.baselines.d3rlpy import (
     scales,
     transitions,
 )
-from decisionllm.checks import more_than_0, one_of
+from decisionllm.checks import check_seed, more_than_0, one_of
 from decisionllm.datasets import sampling
 from decisionllm.datasets.action_range import widths
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
@@ -114,6 +114,7 @@ def check_options(config: Node) -> None:
     more_than_0("steps", config["steps"])
     more_than_0("optim.batch_size", config["optim"]["batch_size"])
     more_than_0("log.every", config["log"]["every"])
+    check_seed("seed", config["seed"])
     run = Path(config["run"])
     if checkpoint.find(run) and not config["fresh"]:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")

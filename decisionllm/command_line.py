@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
-from decisionllm.checks import unknown, unknown_key
+from decisionllm.checks import check_seed, unknown, unknown_key
 from decisionllm.config import OPTIONAL, default_options, flat, merged, plain
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
@@ -299,12 +299,15 @@ def typed(key: str, value: Any, default: Any) -> Any:
     null, any value; the name of a folder may be a number too.
 
     Raises:
-        UsageError: the value is of another type, or a seed below 0.
+        UsageError: the value is of another type, or no seed.
     """
     name = key.rpartition(".")[2]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name == "seed" and is_number and value < 0:
-        raise UsageError(f"{key}: expected 0 or more, got {value}")
+    if name == "seed" and is_number:
+        try:
+            check_seed(key, value)
+        except ValueError as error:
+            raise UsageError(error) from error
     if default is None:
         is_place = name in PLACES and is_number
         return str(value) if is_place else value

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
-from decisionllm.checks import unknown_key
+from decisionllm.checks import check_seed, unknown_key
 from decisionllm.registry import Node
 from decisionllm.schema import Json
 
@@ -302,6 +302,8 @@ def check(config: TrainConfig) -> None:
         number = attrgetter(name)(config)
         if not allowed.holds(number):
             raise ValueError(f"{name}: expected {allowed.expected}, got {number}")
+    for name in ("seed", "data.seed"):
+        check_seed(name, attrgetter(name)(config))
     for name, words in WORDS.items():
         word = attrgetter(name)(config)
         if word not in words:

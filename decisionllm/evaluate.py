@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.baselines.d3rlpy import Baseline
+from decisionllm.checks import check_seed
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
 from decisionllm.eval import attention, intervals, report, watching
@@ -79,6 +80,7 @@ def check_options(config: Node) -> list[Path]:
     if not runs or config["episodes"] < 1:
         got = f"{config['run']} and {config['episodes']}"
         raise ValueError(f"run, episodes: expected at least one of each, got {got}")
+    check_seed("seed", config["seed"])
     for key in ("target_quantiles", "target_returns"):
         with explained(f"{key}: expected numbers", ValueError, TypeError):
             config[key] = [float(number) for number in config[key]]

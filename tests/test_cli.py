@@ -55,6 +55,7 @@ USAGE = {
     "train ~steps": "steps: expected a value, got none",
     "evaluate run=a seed=-1": "seed: expected 0 or more, got -1",
     "train data.seed=-2": "data.seed: expected 0 or more, got -2",
+    "evaluate run=a seed=18446744073709551616": "seed: expected less than 2**63, got 18446744073709551616",
     "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "scale +study.axes.size.w={backbone.width:8}": "backbone.width: expected keys without a dot;",

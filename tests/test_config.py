@@ -164,6 +164,14 @@ BROKEN = {
 }
 
 
+def test_a_seed_beyond_64_bits_is_refused():
+    right = plain(TrainConfig({}, {}, {}))
+    assert train_config(merged(right, {"seed": 2**63 - 1})).seed == 2**63 - 1
+    for name, wrong in {"seed": {"seed": 2**64}, "data.seed": {"data": {"seed": 2**63}}}.items():
+        with pytest.raises(ValueError, match=rf"^{name}: expected less than 2\*\*63, got \d+$"):
+            train_config(merged(right, wrong))
+
+
 def test_each_rule_of_a_config_is_broken_by_one_of_these():
     names = [*NUMBERS, *WORDS, *(rule.names[0] for rule in RULES)]
     right = plain(TrainConfig({}, {}, {}))
