@@ -23,6 +23,12 @@ def explain_call(env: object, method: str, expected: str) -> AbstractContextMana
     return explained(f"env {env}: {method} failed", *ERRORS, remedy=f"expected {expected}")
 
 
+def in_short(value: object) -> str:
+    """What an environment returned, for a message: "a tuple of 4" or "a float"."""
+    size = f" of {len(value)}" if isinstance(value, tuple) else ""
+    return f"a {type(value).__name__}{size}"
+
+
 def read_reward(value: object) -> float:
     """A reward as a number, of an array that holds it alone too.
 

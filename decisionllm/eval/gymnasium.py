@@ -10,7 +10,13 @@ import numpy as np
 
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
-from decisionllm.datasets.env_results import ERRORS, explain_call, read_flag, read_reward
+from decisionllm.datasets.env_results import (
+    ERRORS,
+    explain_call,
+    in_short,
+    read_flag,
+    read_reward,
+)
 from decisionllm.datasets.info_texts import (
     Info,
     check_task_from,
@@ -104,8 +110,8 @@ class GymnasiumEnv(Env):
             self.action_range = action["low"], action["high"]
         self.action_parts = action_parts(self.space)
         self.part = part
-        self.observation_space = minari.observed(envs[0].observation_space, part)
-        with explained(f"env {self.name}", ValueError):
+        with explained(f"env {self.name}", *ERRORS):
+            self.observation_space = minari.observed(envs[0].observation_space, part)
             self.observation_parts = observation_parts(self.observation_space)
         self.write = None
         if text == "template":
@@ -207,12 +213,6 @@ class GymnasiumEnv(Env):
             return ScriptedPlayer(draw, tasks)
 
         return {"random": sample}
-
-
-def in_short(value: object) -> str:
-    """What an environment returned, for a message: "a tuple of 4" or "a float"."""
-    size = f" of {len(value)}" if isinstance(value, tuple) else ""
-    return f"a {type(value).__name__}{size}"
 
 
 @register("env", "gymnasium", task="${oc.select:dataset.task,''}", text="${text}")

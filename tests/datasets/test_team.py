@@ -1191,6 +1191,22 @@ def test_a_seed_that_an_evaluation_may_have_is_refused(seed):
         collect(Pond(TWO, [0, 0]), hop, episodes=1, seed=seed)
 
 
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        ("reset", lambda seed: {"frog_0": 0}, r"reset\(seed=0\) failed .*two values, got a dict"),
+        ("reset", lambda: ({}, {}), r"reset\(seed=0\) failed .*unexpected keyword argument 'seed'"),
+        ("step", lambda actions: ({}, {}, {}, {}), "step failed .*expected 5, got 4"),
+        ("possible_agents", [0, 1], "expected names of agents as text, got 0"),
+    ],
+)
+def test_a_pettingzoo_world_of_an_older_interface_is_refused(member, value, message):
+    pond = Pond(TWO, [0, 0])
+    setattr(pond, member, value)
+    with pytest.raises(ValueError, match=f"env pond: {message}"):
+        collect(pond, hop, episodes=1)
+
+
 def test_an_agent_without_an_action_is_refused_by_its_name():
     with pytest.raises(ValueError, match="act: expected an action of frog_1, got those of frog_0"):
         collect(Pond(TWO, [0, 0]), lambda seen, infos: {"frog_0": 0}, episodes=1)

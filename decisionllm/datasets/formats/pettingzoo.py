@@ -10,7 +10,13 @@ from gymnasium.spaces import Box, Dict, Discrete
 from numpy.typing import ArrayLike
 
 from decisionllm.checks import at_least, one_of
-from decisionllm.datasets.env_results import ERRORS, explain_call, read_flag, read_reward
+from decisionllm.datasets.env_results import (
+    ERRORS,
+    explain_call,
+    in_short,
+    read_flag,
+    read_reward,
+)
 from decisionllm.datasets.formats.team_log import TABLES, Log
 from decisionllm.datasets.spaces import AnySpace, flatten_one, observation_parts
 from decisionllm.files import explained
@@ -50,7 +56,8 @@ def as_parallel(env: "ParallelEnv | AECEnv") -> "ParallelEnv":
 
 def agent_types(env: "ParallelEnv") -> dict[str, str]:
     """The type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
-    names = env.possible_agents
+    with explained(f"env {env}", AttributeError, remedy="give the environment possible_agents"):
+        names = env.possible_agents
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f"env {env}: expected names of agents as text, got {name!r}")
@@ -223,7 +230,10 @@ def reset_env(env: "ParallelEnv", seed: int) -> tuple[Json, Json]:
         ValueError: the environment does not take the seed, or returns something else.
     """
     with explain_call(env, f"reset(seed={seed})", RESET):
-        observations, infos = env.reset(seed=seed)
+        result = env.reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(f"expected two values, got {in_short(result)}")
+        observations, infos = result
         check_agents("an observation", observations, env.agents)
         check_agents("an info", infos, ())
     return observations, infos
