@@ -20,7 +20,7 @@ from decisionllm.datasets.formats.pettingzoo import (
     step_env,
 )
 from decisionllm.datasets.formats.team_log import LIMITS
-from decisionllm.datasets.spaces import as_dtype
+from decisionllm.datasets.spaces import as_dtype, in_words
 from decisionllm.datasets.team import meta_of
 from decisionllm.datasets.team_layout import canonical_rows, entity_schema, with_blocks
 from decisionllm.eval.team_env import TeamEnv, start_seeds
@@ -157,6 +157,9 @@ class PettingZooTeams(TeamEnv):
                 if not types[agent_type].get("observations"):
                     sizes[agent_type] = views.size(agent)
         self.meta = logged | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
+        if path:
+            for agent in sorted(self.played):
+                check_layout(id, agent, views, types[self.types_of[agent]])
         described = self.meta["types"]
         views.types = {agent: described[kind] for agent, kind in self.types_of.items()}
         self.entity_schema = entity_schema(self.meta, capacity)
@@ -506,7 +509,7 @@ def make_copies(id: str, arguments: Mapping[str, object], count: int) -> list["P
         create = resolve("env.id", f"{id}.env")
     try:
         return [as_parallel(create(**arguments)) for _ in range(count)]
-    except TypeError as error:
+    except (TypeError, AssertionError) as error:
         raise ValueError(f"env.arguments={arguments}: {error}") from error
 
 
@@ -540,6 +543,32 @@ def types_in_log(
                 remedy = "choose env.arguments, or correct the limits of the log by dataset.meta"
                 raise ValueError(f"env.id={id}, type {kind}: {wanted}, got {ours}; {remedy}")
     return found
+
+
+def check_layout(id: str, agent: str, views: Views, logged: Json) -> None:
+    """Raise a ValueError if an agent's observation is laid out otherwise than in the log.
+
+    A log that says neither its parts nor its lengths has vectors: earlier versions recorded a
+    Discrete as a number. Where it says lengths, these are compared with what is observed.
+
+    Args:
+        id: of the environment.
+        agent: that the policy plays.
+        views: of the environment.
+        logged: its type in the meta of the log.
+    """
+    own = views.layouts().get(agent)
+    parts = logged.get("observation_parts")
+    if own is None or logged.get("observations") or (parts is None and views.is_vector(agent)):
+        return
+    if parts != own:
+        expected = "observations without parts, as an earlier version recorded the log"
+        if parts is not None:
+            expected = f"observations of {in_words(parts)}, as in the log"
+        remedy = "record the log again in this environment"
+        raise ValueError(
+            f"env.id={id}, {agent}: expected {expected}, got {in_words(own)}; {remedy}"
+        )
 
 
 def same_numbers(a: ArrayLike | None, b: ArrayLike | None) -> bool:

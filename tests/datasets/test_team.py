@@ -1220,7 +1220,7 @@ def test_types_with_other_kinds_of_actions_are_refused_before_play():
         collect(Counting(spaces), lambda seen, infos: {}, episodes=1)
 
 
-def test_an_aec_world_is_recorded_as_its_parallel_one():
+def test_an_aec_world_is_recorded_as_its_parallel_one(monkeypatch):
     from mpe2 import simple_spread_v3
 
     stay = lambda seen, infos: dict.fromkeys(seen, 0)  # noqa: E731
@@ -1230,6 +1230,6 @@ def test_an_aec_world_is_recorded_as_its_parallel_one():
     assert one.agents["observation"].tolist() == other.agents["observation"].tolist()
     assert one.agents["reward"].tolist() == other.agents["reward"].tolist()
     turns = simple_spread_v3.env(**options)
-    turns.unwrapped.metadata["is_parallelizable"] = False
+    monkeypatch.setitem(turns.unwrapped.metadata, "is_parallelizable", False)
     with pytest.raises(ValueError, match="expected a parallel environment, or an AEC environment"):
         collect(turns, stay, episodes=1)

@@ -14,7 +14,6 @@ from decisionllm.datasets.team import collect, load, source, write
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.domains.spread.world import Teacher
 from decisionllm.eval import pettingzoo
-from decisionllm.eval.before import Trained, compare
 from decisionllm.eval.pettingzoo import PettingZooTeams, to_space
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
@@ -628,11 +627,16 @@ def test_a_log_of_a_discrete_observation_as_a_number_is_refused(tmp_path, monkey
     fixed = lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}  # noqa: E731
     log = collect(plain, fixed, episodes=2, teams={"thief": 1})
     write(tmp_path / "log", log)
-    env = PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
-    read = source(log)
-    trained = Trained(label="", env={}, spec=read.spec, info=read.info, tasks=[""])
-    with pytest.raises(ValueError, match="env: expected observations of . numbers, as in the data"):
-        compare(env, trained, longest=None)
+    message = "fisher_0: expected observations of observation 2, as in the log, got observation 4"
+    with pytest.raises(ValueError, match=message):
+        PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
+    for described in log.meta["types"].values():
+        del described["observation_parts"]
+    write(tmp_path / "old", log)
+    with pytest.raises(
+        ValueError, match="fisher_0: expected observations without parts, as an ear"
+    ):
+        PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "old"))
 
 
 def test_an_environment_of_aec_is_played(monkeypatch):

@@ -197,6 +197,18 @@ class Views:
             raise ValueError(f"env {self.name}, {agent}: expected an observation_space, got none")
         return sum(size for _, size in observation_parts(space))
 
+    def is_vector(self, agent: str) -> bool:
+        """Whether an agent observes numbers alone, or an environment does not say what."""
+        return self.spaces[agent] is None or isinstance(self.spaces[agent], Box)
+
+    def layouts(self) -> dict[str, list[list[str | int]]]:
+        """`spaces.observation_parts` of each agent whose environment declares its space."""
+        layouts: dict[str, list[list[str | int]]] = {}
+        for agent, space in self.spaces.items():
+            if space is not None:
+                layouts[agent] = [[name, size] for name, size in observation_parts(space)]
+        return layouts
+
     def split(
         self, agent: str, observations: Json, infos: Json
     ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -339,9 +351,13 @@ def collect(
                 agents.append(key | fixed[agent] | moment.row(agent, env, discrete=discrete))
 
     columns = _agent_columns(agents)
+    described = dict(types or limits)
+    for agent, layout in views.layouts().items():
+        kind = agent_types(env)[agent]
+        if kind in described and not described[kind].get("observations"):
+            described[kind] = {"observation_parts": layout} | described[kind]
     found = {
         "name": str(env),
-        "types": limits,
         "teams": dict(teams),
         "horizon": max(row["step"] for row in steps) + 1,
         "seed": seed,
@@ -350,7 +366,7 @@ def collect(
     if isinstance(act, Mapping):
         columns["behaviour"] = columns["group"] % len(acts)
         found["behaviours"] = list(act)
-    return Log(found | meta, _columns(steps), columns)
+    return Log(found | meta | {"types": described}, _columns(steps), columns)
 
 
 def _behaviours(act: Act | Mapping[str, Act]) -> list[Act]:

@@ -8,7 +8,8 @@ meta describes the log; `types` and `horizon` must be there:
 
 - `name`; `task` and `reward_rule`, sentences; `world`: {id, version, arguments}
 - `horizon`: most steps of a world
-- `types`: {name: {role, num_actions or low and high, observations: {length: blocks}}}
+- `types`: {name: {role, num_actions or low and high, observations: {length: blocks},
+  observation_parts: [[name, numbers], ...]}}
 - `teams`: {type: team}
 - `returns`: see `team.source`
 - `shared_reward`: whether the reward of each agent is its team's
