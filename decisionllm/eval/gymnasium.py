@@ -168,8 +168,8 @@ class GymnasiumEnv(Env):
 
     def _rows(self) -> np.ndarray:
         """(N, S) the last observations as a policy reads them."""
-        remedy = "return observations of env.observation_space, or correct the space"
-        with explained(f"env {self.name}: observation", *ERRORS, remedy=remedy):
+        fix = "return observations of env.observation_space, or correct the space"
+        with explained(f"env {self.name}: observation", *ERRORS, remedy=fix):
             observations = [minari.observed(seen, self.part) for seen in self.observations]
             return np.stack([flatten_one(seen, self.observation_space) for seen in observations])
 

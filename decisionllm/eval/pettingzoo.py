@@ -565,10 +565,8 @@ def check_layout(id: str, agent: str, views: Views, logged: Json) -> None:
         expected = "observations without parts, as an earlier version recorded the log"
         if parts is not None:
             expected = f"observations of {in_words(parts)}, as in the log"
-        remedy = "record the log again in this environment"
-        raise ValueError(
-            f"env.id={id}, {agent}: expected {expected}, got {in_words(own)}; {remedy}"
-        )
+        fix = "record the log again in this environment"
+        raise ValueError(f"env.id={id}, {agent}: expected {expected}, got {in_words(own)}; {fix}")
 
 
 def same_numbers(a: ArrayLike | None, b: ArrayLike | None) -> bool:
