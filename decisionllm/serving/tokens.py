@@ -102,7 +102,7 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
 def holds_plain_tokens(content: bytes) -> bool:
     """Whether a file of tokens holds one itself, not digests alone; False if it is no such file."""
     try:
-        tables = tomllib.loads(content.decode())
+        tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         return False
     return any(isinstance(table, Mapping) and "token" in table for table in tables.values())
