@@ -24,7 +24,7 @@ from gymnasium import spaces
 from decisionllm.checks import one_of
 from decisionllm.datasets.action_range import separate_bounds
 from decisionllm.datasets.arrays import check_bounds, clip_actions, constant_text, unread
-from decisionllm.datasets.info_texts import check_task_from, list_paths, task_of
+from decisionllm.datasets.env_texts import choose_task_from, task_of, values_by_path
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
     ActionSpace,
@@ -35,6 +35,9 @@ from decisionllm.datasets.spaces import (
     encode_actions,
     flatten,
     observation_parts,
+    replace_texts,
+    text_parts,
+    text_values,
     unflatten,
 )
 from decisionllm.datasets.store import DatasetReader, Store
@@ -76,7 +79,8 @@ def load(
         task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to
             {desired_goal}."
         task_from: `info.KEY`: the text of an episode is what its recorded infos have under KEY;
-            empty: texts of the infos are not read.
+            `observation.NAME`: the part NAME of its observations, which is a text; empty: neither is
+            read, but with text=episode the one part that is a text.
         goal: of PointMaze, `fixed` or `own`, see above.
         horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation
             environment if that is more.
@@ -92,7 +96,6 @@ def load(
     """
     one_of("dataset.text", text, TEXTS)
     one_of("dataset.goal", goal, ("fixed", "own"))
-    check_task_from("dataset", task_from, text)
     check_bounds(low, high)
     dataset = find(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
@@ -102,15 +105,18 @@ def load(
     part = part_read(dataset, goal)
     # An observation without its goal has the rewards of the one goal that evaluation has.
     fixed = fixed_reward(dataset) if part else None
-    parts = observation_parts(observed(dataset.observation_space, part))
+    space = observed(dataset.observation_space, part)
+    parts = observation_parts(space)
+    names = text_parts(space)
+    task_from = choose_task_from("dataset", task_from, text, names)
     words = words_of("dataset", dataset, text, task)
     write = None
     if text == "template":
         hint = "dataset.goal=own keeps the goal in the observation" if part else ""
-        write = writer("dataset.task", words, parts, hint=hint)
+        write = writer("dataset.task", words, parts, texts=names, hint=hint)
 
     early: list[int] = []  # episodes that go on after an end
-    unread_infos: dict[str, None] = {}  # names, in their order
+    unread_paths: dict[str, None] = {}  # in their order
 
     def episodes() -> Iterator[Episode]:
         early.clear()
@@ -119,12 +125,17 @@ def load(
                 early.append(e)
             try:
                 episode = _episode(dataset, raw, part, fixed)
-                own = words if write is None else write(episode.observations[0])
+                seen = text_values(observed(raw.observations, part), space)
+                values = values_by_path(raw.infos or {}, seen)
+                own = words
+                if write is not None:
+                    first = {name: str(texts[0]) for name, texts in seen.items()}
+                    own = write(episode.observations[0], first)
                 if task_from:
-                    own = task_of(raw.infos or {}, task_from, "dataset.task_from")
+                    own = task_of(values, task_from, "dataset.task_from")
             except ValueError as error:
                 raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
-            unread_infos.update(dict.fromkeys(list_paths(raw.infos or {})))
+            unread_paths.update(dict.fromkeys(values))
             yield replace(episode, group=e, task=own)
 
     spec = _spec(dataset, episodes(), horizon, low, high)  # the first of two passes
@@ -133,9 +144,9 @@ def load(
         "env": "minari",
         "text": "episode" if task_from else text,
     }
-    unread_infos.pop(task_from, None)
-    if unread_infos:
-        info["unread"] = list(unread_infos)
+    unread_paths.pop(task_from, None)
+    if unread_paths:
+        info["unread"] = list(unread_paths)
     faults = [*unread(text, task), *going_on(early)]
     if faults:
         info["faults"] = faults
@@ -339,8 +350,8 @@ def save(
     observation_space: AnySpace | None = None,
     action_space: ActionSpace | None = None,
 ) -> "MinariDataset":
-    """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are
-    left out.
+    """Write a store as a local Minari dataset, all or nothing; groups and action masks are left out,
+    and texts unless a part of the observation space is one.
 
     Minari stores one more observation than actions: an episode without a final observation repeats
         its last one.
@@ -370,6 +381,7 @@ def save(
     if not observation_space:
         shape = (store.spec.observation_dim,)
         observation_space = spaces.Box(-np.inf, np.inf, shape, np.float32)
+    observation_space = replace_texts(observation_space, store.tasks)
     action_space = action_space or _plain_actions(store, named=env is not None)
     finals = store.final_observation if final is None else final
     # By default Minari writes images as JPEG, which changes their numbers; 0.5.3 has no such option
@@ -430,7 +442,7 @@ def _buffers(
         ends[:, -1] = episode.terminated, episode.truncated
         yield EpisodeBuffer(
             id=e,
-            observations=unflatten(rows, observation_space),
+            observations=unflatten(rows, observation_space, text=episode.task),
             actions=decode_actions(episode.actions, action_space),
             rewards=episode.rewards,
             terminations=ends[0],

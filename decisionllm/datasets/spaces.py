@@ -28,7 +28,7 @@ VECTOR = "observation"  # name of the one part of an observation that has no nam
 
 
 def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float32) -> np.ndarray:
-    """Observations of n steps as rows.
+    """Observations of n steps as rows. Parts that are texts have no numbers, see `text_parts`.
 
     Args:
         values: the observations, stacked (see `stack`): an array with n in front, or a dict or tuple
@@ -46,7 +46,8 @@ def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float3
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = _named_values(values, space)
-        columns = [flatten(named[key], part, dtype=dtype) for key, part in _entries(space)]
+        numbers = [(key, part) for key, part in _entries(space) if has_numbers(part)]
+        columns = [flatten(named[key], part, dtype=dtype) for key, part in numbers]
         return np.concatenate(columns, axis=1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return _one_hot(values, space)
@@ -153,8 +154,13 @@ def _indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.n
     return index.astype(int)
 
 
-def unflatten(rows: np.ndarray, space: AnySpace) -> Any:
-    """Rows (n, S) as stacked observations of a space, of its types: the inverse of `flatten`."""
+def unflatten(rows: np.ndarray, space: AnySpace, *, text: str = "") -> Any:
+    """Rows (n, S) as stacked observations of a space, of its types: the inverse of `flatten`.
+
+    text: of the parts that are texts.
+    """
+    if is_text(space):
+        return np.full(len(rows), text, object)
     if isinstance(space, spaces.Box):
         return _of_box(rows, space)
     if isinstance(space, spaces.Discrete):
@@ -168,8 +174,8 @@ def unflatten(rows: np.ndarray, space: AnySpace) -> Any:
     values: Json = {}
     first = 0
     for key, part in _entries(space):
-        size = sum(numbers for _, numbers in observation_parts(part))
-        values[key] = unflatten(rows[:, first : first + size], part)
+        size = sum(_size(leaf, name) for name, leaf in _leaves(part) if not is_text(leaf))
+        values[key] = unflatten(rows[:, first : first + size], part, text=text)
         first += size
     return values if isinstance(space, spaces.Dict) else tuple(values.values())
 
@@ -226,9 +232,54 @@ def observation_parts(space: AnySpace) -> list[tuple[str, int]]:
         one part, `observation`.
 
     Raises:
-        ValueError: a part of the space is of another kind.
+        ValueError: a part of the space is of another kind, or all of them are texts.
     """
-    return [(name or VECTOR, _size(part, name)) for name, part in _leaves(space)]
+    numbers = [(name, part) for name, part in _leaves(space) if not is_text(part)]
+    if not numbers:
+        raise ValueError(f"observation space: expected numbers beside texts, got {space}")
+    return [(name or VECTOR, _size(part, name)) for name, part in numbers]
+
+
+def is_text(space: AnySpace) -> bool:
+    """Return whether a space is one of texts, such as `spaces.Text` or MiniGrid's MissionSpace."""
+    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
+
+
+def has_numbers(space: AnySpace) -> bool:
+    """Return whether a space has a part that is no text."""
+    return not all(is_text(part) for _, part in _leaves(space))
+
+
+def text_parts(space: AnySpace) -> list[str]:
+    """Return the names of the parts of an observation that are texts, as `observation_parts` names
+    the others.
+    """
+    return [name for name, part in _leaves(space) if name and is_text(part)]
+
+
+def text_values(values: Any, space: AnySpace, name: str = "") -> dict[str, Any]:
+    """Return the texts of an observation, or of stacked ones, by the names of `text_parts`."""
+    if is_text(space):
+        return {name: values}
+    texts: dict[str, Any] = {}
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in _entries(space):
+            texts |= text_values(values[key], part, f"{name}.{key}" if name else str(key))
+    return texts
+
+
+def replace_texts(space: AnySpace, texts: Sequence[str]) -> AnySpace:
+    """Return a space whose parts that are texts are a `spaces.Text` of just these texts' lengths
+    and letters, which can be written to a file.
+    """
+    if is_text(space):
+        letters = frozenset("".join(texts)) or frozenset("a")
+        longest = max(map(len, texts), default=0)
+        return spaces.Text(max(longest, 1), min_length=0, charset=letters)
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return space
+    parts = {key: replace_texts(part, texts) for key, part in _entries(space)}
+    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())
 
 
 def _leaves(space: AnySpace, name: str = "") -> list[tuple[str, AnySpace]]:

@@ -1,7 +1,7 @@
-"""Task texts that name numbers of an episode's first observation: "Go to {desired_goal}." """
+"""Task texts that name parts of an episode's first observation: "Go to {desired_goal}." """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,18 +22,21 @@ def writer(
     template: str,
     parts: Sequence[tuple[str, int]],
     *,
+    texts: Sequence[str] = (),
     hint: str = "",
-) -> Callable[[np.ndarray], str]:
+) -> Callable[[np.ndarray, Mapping[str, str]], str]:
     """The function that writes the task text of an episode.
 
     Args:
         option: that holds the template, such as `dataset.task`, to begin a message with.
         template: the text; `{NAME}` stands for the numbers of that part, rounded to two decimals.
         parts: (name, numbers) of the parts of an observation, in the order of its columns.
+        texts: names of its parts that are texts.
         hint: what a message says of an unknown name beside the names that there are.
 
     Returns:
-        A function of the first observation (S,): "Go to {goal}." gives "Go to 1.25, -0.5.".
+        A function of the first observation (S,) and its texts by name: "Go to {goal}." gives "Go to
+            1.25, -0.5.", and "{mission}!" the text of this part.
 
     Raises:
         ValueError: the template names a part that the observation does not have.
@@ -43,18 +46,23 @@ def writer(
     for name, size in parts:
         columns[name] = slice(first, first + size)
         first += size
-    unknown = [name for name in NAME.findall(template) if name not in columns]
+    names = [*columns, *texts]
+    unknown = [name for name in NAME.findall(template) if name not in names]
     if unknown:
-        message = f"{option}: expected names of parts of the observation, [{', '.join(columns)}]"
+        message = f"{option}: expected names of parts of the observation, [{', '.join(names)}]"
         message += f", got {', '.join(unknown)}"
         if hint:
             message += f"; {hint}"
-        elif list(columns) == [VECTOR]:
+        elif names == [VECTOR]:
             message += "; the observation is one vector without named parts"
         raise ValueError(message)
 
-    def write(row: np.ndarray) -> str:
-        return NAME.sub(lambda found: _in_words(row[columns[found[1]]]), template)
+    def write(row: np.ndarray, values: Mapping[str, str]) -> str:
+        def fill(match: re.Match[str]) -> str:
+            name = match[1]
+            return values[name] if name in texts else _in_words(row[columns[name]])
+
+        return NAME.sub(fill, template)
 
     return write
 

@@ -17,13 +17,13 @@ from decisionllm.datasets.env_results import (
     read_flag,
     read_reward,
 )
-from decisionllm.datasets.info_texts import (
-    Info,
-    check_task_from,
+from decisionllm.datasets.env_texts import (
+    Values,
+    choose_task_from,
     find_texts,
     task_of,
     to_text,
-    value_at,
+    values_by_path,
 )
 from decisionllm.datasets.spaces import (
     action_parts,
@@ -32,6 +32,8 @@ from decisionllm.datasets.spaces import (
     encode_actions,
     flatten_one,
     observation_parts,
+    text_parts,
+    text_values,
 )
 from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -71,7 +73,8 @@ class GymnasiumEnv(Env):
             score is the return.
         part: the key of a Dict observation that is read alone; empty: all of it.
         task_from: where an environment says the text of an episode, such as `info.task`: the key
-            `task` of the info of `reset`; empty: nowhere.
+            `task` of the info of `reset`, or `observation.mission`, a part of the observation that is
+            a text; empty: nowhere, or with text=episode in the one part that is a text.
 
     Raises:
         ValueError: the spaces do not fit, or there is no time limit.
@@ -99,10 +102,8 @@ class GymnasiumEnv(Env):
         self.envs = envs
         self.space = envs[0].action_space
         self.horizon = spec.max_episode_steps
-        self.task_from = task_from
-        self.text = "episode" if task_from else text
         self.tasks = [task] * len(envs)
-        self.unread_texts: dict[str, str] = {}  # of the last reset, by key of its info
+        self.unread_texts: dict[str, str] = {}  # of the last reset, by path
         action = action_spec(self.space)
         self.num_actions = action.get("num_actions", 0)
         self.action_dim = action["action_dim"]
@@ -113,9 +114,12 @@ class GymnasiumEnv(Env):
         with explained(f"env {self.name}", *ERRORS):
             self.observation_space = minari.observed(envs[0].observation_space, part)
             self.observation_parts = observation_parts(self.observation_space)
+        texts = text_parts(self.observation_space)
+        self.task_from = choose_task_from("env", task_from, text, texts)
+        self.text = "episode" if self.task_from else text
         self.write = None
         if text == "template":
-            self.write = writer("env.task", task, self.observation_parts)
+            self.write = writer("env.task", task, self.observation_parts, texts=texts)
 
     def reset(self, seed: int) -> np.ndarray:
         """Episode i starts as `env.reset(seed=derive_seeds(seed, N)[i])` does."""
@@ -134,13 +138,23 @@ class GymnasiumEnv(Env):
         self.ended = np.zeros(len(self.envs), bool)
         self.steps = 0
         rows = self._rows()
+        values = [self._values(i, info) for i, info in enumerate(infos)]
         if self.task_from:
-            self.tasks = [task_of(info, self.task_from) for info in infos]
+            self.tasks = [task_of(each, self.task_from) for each in values]
+        elif self.write is not None:
+            self.tasks = [self.write(row, self._texts(i)) for i, row in enumerate(rows)]
         else:
-            self.unread_texts = find_texts(infos[0])
-        if self.write is not None:
-            self.tasks = [self.write(row) for row in rows]
+            self.unread_texts = find_texts(values[0])
         return rows
+
+    def _texts(self, episode: int) -> dict[str, str]:
+        """The parts of the last observation of an episode that are texts, by name."""
+        seen = minari.observed(self.observations[episode], self.part)
+        return text_values(seen, self.observation_space)
+
+    def _values(self, episode: int, info: Mapping[str, Any]) -> Values:
+        """Where the text of an episode may stand after a reset or a step with this info."""
+        return values_by_path(info, self._texts(episode))
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         N, width = len(self.envs), actions.shape[1]
@@ -161,7 +175,7 @@ class GymnasiumEnv(Env):
                 terminated[i] = read_flag("terminated", ended)
                 truncated[i] = read_flag("truncated", cut)
             if self.task_from:
-                self._check_task(info, i)
+                self._check_task(self._values(i, info), i)
         self.ended |= terminated | truncated
         self.steps += 1
         return self._rows(), rewards, terminated, truncated
@@ -190,11 +204,9 @@ class GymnasiumEnv(Env):
             for path, text in self.unread_texts.items()
         ]
 
-    def _check_task(self, info: Info, episode: int) -> None:
-        """Raise a ValueError if the info of a step has another text than that of its reset; an
-        environment may leave it out.
-        """
-        text = to_text(value_at(info, self.task_from))
+    def _check_task(self, values: Values, episode: int) -> None:
+        """Raise a ValueError if a step has another text than the reset; an info may lack it."""
+        text = to_text(values.get(self.task_from))
         if text is not None and text != self.tasks[episode]:
             raise ValueError(
                 f"env.task_from={self.task_from}: expected one text in an episode, got "
@@ -238,9 +250,10 @@ def make(
         reference: returns of a random policy and of an expert, for normalised scores.
         task: the task in words, read with text=constant and text=template.
         task_from: `info.KEY`: the text of an episode is what the info of `reset` has under KEY;
-            empty: texts of the info are not read.
-        text: `none`, `constant`, or `template`: `{NAME}` in the task stands for the numbers of that
-            part of the first observation; `episode`: the text that `task_from` names.
+            `observation.NAME`: the part NAME of its observations, which is a text; empty: neither is
+            read, but with text=episode the one part that is a text.
+        text: `none`, `constant`, or `template`: `{NAME}` in the task stands for that part of the
+            first observation; `episode`: the text that `task_from` names.
 
     Raises:
         ValueError: there is no such environment, it could not be made, or it has no such part.
@@ -248,7 +261,6 @@ def make(
     import gymnasium
 
     words = constant_text("env", text, task, TEXTS)
-    check_task_from("env", task_from, text)
     try:
         envs = []
         for _ in range(num_episodes):
@@ -299,7 +311,6 @@ def recover(
     """
     from gymnasium.error import Error
 
-    check_task_from("env", task_from, text)
     dataset = minari.find(minari_id)
     what = f"{minari_id}: its environment could not be made"
     errors = (ValueError, ImportError, AttributeError, Error)

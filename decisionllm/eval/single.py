@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import ArrayLike
 
 from decisionllm.datasets import minari
-from decisionllm.datasets.spaces import fits, fits_actions
+from decisionllm.datasets.spaces import fits, fits_actions, text_parts
 from decisionllm.datasets.store import Store, blocks
 from decisionllm.eval.gymnasium import GymnasiumEnv
 from decisionllm.eval.layout import check_env
@@ -149,6 +149,9 @@ def check_exportable(store: Store, env: GymnasiumEnv) -> str:
     if env.part:
         whole = f"the observations of {env.envs[0].observation_space}"
         raise ValueError(f"{name}: the data hold the part {env.part} alone of {whole}")
+    texts = text_parts(env.observation_space)
+    if len(texts) > 1:
+        raise ValueError(f"{name}: expected one text in an observation, got {', '.join(texts)}")
     size = sum(numbers for _, numbers in env.observation_parts)
     if size != store.spec.observation_dim:
         wanted = f"observations of {size} numbers"

@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import NameNotFound
 from minari.data_collector import EpisodeBuffer
 
+from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.minari import load, save
 from decisionllm.datasets.store import open_store, prepare, write
 from tests.conftest import episode, make_store, node
@@ -565,3 +566,36 @@ def test_recorded_texts_that_cannot_be_read_are_refused():
         ValueError, match="dataset.text: expected dataset.task_from with text=episode"
     ):
         load(minari_id="mine/told-v0", text="episode")
+
+
+def test_a_text_of_the_observations_is_the_task_and_comes_back_from_an_export():
+    space = spaces.Dict(mission=spaces.Text(50), place=BOX)
+    made = []
+    for task in ("Go left.", "Fahre nach Köln."):
+        made.append(({"mission": [task] * 4, "place": rows(4)}, rows(3), [0, 0, 1]))
+    put("mine/spoken-v0", made, observation_space=space)
+    for options in ({"text": "episode"}, {"task_from": "observation.mission"}):
+        source = load(minari_id="mine/spoken-v0", **options)
+        assert [each.task for each in source.episodes] == ["Go left.", "Fahre nach Köln."]
+        assert source.info["text"] == "episode" and "unread" not in source.info
+        assert source.info["observation_parts"] == [["place", 2]]
+    assert load(minari_id="mine/spoken-v0").info["unread"] == ["observation.mission"]
+    template = load(minari_id="mine/spoken-v0", text="template", task="{mission} ({place})")
+    assert next(template.episodes).task == "Go left. (0, 0.01)"
+
+
+def test_an_export_into_a_space_with_a_text_has_the_tasks(tmp_path):
+    episodes = [episode([1, 2], task=task, group=i) for i, task in enumerate(["Go.", "Köln"])]
+    path = from_episodes(episodes, tmp_path / "store", name="mine")["path"]
+    space = spaces.Dict(mission=spaces.Text(50), place=spaces.Box(-9, 9, (2,), np.float32))
+    save("mine/written-v0", open_store(path), observation_space=space)
+    source = load(minari_id="mine/written-v0", text="episode")
+    assert [each.task for each in source.episodes] == ["Go.", "Köln"]
+
+
+def test_a_text_of_the_observations_that_changes_is_refused():
+    space = spaces.Dict(mission=spaces.Text(50), place=BOX)
+    made = [({"mission": ["a", "a", "b", "b"], "place": rows(4)}, rows(3), [0, 0, 1])]
+    put("mine/changes-v0", made, observation_space=space)
+    with pytest.raises(ValueError, match="one text for each episode as observation.mission, got"):
+        load(minari_id="mine/changes-v0", text="episode")

@@ -15,9 +15,12 @@ from decisionllm.datasets.spaces import (
     flatten,
     flatten_one,
     observation_parts,
+    replace_texts,
     stack,
     stated_action_parts,
     stated_parts,
+    text_parts,
+    text_values,
     unflatten,
 )
 
@@ -188,3 +191,47 @@ def test_a_number_of_a_box_with_equal_bounds_has_one_value():
     actions = decode_actions(np.array([[0.5, 1.999]], np.float32), box)
     assert actions.tolist() == [[0.5, 2]]
     assert box.contains(actions[0])
+
+
+class Mission(spaces.Space):
+    """A space of texts that is no `spaces.Text`, as MiniGrid's MissionSpace."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+
+def spoken(text):
+    """A Dict with a text at the top and one in a nested part."""
+    place = spaces.Dict(x=spaces.Box(-9, 9, (2,), np.float32), said=spaces.Text(9))
+    return spaces.Dict(mission=text, place=place, side=spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("text", [spaces.Text(20), Mission()], ids=["Text", "another space"])
+def test_texts_are_no_numbers_of_an_observation(text):
+    space = spoken(text)
+    assert observation_parts(space) == [("place.x", 2), ("side", 2)]
+    assert text_parts(space) == ["mission", "place.said"]
+    seen = [
+        {"mission": said, "place": {"x": np.array([i, 2.0]), "said": ""}, "side": i}
+        for i, said in enumerate(["Geh nach Köln.", ""])
+    ]
+    rows = flatten(stack(seen), space)
+    assert rows.tolist() == [[0, 2, 1, 0], [1, 2, 0, 1]]
+    assert flatten_one(seen[1], space).tolist() == rows[1].tolist()
+    assert text_values(seen[0], space) == {"mission": "Geh nach Köln.", "place.said": ""}
+    again = unflatten(rows, space, text="Go.")
+    assert again["mission"].tolist() == ["Go.", "Go."] and again["side"].tolist() == [0, 1]
+    assert fits(rows, space)
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Text(3))])
+def test_an_observation_of_texts_alone_is_refused(space):
+    with pytest.raises(ValueError, match="observation space: expected numbers beside texts, got"):
+        observation_parts(space)
+
+
+def test_texts_are_replaced_by_a_space_of_their_lengths_and_letters():
+    space = replace_texts(spoken(Mission()), ["ab", "Köln"])
+    assert space["mission"] == spaces.Text(4, min_length=0, charset=frozenset("abKöln"))
+    assert space["mission"].contains("Köln") and not space["mission"].contains("xyz")
+    assert space["place"]["x"] == spoken(Mission())["place"]["x"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
 from decisionllm.data import data
 from decisionllm.datasets import sampling, team, windows
@@ -1130,6 +1130,12 @@ TWO = Box(0, 9, (2,))
 @pytest.mark.parametrize(
     ("space", "seen", "result", "message"),
     [
+        (
+            Dict(a=TWO, b=Text(9)),
+            None,
+            {},
+            "env pond, frog_0 .expected observations without texts, .* got b; leave",
+        ),
         (
             Dict(a=TWO, b=Sequence(TWO)),
             None,

@@ -696,7 +696,10 @@ def test_texts_of_the_info_that_are_not_read_are_said(robot):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task_from": "task"}, "env.task_from: expected info.KEY, a key of the info, got 'task'"),
+        (
+            {"task_from": "task"},
+            "env.task_from: expected info.KEY, .* or observation.NAME, .* got 'task'",
+        ),
         ({"text": "episode"}, "env.text: expected env.task_from with text=episode, got none"),
         ({"text": "constant", "task": "x", "task_from": "info.task"}, "got text=constant, which"),
         ({"task_from": "info.goal"}, "expected info.goal, got info.task.text, info.speed"),
@@ -875,3 +878,78 @@ def test_hands_of_blackjack_are_one_hot():
     rows = make(3, id="Blackjack-v1", horizon=5).reset(0)
     assert rows.shape == (3, 32 + 11 + 2)
     assert rows.sum(1).tolist() == [3] * 3
+
+
+class Room(gym.Env):
+    """Says its mission in the observation; from the step `change` on another one."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, change=9, texts=("mission",)):
+        self.change, self.texts = change, texts
+        letters = frozenset("去红色的门。 .Stopghedr")
+        said = {name: spaces.Text(20_000, charset=letters) for name in texts}
+        self.observation_space = spaces.Dict(**said, place=spaces.Box(-9, 9, (1,), np.float32))
+
+    def seen(self):
+        text = "Stop." if self.time >= self.change else self.mission
+        return {name: text for name in self.texts} | {"place": np.ones(1, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        self.mission = ("去红色的门。", "go to the red door " * 500)[self.np_random.integers(2)]
+        return self.seen(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.seen(), 1.0, False, False, {}
+
+
+@pytest.fixture
+def room():
+    gym.register("Room-v0", Room, max_episode_steps=3)
+    yield "Room-v0"
+    del gym.registry["Room-v0"]
+
+
+@pytest.mark.parametrize("options", [{"text": "episode"}, {"task_from": "observation.mission"}])
+def test_a_part_of_the_observation_that_is_a_text_is_the_task(options, room):
+    env = make(8, id=room, **options)
+    episodes = rollout(still, env, seed=0)
+    assert [each.task for each in episodes] == [each.unwrapped.mission for each in env.envs]
+    assert len({each.task for each in episodes}) == 2
+    assert episodes[0].observations.tolist() == [[1.0]] * 3 and env.text_label == "episode"
+
+
+def test_a_template_may_name_a_text_of_the_observation(room):
+    env = make(2, id=room, text="template", task="Please {mission} ({place})")
+    env.reset(0)
+    assert env.tasks == [f"Please {each.unwrapped.mission} (1)" for each in env.envs]
+    assert env.notes() == []
+
+
+def test_a_text_of_the_observation_that_is_not_read_is_said(room):
+    env = make(1, id=room)
+    env.reset(0)
+    assert "env.task_from=observation.mission reads it" in env.notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"text": "episode", "arguments": {"texts": ("b", "a")}},
+            "observation.a, observation.b, wh",
+        ),
+        ({"task_from": "observation.place"}, "that is a text, observation.mission, got observat"),
+        ({"text": "template", "task": "{misson}"}, r"parts of the observation, \[place, mission\]"),
+        (
+            {"text": "episode", "arguments": {"change": 2}},
+            "after step 2 of episode 0, 'Stop.'; end",
+        ),
+    ],
+)
+def test_texts_of_the_observation_that_cannot_be_read_are_refused(options, message, room):
+    with pytest.raises(ValueError, match=message):
+        rollout(still, make(1, id=room, **options), seed=0)

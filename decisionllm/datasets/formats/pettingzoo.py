@@ -18,7 +18,7 @@ from decisionllm.datasets.env_results import (
     read_reward,
 )
 from decisionllm.datasets.formats.team_log import TABLES, Log
-from decisionllm.datasets.spaces import AnySpace, flatten_one, observation_parts
+from decisionllm.datasets.spaces import AnySpace, flatten_one, observation_parts, text_parts
 from decisionllm.files import explained
 from decisionllm.schema import Json
 
@@ -127,6 +127,12 @@ def observation_spaces(env: "ParallelEnv") -> dict[str, AnySpace | None]:
                 rest = without_mask(space.spaces)
                 space = Dict(rest) if isinstance(rest, dict) else rest
             observation_parts(space)  # refuses other spaces
+            texts = text_parts(space)
+            if texts:
+                raise ValueError(
+                    f"expected observations without texts, since the task of a team is in the meta of "
+                    f"its log, got {', '.join(texts)}; leave them out by a wrapper"
+                )
         spaces[agent] = space
     return spaces
 

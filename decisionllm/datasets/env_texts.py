@@ -1,0 +1,109 @@
+"""The task text of an episode where an environment says it: in the info of its reset, or in a part of
+its observations that is a text; and in what Minari records of both. The option `task_from`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Values = dict[str, Any]  # by path: info.KEY, nested keys joined by dots, and observation.NAME
+ROOTS = ("info", "observation")
+
+
+def choose_task_from(group: str, task_from: str, text: str, parts: Sequence[str]) -> str:
+    """Return where the text of an episode stands, `info.KEY` or `observation.NAME`; empty: nowhere.
+
+    Args:
+        group: of the options, `env` or `dataset`, for messages.
+        task_from: the option.
+        text: the option `text`; `episode` reads the one part of an observation that is a text.
+        parts: names of the parts of an observation that are texts.
+
+    Raises:
+        ValueError: the options do not name one source of texts.
+    """
+    named = [f"observation.{part}" for part in parts]
+    root, _, key = task_from.partition(".")
+    if task_from and (root not in ROOTS or not key):
+        raise ValueError(
+            f"{group}.task_from: expected info.KEY, a key of the info, or observation.NAME, a part of "
+            f"the observation, got {task_from!r}"
+        )
+    if task_from and text not in ("none", "episode"):
+        raise ValueError(
+            f"{group}.task_from: expected text=episode or text=none beside {task_from}, got "
+            f"text={text}, which has texts of its own; leave one of the two out"
+        )
+    if root == "observation" and task_from not in named:
+        raise ValueError(
+            f"{group}.task_from: expected a part of the observation that is a text, "
+            f"{', '.join(named) or 'of which there is none'}, got {task_from}"
+        )
+    if text == "episode" and not task_from:
+        if len(named) == 1:
+            return named[0]
+        raise ValueError(
+            f"{group}.text: expected {group}.task_from with text=episode, got none; it is one of "
+            f"{', '.join(named) or 'info.KEY'}, where the text of an episode stands"
+        )
+    return task_from
+
+
+def values_by_path(info: Mapping[str, Any], texts: Mapping[str, Any]) -> Values:
+    """Return where a text of an episode may stand.
+
+    Args:
+        info: of a reset or a step, or of an episode with the values of all steps.
+        texts: the parts of an observation that are texts, see `spaces.text_values`.
+    """
+    return _nested("info", info) | {f"observation.{name}": text for name, text in texts.items()}
+
+
+def _nested(path: str, mapping: Mapping[str, Any]) -> Values:
+    """The values of nested mappings by path, keys joined by dots."""
+    values: Values = {}
+    for key, value in mapping.items():
+        inner = f"{path}.{key}"
+        values |= _nested(inner, value) if isinstance(value, Mapping) else {inner: value}
+    return values
+
+
+def find_texts(values: Values) -> dict[str, str]:
+    """Return the values that are texts, by path."""
+    texts = {path: to_text(value) for path, value in values.items()}
+    return {path: text for path, text in texts.items() if text is not None}
+
+
+def to_text(value: Any) -> str | None:
+    """Return a text as str, bytes read as UTF-8; of a column of equal texts the text; else None."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
+        value = value.reshape(-1).tolist()
+    if isinstance(value, list | tuple) and len(value) and all(each == value[0] for each in value):
+        value = value[0]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value) if isinstance(value, str) else None
+
+
+def task_of(values: Values, task_from: str, option: str = "env.task_from") -> str:
+    """Return the task text at a path.
+
+    Args:
+        values: of a reset, or of an episode.
+        task_from: the path, see `choose_task_from`.
+        option: for messages.
+
+    Raises:
+        ValueError: there is no such path, or the value is no text, or the text changes.
+    """
+    if task_from not in values:
+        paths = ", ".join(values) or "nothing"
+        raise ValueError(f"{option}: expected {task_from}, got {paths}; name one that holds a text")
+    text = to_text(values[task_from])
+    if text is None:
+        raise ValueError(
+            f"{option}: expected one text for each episode as {task_from}, got {values[task_from]!r}; "
+            "name one that holds a text, the same throughout an episode"
+        )
+    return text
