@@ -89,6 +89,7 @@ NUMBER = set(
     ]
 )
 COUNTER = set(["step", "steps", "timestep", "timesteps", "t", "counter", "elapsed", "time"])
+STEP_TYPE = set(["step", "type"])
 LENGTH = set(["length", "lengths", "len", "lens", "size", "sizes", "offset", "offsets", "ptr"])
 FILLER = set(
     [
@@ -212,11 +213,12 @@ def read_marks(name: str, column: Any, n: int) -> Iterator[Marks]:
 def _read_rows(name: str, column: Any, n: int) -> Iterator[Marks]:
     """Yield the readings of a column (n,) with a number, or a text, for each row."""
     is_text = column.dtype.kind in "SU"
-    is_flag = is_counter = not is_text
+    is_flag = is_counter = is_step_type = not is_text
     is_whole = True
     changes = np.zeros(n, bool)  # row i differs from row i - 1
     restarts = np.zeros(n, bool)  # row i is not one step of the counter more than row i - 1
     ones = np.zeros(n, bool)
+    twos = np.zeros(n, bool)
     runs: list[np.ndarray] = []  # value of each run of equal rows
     first = step = 0.0  # of a counter
     last_row: np.ndarray | None = None
@@ -232,6 +234,8 @@ def _read_rows(name: str, column: Any, n: int) -> Iterator[Marks]:
         if is_text:
             continue
         ones[block] = x == 1
+        twos[block] = x == 2
+        is_step_type = is_step_type and bool(np.isin(x, (0, 1, 2)).all())
         is_flag = is_flag and bool(((x == 0) | (x == 1)).all())
         is_whole = is_whole and bool((x == np.rint(x)).all())
         if start == 0:
@@ -247,6 +251,9 @@ def _read_rows(name: str, column: Any, n: int) -> Iterator[Marks]:
 
     if is_whole and _says(name, NUMBER | EPISODE, EPISODE):
         yield Marks(changes[1:], is_named=True, is_complete=True)
+    elif is_step_type and all(_says(name, STEP_TYPE, {word}) for word in STEP_TYPE):
+        # 0: the first row, 1: in the middle, 2: the last row, of dm_env and RLDS
+        yield Marks(twos[:-1], is_named=True)
     elif is_flag:
         yield from _read_flags(name, ones)
     elif is_counter:

@@ -33,6 +33,7 @@ def save(path, name, column, terminals=FELL):
 
 
 OTHER_ENDS = {
+    "step_type": np.select([END, np.roll(END, 1)], [2, 0], 1),
     "dones": END,
     "is_last": END.astype(np.float32),
     "any_name": END[:, None],
@@ -51,6 +52,7 @@ OTHER_ENDS = {
 NO_ENDS = {
     "infos/success": (STEP > 3) & (EPISODE % 3 == 0),
     "contact": CONTACT,
+    "type": np.where(CONTACT, 2, 0),
     "end_effector_contact": CONTACT,
     "fell": FELL,
     "infos/goal": np.zeros((120, 2)),
