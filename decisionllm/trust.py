@@ -22,6 +22,8 @@ from decisionllm.config import default_options
 
 # packages of the extra `marl`, whose environments are named by their module
 ENVIRONMENT_PACKAGES = ("mpe2", "pettingzoo")
+# entry point of an exported environment, whose argument `env` is a config node
+EXPORTED = "decisionllm.eval.single:Single"
 SCRIPTED_PARTNERS = ("random", "noop")
 # "${text}", which OmegaConf replaces by another value of the same config; other forms compute
 # values, and may make nodes that no check has seen
@@ -256,10 +258,13 @@ def minari_metadata(node: registry.Node) -> tuple[str, dict[str, Any]]:
 
 def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:
     """The entry points of an environment's spec (JSON) and of its wrappers, but for those that an
-    installed package has registered with Gymnasium.
+    installed package has registered with Gymnasium; and what the config nodes among its arguments
+    import, as an export of this package has one.
     """
     with suppress(ValueError):
         described = json.loads(str(spec))
+        for named in imports(described):
+            yield Import("minari_id", minari_id, named.name)
         nodes = [node for _, node in walk(described) if isinstance(node, dict)]
         for text in [node["entry_point"] for node in nodes if node.get("entry_point")]:
             if not is_registered_entry_point(str(text)):
@@ -272,9 +277,12 @@ def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:
 
 def is_registered_entry_point(text: str) -> bool:
     """Whether an entry point is in Gymnasium's registry, to which Gymnasium-Robotics adds its own
-    when it is imported; or a wrapper of Gymnasium's own.
+    when it is imported; or a wrapper of Gymnasium's own; or the environment that exports name.
     """
     import gymnasium
+
+    if text == EXPORTED:
+        return True
 
     if text.startswith("gymnasium_robotics."):
         with suppress(ImportError):

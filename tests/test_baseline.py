@@ -118,7 +118,8 @@ def test_data_without_transitions_is_refused(tmp_path):
 def test_scales_are_mean_deviation_and_action_bounds(tmp_path):
     one = episode([0, 0, 0], S=1)
     steady = np.hstack([one.observations, np.full((3, 1), 5, np.float32)])
-    made = make_store(tmp_path / "store", [type(one)(steady, one.actions, one.rewards)])
+    actions = np.array([[-0.5], [0.0], [0.5]])
+    made = make_store(tmp_path / "store", [type(one)(steady, actions, one.rewards)])
     scale = scales(made.spec, made.observations, made.actions)
     assert np.allclose(scale["mean"], [1, 5]) and np.allclose(
         scale["deviation"], [(2 / 3) ** 0.5, 1]

@@ -346,7 +346,8 @@ class Flow(nn.Module):
     ).read_text(encoding="utf-8").replace("\n  ", ", ").replace("head:, ", "{").replace(
         "layers: 2\n", "layers: 2}"
     )
-    assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2") == 0
+    trust = "trust=[otherlab]"
+    assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2", trust) == 0
 
 
 @pytest.mark.parametrize("dataset", ["store", "arrays"])

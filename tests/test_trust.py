@@ -17,6 +17,7 @@ from decisionllm.datasets.mixture import evaluation_parts
 from decisionllm.datasets.store import open_store, prepare
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.eval.pettingzoo import PettingZooTeams
+from decisionllm.eval.single import Single
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
@@ -212,13 +213,24 @@ def test_the_environment_of_a_foreign_minari_dataset_is_not_made(trap, tmp_path)
         run = foreign(tmp_path / group, **{group: read})
         with pytest.raises(ValueError, match=r"minari_id=mine/test-v0 \(trap.spring\)"):
             loading.load(run)
+    # an export of this package names a config node, which may be another one in a foreign dataset
+    env |= {"entry_point": trust.EXPORTED, "kwargs": {"env": TRAP}}
+    file.write_text(json.dumps(metadata | {"env_spec": json.dumps(env)}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"minari_id=mine/test-v0 \(trap.spring\)"):
+        loading.load(run)
     assert not trap()
 
 
 def test_registered_environments_of_minari_datasets_are_made(tmp_path):
     robotics = "gymnasium_robotics.envs.maze.point_maze:PointMazeEnv"
     wrapper = "gymnasium.wrappers.common:TimeLimit"
-    for text in ("gymnasium.envs.classic_control.cartpole:CartPoleEnv", robotics, wrapper):
+    exported = f"{Single.__module__}:{Single.__name__}"
+    for text in (
+        "gymnasium.envs.classic_control.cartpole:CartPoleEnv",
+        robotics,
+        wrapper,
+        exported,
+    ):
         assert trust.is_registered_entry_point(text)
     for text in ("gymnasium.envs.registration:load_env_creator", "os:system", "wrappers"):
         assert not trust.is_registered_entry_point(text)

@@ -154,7 +154,7 @@ class TeamWorld(nn.Module):
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
         observations = tensor(self.steps.observations)
         middle = (self.high + self.low) / 2
-        half = tensor(widths(self.low, self.high)) / 2
+        half = tensor(widths(self.low.numpy(), self.high.numpy())) / 2
         actions = (tensor(self.steps.actions) - middle) / half
         rewards = (tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
         W, T = rewards.shape[:2]

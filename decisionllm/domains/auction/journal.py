@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sqlite3
+import stat
 import threading
 import time
 import zlib
@@ -712,7 +713,8 @@ def resolve_path(path: str | Path, *, read_only: bool = False) -> str:
         return ":memory:"
     resolved = os.path.realpath(path)
     with suppress(OSError):  # a file that is missing or cannot be read is named when it is opened
-        num_links = os.stat(resolved).st_nlink
+        status = os.stat(resolved)
+        num_links = status.st_nlink if stat.S_ISREG(status.st_mode) else 1
         if num_links > 1 and not (read_only and not _has_log(resolved)):
             raise ValueError(
                 f"journal: expected a file with one name, got {num_links} hard links of {resolved};"
