@@ -210,16 +210,46 @@ def read_marks(name: str, column: Any, n: int) -> Iterator[Marks]:
     yield from _read_rows(name, column, n)
 
 
+@dataclass
+class Rows:
+    """Facts of a column (n,), collected block by block."""
+
+    changes: np.ndarray  # (n,) bool, row i differs from row i - 1
+    restarts: np.ndarray  # (n,) bool, row i is not one step of the counter more than row i - 1
+    ones: np.ndarray  # (n,) bool
+    twos: np.ndarray  # (n,) bool
+    runs: list[np.ndarray]  # value of each run of equal rows
+    is_whole: bool = True  # whole numbers, or texts
+    is_flag: bool = True  # of 0 and 1
+    is_step_type: bool = True  # of 0, 1 and 2
+    is_counter: bool = True  # begins again with its first value
+
+
 def _read_rows(name: str, column: Any, n: int) -> Iterator[Marks]:
     """Yield the readings of a column (n,) with a number, or a text, for each row."""
+    rows = _collect_rows(column, n)
+    if not (rows.is_whole or rows.is_counter):
+        return
+    if rows.is_whole and _says(name, NUMBER | EPISODE, EPISODE):
+        yield Marks(rows.changes[1:], is_named=True, is_complete=True)
+    elif rows.is_step_type and all(_says(name, STEP_TYPE, {word}) for word in STEP_TYPE):
+        # 0: the first row, 1: in the middle, 2: the last row, of dm_env and RLDS
+        yield Marks(rows.twos[:-1], is_named=True)
+    elif rows.is_flag:
+        yield from _read_flags(name, rows.ones)
+    elif rows.is_counter:
+        yield Marks(rows.restarts[1:], is_named=_says(name, COUNTER | EPISODE | NUMBER, COUNTER))
+    elif rows.changes.mean() <= 0.5 and _are_distinct(rows.runs):
+        yield Marks(rows.changes[1:], is_named=False)
+
+
+def _collect_rows(column: Any, n: int) -> Rows:
+    """Return the facts of a column (n,); a column of other numbers is read up to its first."""
+    changes, restarts, ones, twos = np.zeros((4, n), bool)
+    rows = Rows(changes=changes, restarts=restarts, ones=ones, twos=twos, runs=[])
     is_text = column.dtype.kind in "SU"
-    is_flag = is_counter = is_step_type = not is_text
-    is_whole = True
-    changes = np.zeros(n, bool)  # row i differs from row i - 1
-    restarts = np.zeros(n, bool)  # row i is not one step of the counter more than row i - 1
-    ones = np.zeros(n, bool)
-    twos = np.zeros(n, bool)
-    runs: list[np.ndarray] = []  # value of each run of equal rows
+    if is_text:
+        rows.is_flag = rows.is_step_type = rows.is_counter = False
     first = step = 0.0  # of a counter
     last_row: np.ndarray | None = None
     for start in range(0, n, ROWS):
@@ -227,39 +257,28 @@ def _read_rows(name: str, column: Any, n: int) -> Iterator[Marks]:
         block = slice(start, start + len(x))
         previous = np.concatenate([x[:1] if last_row is None else last_row, x[:-1]])
         last_row = x[-1:]
-        changes[block] = x != previous
-        begins = changes[block].copy()
+        rows.changes[block] = x != previous
+        begins = rows.changes[block].copy()
         begins[0] |= start == 0
-        runs.append(x[begins])
+        rows.runs.append(x[begins])
         if is_text:
             continue
-        ones[block] = x == 1
-        twos[block] = x == 2
-        is_step_type = is_step_type and bool(np.isin(x, (0, 1, 2)).all())
-        is_flag = is_flag and bool(((x == 0) | (x == 1)).all())
-        is_whole = is_whole and bool((x == np.rint(x)).all())
+        rows.ones[block] = x == 1
+        rows.twos[block] = x == 2
+        rows.is_flag = rows.is_flag and bool(np.isin(x, (0, 1)).all())
+        rows.is_step_type = rows.is_step_type and bool(np.isin(x, (0, 1, 2)).all())
+        rows.is_whole = rows.is_whole and bool((x == np.rint(x)).all())
         if start == 0:
             first = float(x[0])
             step = float(x[1]) - first if len(x) > 1 else 1.0
         away = np.abs(x.astype(float) - previous.astype(float) - step)
-        restarts[block] = ~(away <= 0.01 * abs(step))
-        restarts[0] = True
-        again = x[restarts[block]]
-        is_counter = is_counter and step > 0 and bool((np.abs(again - first) < step / 2).all())
-        if not (is_whole or is_counter):
-            return
-
-    if is_whole and _says(name, NUMBER | EPISODE, EPISODE):
-        yield Marks(changes[1:], is_named=True, is_complete=True)
-    elif is_step_type and all(_says(name, STEP_TYPE, {word}) for word in STEP_TYPE):
-        # 0: the first row, 1: in the middle, 2: the last row, of dm_env and RLDS
-        yield Marks(twos[:-1], is_named=True)
-    elif is_flag:
-        yield from _read_flags(name, ones)
-    elif is_counter:
-        yield Marks(restarts[1:], is_named=_says(name, COUNTER | EPISODE | NUMBER, COUNTER))
-    elif changes.mean() <= 0.5 and _are_distinct(runs):
-        yield Marks(changes[1:], is_named=False)
+        rows.restarts[block] = ~(away <= 0.01 * abs(step))
+        rows.restarts[0] = True
+        again = np.abs(x[rows.restarts[block]] - first)
+        rows.is_counter = rows.is_counter and step > 0 and bool((again < step / 2).all())
+        if not (rows.is_whole or rows.is_counter):
+            break
+    return rows
 
 
 def _read_flags(name: str, ones: np.ndarray) -> Iterator[Marks]:
