@@ -1,5 +1,6 @@
 """Checks of what a Gymnasium or PettingZoo environment returns."""
 
+import math
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -35,6 +36,8 @@ def read_reward(value: object) -> float:
     Raises:
         ValueError: it is no finite number.
     """
+    if isinstance(value, int | float) and math.isfinite(value):  # at each step, so the short way
+        return float(value)
     array = np.asarray(value)
     if array.size != 1 or not are_numbers(array.dtype) or not np.isfinite(array).all():
         raise ValueError(f"expected a reward of one finite number, got {value!r}")
@@ -47,6 +50,8 @@ def read_flag(name: str, value: object) -> bool:
     Raises:
         ValueError: it is neither true nor false, 1 nor 0.
     """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
     array = np.asarray(value)
     if array.size != 1 or not are_numbers(array.dtype) or array.item() not in (0, 1):
         raise ValueError(f"expected {name} to be true or false, got {value!r}")

@@ -30,8 +30,10 @@ from decisionllm.datasets.spaces import (
     action_spec,
     decode_actions,
     encode_actions,
+    flatten,
     flatten_one,
     observation_parts,
+    stack,
     text_parts,
     text_values,
 )
@@ -164,18 +166,21 @@ class GymnasiumEnv(Env):
         rewards = np.zeros(N)
         terminated = np.zeros(N, bool)
         truncated = np.zeros(N, bool)
-        for i in np.flatnonzero(~self.ended).tolist():
-            action = self.decode(actions[i])
-            with explain_call(self.name, "step", STEP):
+        running = np.flatnonzero(~self.ended).tolist()
+        taken = [self.decode(actions[i]) for i in running]
+        infos: dict[int, Any] = {}
+        with explain_call(self.name, "step", STEP):
+            for i, action in zip(running, taken, strict=True):
                 result = self.envs[i].step(action)
                 if not isinstance(result, tuple) or len(result) != 5:
                     raise ValueError(f"expected five values, got {in_short(result)}")
-                self.observations[i], reward, ended, cut, info = result
+                self.observations[i], reward, ended, cut, infos[i] = result
                 rewards[i] = read_reward(reward)
                 terminated[i] = read_flag("terminated", ended)
                 truncated[i] = read_flag("truncated", cut)
-            if self.task_from:
-                self._check_task(self._values(i, info), i)
+        if self.task_from:
+            for i in running:
+                self._check_task(self._values(i, infos[i]), i)
         self.ended |= terminated | truncated
         self.steps += 1
         return self._rows(), rewards, terminated, truncated
@@ -185,7 +190,13 @@ class GymnasiumEnv(Env):
         fix = "return observations of env.observation_space, or correct the space"
         with explained(f"env {self.name}: observation", *ERRORS, remedy=fix):
             observations = [minari.observed(seen, self.part) for seen in self.observations]
-            return np.stack([flatten_one(seen, self.observation_space) for seen in observations])
+            try:
+                return flatten(stack(observations), self.observation_space)
+            except (
+                ERRORS
+            ):  # one by one, so that the error is about the one that is unlike the space
+                space = self.observation_space
+                return np.stack([flatten_one(seen, space) for seen in observations])
 
     def decode(self, action: np.ndarray) -> int | np.ndarray:
         """An action of a policy (A,) as the environment takes it."""
