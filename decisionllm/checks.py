@@ -57,13 +57,13 @@ def at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name}: expected {least} or more, got {value}")
 
 
-SEED_LIMIT = 2**63  # numpy's int64 and torch hold the seeds below
+SEED_END = 2**63  # numpy's int64 and torch hold the seeds below
 
 
 def check_seed(name: str, value: float) -> None:
     """Raise a ValueError if a number is no seed of numpy and torch."""
     at_least(name, value, 0)
-    if value >= SEED_LIMIT:
+    if value >= SEED_END:
         raise ValueError(f"{name}: expected less than 2**63, got {value}")
 
 

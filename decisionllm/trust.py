@@ -110,9 +110,10 @@ def check_config(config: object, where: object) -> None:
     check_imports(imports(config), where)
     for option, value in walk(config):
         if isinstance(value, str) and "${" in value and not is_plain_reference(value):
-            wanted = "expected resolved values"
-            got = f"got {option}={value!r}, which OmegaConf would compute"
-            raise ValueError(f"{where}: {wanted}, {got}; write the value itself")
+            raise ValueError(
+                f"{where}: expected resolved values, got {option}={value!r}, which OmegaConf would "
+                "compute; write the value itself"
+            )
 
 
 def check_nodes(content: object, where: object) -> None:

@@ -109,7 +109,7 @@ def load(
     episodes = cut(blocks(file, widths), task=words)
     if column:
         text = "episode"
-        episodes = with_tasks(episodes, read_tasks(file, column, blocks(file, widths)))
+        episodes = with_tasks(episodes, read_tasks(file, column))
     info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
     if clip:
         episodes = clip_actions(episodes, spec)
@@ -278,16 +278,26 @@ def text_column(path: Path, text: str, task_from: str) -> str:
     return column
 
 
-def read_tasks(path: Path, column: str, blocks: Iterable[Columns]) -> list[str]:
-    """Return the text of each episode of a file (E,). blocks: its columns."""
-    stops = [0]  # the row after each episode
-    n = 0
-    for block in blocks:
-        stops += (np.flatnonzero(ends(block)) + 1 + n).tolist()
-        n += len(block["rewards"])
-    offsets = np.unique([*stops, n])
+def read_tasks(path: Path, column: str) -> list[str]:
+    """Return the text of each episode of a file whose columns were checked: (E,)."""
     with ExitStack() as stack:
-        return texts_of_episodes(path, open_all(stack, path), column, offsets)
+        columns = open_all(stack, path)
+        ended = row_ends(columns)
+        offsets = np.unique([0, *np.flatnonzero(ended) + 1, len(ended)])
+        return texts_of_episodes(path, columns, column, offsets)
+
+
+def row_ends(columns: Json) -> np.ndarray:
+    """Return whether an episode ends with each row of a file, whose columns `open_all` opened: (n,)
+    bool.
+    """
+    n = columns["terminals"].shape[0]
+    ended = np.zeros(n, bool)
+    for key in ENDS:
+        for start in range(0, n if key in columns else 0, BLOCK):
+            rows = slice(start, min(start + BLOCK, n))
+            ended[rows] |= columns[key][rows].reshape(-1) != 0
+    return ended
 
 
 def list_unread(path: Path, read: Sequence[str]) -> list[str]:
@@ -349,12 +359,7 @@ def check_other_columns(path: Path, ignore: Sequence[str]) -> None:
     """
     with ExitStack() as stack, explain_damage(path):
         columns = open_all(stack, path)
-        n = columns["terminals"].shape[0]
-        ended = np.zeros(n, bool)
-        for key in ENDS:
-            for start in range(0, n if key in columns else 0, BLOCK):
-                rows = slice(start, min(start + BLOCK, n))
-                ended[rows] |= columns[key][rows].reshape(-1) != 0
+        ended = row_ends(columns)
         read = {*KEYS, *ENDS, "next_observations", *ignore}
         arrays = {
             name: column
@@ -364,8 +369,9 @@ def check_other_columns(path: Path, ignore: Sequence[str]) -> None:
         contradictions = find_contradictions(arrays, ended)
     absent = [name for name in ignore if name not in columns]
     if absent:
-        wanted = f"names among {', '.join(columns)}"
-        raise ValueError(f"dataset.ignore: expected {wanted}, got {', '.join(absent)}")
+        raise ValueError(
+            f"dataset.ignore: expected names among {', '.join(columns)}, got {', '.join(absent)}"
+        )
     if contradictions:
         raise ValueError(f"{path}: {describe_contradiction(contradictions, ended)}")
 

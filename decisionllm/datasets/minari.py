@@ -100,8 +100,10 @@ def load(
     dataset = find(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
     if sizes and (len(low) or len(high) or clip):
-        wanted = f"none of low, high and clip with discrete actions, {dataset.action_space}"
-        raise ValueError(f"dataset: expected {wanted}, got {list(low)}, {list(high)} and {clip}")
+        raise ValueError(
+            f"dataset: expected none of low, high and clip with discrete actions, "
+            f"{dataset.action_space}, got {list(low)}, {list(high)} and {clip}"
+        )
     part = part_read(dataset, goal)
     # An observation without its goal has the rewards of the one goal that evaluation has.
     fixed = fixed_reward(dataset) if part else None

@@ -140,13 +140,13 @@ class GymnasiumEnv(Env):
         self.ended = np.zeros(len(self.envs), bool)
         self.steps = 0
         rows = self._rows()
-        values = [self._values(i, info) for i, info in enumerate(infos)]
         if self.task_from:
+            values = [self._values(i, info) for i, info in enumerate(infos)]
             self.tasks = [task_of(each, self.task_from) for each in values]
         elif self.write is not None:
             self.tasks = [self.write(row, self._texts(i)) for i, row in enumerate(rows)]
         else:
-            self.unread_texts = find_texts(values[0])
+            self.unread_texts = find_texts(self._values(0, infos[0]))
         return rows
 
     def _texts(self, episode: int) -> dict[str, str]:
@@ -190,12 +190,11 @@ class GymnasiumEnv(Env):
         fix = "return observations of env.observation_space, or correct the space"
         with explained(f"env {self.name}: observation", *ERRORS, remedy=fix):
             observations = [minari.observed(seen, self.part) for seen in self.observations]
+            space = self.observation_space
             try:
-                return flatten(stack(observations), self.observation_space)
-            except (
-                ERRORS
-            ):  # one by one, so that the error is about the one that is unlike the space
-                space = self.observation_space
+                return flatten(stack(observations), space)
+            except ERRORS:
+                # one by one, so that the error is about the one that is unlike the space
                 return np.stack([flatten_one(seen, space) for seen in observations])
 
     def decode(self, action: np.ndarray) -> int | np.ndarray:

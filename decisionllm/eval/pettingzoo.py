@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.pettingzoo import EVALUATION_SEEDS as FIRST
 from decisionllm.datasets.formats.pettingzoo import (
+    EVALUATION_SEEDS,
     Views,
     action_limits,
     agent_types,
@@ -222,7 +222,7 @@ class PettingZooTeams(TeamEnv):
     def reset(self, seed: int) -> np.ndarray:
         self.rngs = [np.random.default_rng((seed, w)) for w in range(len(self.envs))]
         # Observations and infos by agent, of each copy
-        seeds = FIRST + start_seeds(seed, len(self.envs))
+        seeds = EVALUATION_SEEDS + start_seeds(seed, len(self.envs))
         self.views = [reset_env(env, int(s)) for s, env in zip(seeds, self.envs, strict=True)]
         for rival in self.rivals:
             rival.begin(self)

@@ -116,7 +116,7 @@ class Always:
 @pytest.fixture
 def from_zero(monkeypatch):
     """The starts of our own simple_spread, and of a log from seed 0."""
-    monkeypatch.setattr(pettingzoo, "FIRST", 0)
+    monkeypatch.setattr(pettingzoo, "EVALUATION_SEEDS", 0)
 
 
 def test_simple_spread_equals_our_own(tmp_path, from_zero):
