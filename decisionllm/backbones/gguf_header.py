@@ -6,6 +6,7 @@ a key that is neither, and a tensor that no weight is made of, refuse the file b
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -178,22 +179,14 @@ def carry(header: Header, model: "PreTrainedModel") -> None:
 
 def _carry_key(header: Header, key: str, value: Any, config: "PreTrainedConfig") -> None:
     """Compare a key with the config, or write it there."""
-    neutral = NEUTRAL.get(key, ())
     names = [name for name in FIELDS.get(key, "").split() if hasattr(config, name)]
-    own = [getattr(config, name) for name in names]
-    if key in ("attention.key_length", "attention.value_length") and not names:
-        own = [_head_width(config)]
-    if key == "ssm.inner_size" and hasattr(config, "linear_value_head_dim"):
-        own = [config.linear_num_value_heads * config.linear_value_head_dim]
-    if key == "feed_forward_length" and own in ([], [None]):  # Bloom, and GPT-2's default
-        own = [4 * config.hidden_size]
-    if key == "context_length" and not names:  # Bloom has no limit
+    value = _one_value(key, value)
+    neutral = NEUTRAL.get(key, ())
+    if neutral is None or value in neutral:
         return
-    if key == "attention.head_count_kv" and isinstance(value, list):  # 0 of blocks without any
-        value = sorted(set(value) - {0}) or 0
-    if isinstance(value, list) and len(set(value)) == 1:
-        value = value[0]
-    if neutral is None or value in neutral or any(_equal(value, number) for number in own):
+    if any(_equal(value, number) for number in _own_values(key, names, config)):
+        return
+    if key == "context_length" and not names:  # Bloom has no limit
         return
     if key == "attention.scale" and _equal(value, _head_width(config) ** -0.5):
         return
@@ -202,6 +195,27 @@ def _carry_key(header: Header, key: str, value: Any, config: "PreTrainedConfig")
         setattr(config, names[0], value)
         return
     header.refuse(key, f"a value that {type(config).__name__} of transformers computes")
+
+
+def _one_value(key: str, value: Any) -> Any:
+    """Return the value of a key; of a list for each block, in which all are equal, that value."""
+    if key == "attention.head_count_kv" and isinstance(value, list):  # 0 of blocks without any
+        value = sorted(set(value) - {0}) or 0
+    if isinstance(value, list) and len(set(value)) == 1:
+        return value[0]
+    return value
+
+
+def _own_values(key: str, names: Sequence[str], config: "PreTrainedConfig") -> list[Any]:
+    """Return what a config says of a key, in its fields of these names or by others."""
+    own = [getattr(config, name) for name in names]
+    if key in ("attention.key_length", "attention.value_length") and not names:
+        return [_head_width(config)]
+    if key == "ssm.inner_size" and hasattr(config, "linear_value_head_dim"):
+        return [config.linear_num_value_heads * config.linear_value_head_dim]
+    if key == "feed_forward_length" and own in ([], [None]):  # Bloom, and GPT-2's default
+        return [4 * config.hidden_size]
+    return own
 
 
 def _carry_rotary(header: Header, config: "PreTrainedConfig") -> None:
