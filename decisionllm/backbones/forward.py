@@ -29,6 +29,7 @@ from decisionllm.backbones.parts import LoadTokenizer, TextReader
 from decisionllm.backbones.recorded import ReadRows, Recorded
 from decisionllm.backbones.summary import TextSummary
 from decisionllm.tokenizers import text
+from decisionllm.tokenizers.entity_tokens import EntityTokens
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -192,6 +193,7 @@ class Backbone(nn.Module):
         text_index: Tensor,
         *,
         output_positions: slice = ALL,
+        entities: EntityTokens | None = None,
     ) -> Tensor:
         """Read embedded tokens, each row after its text.
 
@@ -204,6 +206,7 @@ class Backbone(nn.Module):
             text_mask: (U, L) True where real.
             text_index: (B,) the text of each row.
             output_positions: of the n tokens.
+            entities: read beside the tokens.
 
         Returns:
             Hidden states at the output positions (B, n', D).
@@ -216,8 +219,11 @@ class Backbone(nn.Module):
             remedy = "optim.precision=no keeps float16"
             raise ValueError(f"backbone.dtype: expected {wanted}, got float16; {remedy}")
         if self.layout is None:
+            assert entities is None, "refused by SequenceModel"
             return library.plain(self, tokens, text_ids, text_mask, text_index)[:, output_positions]
         states = self.embed(text_ids)
+        if entities is not None:
+            return self.read_rows(tokens, states, text_mask, text_index, output_positions, entities)
         return self.reader(tokens, states, text_mask, text_index, output_positions)
 
     def read_rows(
@@ -227,6 +233,7 @@ class Backbone(nn.Module):
         text_mask: Tensor,
         text_index: Tensor,
         output_positions: slice,
+        entities: EntityTokens | None = None,
     ) -> Tensor:
         """As `forward`, of texts that are embedded (U, L, D)."""
         n = tokens.shape[1]
@@ -238,10 +245,50 @@ class Backbone(nn.Module):
         padded = states.shape[1] > 0 and (tokens.is_cuda or not bool(texts.text_mask.all()))
         masked = text_index if padded else text_index[:1]
         slots = torch.arange(n, device=tokens.device)[None]
-        visible = _visible(texts.text_mask[masked], slots, n)
         positions = texts.text_length[masked, None] + slots
         before = texts.attention(text_index)
-        return self._run(tokens, positions, visible, _new_alone, output_positions, before)[0]
+        mask = texts.text_mask[masked]
+        return self._read_beside(
+            entities, tokens, slots, positions, mask, n, _new_alone, output_positions, before
+        )
+
+    def _read_beside(
+        self,
+        entities: EntityTokens | None,
+        tokens: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        text_mask: Tensor,
+        M: int,
+        extend: Extend,
+        output_positions: slice,
+        texts: TextAttention | None,
+    ) -> Tensor:
+        """Run all blocks over tokens (B, n, D) and the entities beside them.
+
+        Args:
+            slots: (B or 1, n) place of each token among the M keys of the trajectory.
+            positions: (B or 1, n).
+            text_mask: (B or 1, L) True where real.
+            extend: of the n tokens.
+
+        Returns:
+            Hidden states at the output positions of the n tokens (B, n', D).
+        """
+        if entities is None:
+            visible = _visible(text_mask, slots, M)
+            return self._run(tokens, positions, visible, extend, output_positions, texts)[0]
+        n = tokens.shape[1]
+
+        def extend_trajectory(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            all_k, all_v = extend(i, k[:, :, :n], v[:, :, :n])
+            return torch.cat([all_k, k[:, :, n:]], 2), torch.cat([all_v, v[:, :, n:]], 2)
+
+        visible = entities.visible(_visible(text_mask, entities.last_slots(slots), M))
+        outputs = slice(*output_positions.indices(n))
+        whole = entities.append_to(tokens)
+        places = entities.positions(positions)
+        return self._run(whole, places, visible, extend_trajectory, outputs, texts)[0]
 
     def text_places(self, words: int) -> int:
         """How many keys a text of at most so many tokens has."""
@@ -295,6 +342,7 @@ class Backbone(nn.Module):
         rows: Tensor | None = None,
         *,
         output_positions: slice = ALL,
+        entities: EntityTokens | None = None,
     ) -> Tensor:
         """Read more tokens of some rows of a cache and write them into its room, in place.
 
@@ -305,6 +353,7 @@ class Backbone(nn.Module):
             filled: (N,) tokens of steps that each row has in the cache.
             rows: (N,) rows of the cache; None: all.
             output_positions: of the n tokens.
+            entities: read beside the tokens, and not kept.
 
         Returns:
             Hidden states at the output positions (N, n', D).
@@ -330,10 +379,19 @@ class Backbone(nn.Module):
             text_mask = text_mask[:1]
             length = length[:1]
             slots = slots[:1]
-        visible = _visible(text_mask, slots, place.end)
         positions = length[:, None] + slots
         before = cache.texts.attention(text_index)
-        return self._run(tokens, positions, visible, write, output_positions, before)[0]
+        return self._read_beside(
+            entities,
+            tokens,
+            slots,
+            positions,
+            text_mask,
+            place.end,
+            write,
+            output_positions,
+            before,
+        )
 
     def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Read more tokens of rows in lock-step, as one function of tensors.

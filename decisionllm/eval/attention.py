@@ -56,9 +56,12 @@ def attention(policy: Policy, episodes: Sequence[Episode]) -> list[tuple[list[st
 def draw(policy: Policy, episodes: Sequence[Episode], title: str) -> "Figure | None":
     """A heat map of layers by tokens for each text.
 
-    None for episodes without text, a policy that reads teams, or a backbone without attention.
+    None for episodes without text, a policy that reads teams or has tokens of entities, or a
+    backbone without attention.
     """
-    found = [] if policy.model.team is not None else attention(policy, episodes)
+    model = policy.model
+    reads_more = model.team is not None or model.tokenizer.entities != "pooled"
+    found = [] if reads_more else attention(policy, episodes)
     if not found or not len(found[0][1]):
         return None
     longest = max(len(words) for words, _ in found)

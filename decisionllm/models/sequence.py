@@ -12,6 +12,7 @@ from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective, Planner
 from decisionllm.registry import Node, build, choice, is_none
 from decisionllm.schema import Batch, Spec
+from decisionllm.tokenizers.entity_tokens import EntityTokens
 from decisionllm.tokenizers.team import TeamTokenizer
 from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer
 
@@ -73,11 +74,30 @@ class SequenceModel(nn.Module):
                 f"{head['_target_']}: expected a head with loss_floor and entities, see "
                 "protocols.Head"
             )
+        self._check_entities()
         self.planner: Planner | None = None
         if planner is not None and not is_none(planner):
             self.planner = build(planner, spec)
         self.objective = loss
         self.team = self._team_tokenizer()
+
+    def _check_entities(self) -> None:
+        """Raise a ValueError if the backbone or the head cannot have a token for each entity."""
+        entities = self.tokenizer.entities
+        if entities == "pooled":
+            return
+        name = f"tokenizer.entities={entities}"
+        fix = "take tokenizer.entities=pooled"
+        if self.backbone.layout is None:
+            raise ValueError(
+                f"{name}: expected a backbone like Llama, Qwen or GPT-2, got "
+                f"{type(self.backbone.core).__name__}; {fix}"
+            )
+        if self.head.entities is not None:
+            raise ValueError(
+                f"{name}: expected a head that points at no entities, got "
+                f"{type(self.head).__name__}; {fix}"
+            )
 
     def _team_tokenizer(self) -> TeamTokenizer | None:
         """What lays the members of a team out as one list; None: each row is read alone."""
@@ -106,6 +126,7 @@ class SequenceModel(nn.Module):
             batch.text_mask,
             batch.text_index,
             output_positions=self.tokenizer.output_positions,
+            entities=self.entity_tokens(batch.observations),
         )
         return hidden.float()
 
@@ -113,6 +134,12 @@ class SequenceModel(nn.Module):
         """Tokens of the trajectories of a batch (B, k T, D). return_given: see `read`."""
         tokens: Tensor = self.tokenizer(*self._in_units(batch), return_given)
         return tokens
+
+    def entity_tokens(self, observations: Tensor) -> EntityTokens | None:
+        """Tokens of the entities in observations (B, T, S), raw units; None if they are pooled."""
+        if self.tokenizer.entities == "pooled":
+            return None
+        return self.tokenizer.entity_tokens(self.normalizer.observations(observations))
 
     def _in_units(self, batch: Batch) -> ModelUnits:
         """The steps of a batch in the model's units."""

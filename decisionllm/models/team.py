@@ -27,6 +27,11 @@ class TeamSequenceModel(SequenceModel):
                 f"{type(of_one_agent).__name__}: expected team.execution=per_agent, got joint or "
                 "both"
             )
+        if self.tokenizer.entities != "pooled":
+            raise ValueError(
+                f"tokenizer.entities={self.tokenizer.entities}: expected team.execution=per_agent, "
+                "got joint or both; take tokenizer.entities=pooled"
+            )
         hide_actions = self.tokenizer.hide_actions
         return TeamTokenizer(self.spec, self.backbone.width, hide_actions=hide_actions)
 

@@ -12,6 +12,7 @@ from decisionllm.datasets.windows import Steps, collate, cut, window_start
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, check_sizes
 from decisionllm.policy.reading import WindowReader
 from decisionllm.schema import History, Targets
+from decisionllm.tokenizers.entity_tokens import EntityTokens
 
 # ids and mask, where only steps are read
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
@@ -137,6 +138,8 @@ class Session(EpisodeBuffer):
         # A window is read as a whole where it begins, where it moves on, and after steps without a
         # decision.
         is_whole = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
+        # the cache keeps no entities, which the tokens of later steps would attend to
+        is_whole |= policy.model.tokenizer.entities == "all"
         hidden = torch.empty(len(each), policy.model.backbone.width, device=policy.device)
         for whole in (True, False):
             part = is_whole == whole
@@ -205,17 +208,23 @@ class Session(EpisodeBuffer):
             # of the steps before, whose last action is not yet read
             steps = self.now[rows] - self._window_start(rows)
             cached = steps * model.tokenizer.tokens - 1
+        tokens, entities = self._tokens(rows, whole, return_given)
         hidden = model.backbone.append(
-            self._tokens(rows, whole, return_given),
+            tokens,
             self.caches[return_given],
             torch.from_numpy(cached).to(device),
             torch.from_numpy(rows).to(device),
             output_positions=outputs,
+            entities=entities,
         )
         return hidden.float()
 
-    def _tokens(self, rows: np.ndarray, whole: bool, return_given: bool) -> Tensor:
-        """Tokens that are to be read (m, n, D), up to the current observation; see `_extend`."""
+    def _tokens(
+        self, rows: np.ndarray, whole: bool, return_given: bool
+    ) -> tuple[Tensor, EntityTokens | None]:
+        """Tokens that are to be read (m, n, D), up to the current observation, and the entities
+        beside them; see `_extend`.
+        """
         model = self.policy.model
         device = self.policy.device
         now = self.now[rows]
@@ -225,8 +234,12 @@ class Session(EpisodeBuffer):
         null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
         tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
         if whole:
-            return tokens
-        return tokens[:, model.tokenizer.tokens - 1 :]  # from the action of the step before on
+            return tokens, model.entity_tokens(batch.observations)
+        tokens = tokens[:, model.tokenizer.tokens - 1 :]  # from the action of the step before on
+        entities = model.entity_tokens(batch.observations[:, -1:])
+        if entities is not None:  # the last token is the current observation
+            entities = entities._replace(place=torch.full_like(entities.place, tokens.shape[1] - 1))
+        return tokens, entities
 
     def _steps(self) -> Steps:
         """All episodes up to the current step, as the slicer reads them: views."""

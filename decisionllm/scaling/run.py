@@ -327,7 +327,7 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
     Returns:
         Parameters in total, trained and non_embedding; passed and passed_trained: those of
         non_embedding and trained that the tokens of a trajectory pass; layers, width; tokens of a
-        window.
+        window, with those of as many entities as its observations can have.
     """
     model = make_model(train_config(config), spec)
     embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
@@ -336,6 +336,7 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
     trained = trained_of(parameters)
     non_embedding = total - sum(m.weight.numel() for m in embeddings)
     beside = [p for module in beside_trajectories(model) for p in module.parameters()]
+    tokenizer = members(model)[""].tokenizer
     return {
         "total": total,
         "trained": trained,
@@ -344,7 +345,7 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
         "passed_trained": trained - trained_of(beside),
         "layers": model.backbone.depth,
         "width": model.backbone.width,
-        "tokens": config["window"] * members(model)[""].tokenizer.tokens,
+        "tokens": config["window"] * (tokenizer.tokens + tokenizer.most_entities),
     }
 
 

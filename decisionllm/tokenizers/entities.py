@@ -1,5 +1,5 @@
-"""An observation with an entity schema -> one vector: attention from the agent's own block to the
-entities that are present."""
+"""An observation with an entity schema -> one vector, by attention from the agent's own block to the
+entities that are present, or one token for each of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -82,10 +82,7 @@ class EntityEncoder(nn.Module):
         layers: int = 0,
     ) -> None:
         super().__init__()
-        kinds = [kind for kind, _, _ in entity_schema]
-        if kinds[0] != "own" or kinds.count("own") > 1 or entity_schema[0][2] != 1:
-            wanted = "the one block own first, with count 1"
-            raise ValueError(f"Spec.entity_schema: expected {wanted}, got {entity_schema}")
+        check_own_block(entity_schema)
         self.columns = entity_columns(entity_schema)
         self.maps = nn.ModuleList()
         D = inner(width)
@@ -127,6 +124,71 @@ class EntityEncoder(nn.Module):
         own = pooling(x[:, :1], present, x)[:, 0]
         pooled: Tensor = self.out(own).unflatten(0, observations.shape[:-1])
         return pooled
+
+
+class EntityEmbedding(nn.Module):
+    """Embeds the own block of observations, and each entity as a token of its own, in the model's
+    units.
+
+    Args:
+        entity_schema: see `EntityEncoder`.
+        width: D, width of the backbone.
+        embedding: the map of each kind is `linear`, or has two layers.
+
+    Raises:
+        ValueError: the schema does not begin with the own block.
+    """
+
+    def __init__(
+        self,
+        entity_schema: Sequence[tuple[str, int, int]],
+        width: int,
+        *,
+        embedding: str = "linear",
+    ) -> None:
+        super().__init__()
+        check_own_block(entity_schema)
+        self.columns = entity_columns(entity_schema)
+        self.maps = nn.ModuleList()
+        for _, size, _ in entity_schema:
+            hidden = [] if embedding == "linear" else [width]
+            self.maps.append(mlp(size, *hidden, width))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """The own blocks of observations (..., S) -> (..., D)."""
+        _, first, width, _ = self.columns[0]
+        own: Tensor = self.maps[0](observations[..., first : first + width])
+        return own
+
+    def entities(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """The entities of observations (B, T, S), those that are present first.
+
+        Returns:
+            Tokens (B, T, K, D) and which are present (B, T, K) bool; K: the most of a step.
+        """
+        slots = []
+        flags = []
+        for _, first, width, count in self.columns[1:]:
+            flat = observations[..., first : first + width * count]
+            slots.append(flat.unflatten(-1, (count, width)))
+            flags.append(slots[-1][..., 0] > 0.5)
+        present = torch.cat(flags, -1)
+        most = int(present.sum(-1).max())
+        order = (~present).to(torch.uint8).argsort(dim=-1, stable=True)[..., :most]  # (B, T, K)
+        embedded = [encode(part) for encode, part in zip(self.maps[1:], slots, strict=True)]
+        tokens = torch.cat(embedded, -2)
+        index = order[..., None].expand(-1, -1, -1, tokens.shape[-1])
+        return tokens.gather(2, index), present.gather(2, order)
+
+
+def check_own_block(entity_schema: Sequence[tuple[str, int, int]]) -> None:
+    """Raise a ValueError unless a schema begins with its one own block."""
+    kinds = [kind for kind, _, _ in entity_schema]
+    if kinds[0] != "own" or kinds.count("own") > 1 or entity_schema[0][2] != 1:
+        raise ValueError(
+            "Spec.entity_schema: expected the one block own first, with count 1, got "
+            f"{entity_schema}"
+        )
 
 
 class _Layer(nn.Module):

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from decisionllm.checks import at_least, more_than_0, one_of, ranges, share
 from decisionllm.registry import register
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.entities import EntityEncoder
+from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder
+from decisionllm.tokenizers.entity_tokens import EntityTokens
 from decisionllm.tokenizers.mlp import mlp
 from decisionllm.tokenizers.waves import Waves
 
@@ -43,7 +44,10 @@ class TrajectoryTokenizer(nn.Module):
         timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or
             `none`: episodes may be longer than in training.
         scale: root mean square of a token at the beginning of training.
-        entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
+        entities: how observations with an entity schema are read. `pooled`: the observation token
+            is an `EntityEncoder` of all of them. `current`: each entity is a token, which the
+            observation token of its step attends to. `all`: so do the tokens of later steps.
+        entity_layers: layers of the `EntityEncoder`.
         hide_observations: numbers of an observation that the model never reads, such as "0-2,5".
         hide_actions: an action is replaced by a learned token with this probability in training; 1:
             always, also when it acts.
@@ -63,6 +67,7 @@ class TrajectoryTokenizer(nn.Module):
         embedding: str = "linear",
         timesteps: str = "learned",
         scale: float = 1.0,
+        entities: str = "pooled",
         entity_layers: int = 0,
         hide_observations: str = "",
         hide_actions: float = 0.0,
@@ -71,7 +76,13 @@ class TrajectoryTokenizer(nn.Module):
         one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
         one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
         more_than_0("tokenizer.scale", scale)
+        one_of("tokenizer.entities", entities, ("pooled", "current", "all"))
         at_least("tokenizer.entity_layers", entity_layers, 0)
+        if entities != "pooled" and len(spec.entity_schema) < 2:
+            raise ValueError(
+                f"tokenizer.entities={entities}: expected observations with an entity schema, got "
+                "one vector; take tokenizer.entities=pooled"
+            )
         share("tokenizer.hide_actions", hide_actions)
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
             wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
@@ -89,8 +100,11 @@ class TrajectoryTokenizer(nn.Module):
         self.tokens = 3 if return_conditioned else 2  # per step
         self.returns = stream(1) if return_conditioned else None
         self.null_return = nn.Parameter(torch.zeros(width)) if null_return else None
-        if spec.entity_schema:
-            self.observations: Any = EntityEncoder(
+        self.entities = entities
+        if entities != "pooled":
+            self.observations: Any = EntityEmbedding(spec.entity_schema, width, embedding=embedding)
+        elif spec.entity_schema:
+            self.observations = EntityEncoder(
                 spec.entity_schema,
                 width,
                 embedding=embedding,
@@ -151,6 +165,30 @@ class TrajectoryTokenizer(nn.Module):
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
         normed: Tensor = self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
         return normed
+
+    def entity_tokens(self, observations: Tensor) -> EntityTokens | None:
+        """Embed the entities of observations (B, T, S), standardised, as tokens beside those of
+        `forward`; None if they are pooled.
+        """
+        if self.entities == "pooled":
+            return None
+        embedded, present = self.observations.entities(observations)  # (B, T, K, D)
+        T, K = present.shape[1:]
+        steps = torch.arange(T, device=observations.device)
+        place = (self.tokens * steps + self.tokens - 2).repeat_interleave(K)
+        return EntityTokens(
+            embedded=self.norm(rearrange(embedded, "B T K D -> B (T K) D")),
+            present=rearrange(present, "B T K -> B (T K)"),
+            place=place,
+            remembered=self.entities == "all",
+        )
+
+    @property
+    def most_entities(self) -> int:
+        """The most entity tokens of a step."""
+        if self.entities == "pooled":
+            return 0
+        return sum(count for _, _, _, count in self.observations.columns[1:])
 
     @property
     def output_positions(self) -> slice:
