@@ -12,7 +12,6 @@ from decisionllm.datasets.team_texts import task_text as team_task
 from decisionllm.datasets.team_texts import team_facts
 from decisionllm.datasets.wordings import (
     FILES,
-    KINDS,
     Wordings,
     fields_of,
     library,
@@ -26,6 +25,8 @@ from decisionllm.domains.maze2d.dataset import goal_facts, task_text
 from decisionllm.domains.spread.dataset import load as spread_log
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.schema import Window
+
+KINDS = ("new_frames", "contrast", "unseen_words")
 
 
 def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
@@ -46,8 +47,9 @@ def test_a_library_that_is_not_there_is_refused():
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_a_frame_names_known_fields_and_a_task_and_is_there_once(path):
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert given.keys() - {"world"} == {"fields", "identify", "trained", "held_out"}
-    assert set(given["held_out"]) == set(KINDS)
+    optional = {"world", "distinct_contrasts"}
+    assert given.keys() - optional == {"fields", "identify", "trained", "held_out"}
+    assert read(path).held_out_kinds == [*KINDS]
     known = set(given["fields"].split())
     assert fields_of(given.get("world", "")) <= known
     frames = given["trained"] + sum(given["held_out"].values(), [])
@@ -82,6 +84,7 @@ def test_texts_and_number_words_by_hand():
         render("Row {row}, {row!w}, {row!o}: {spot}, not {other_spot}", facts, other)
         == "Row 1, one, first: top left, not bottom left"
     )
+    assert render("{spot!u} is {spot}", facts) == "Top left is top left"
     assert render("{budget:,.0f} {budget!c} {budget!k}", facts) == "2,914 291400 2.914"
     known = {
         0: "zero",
