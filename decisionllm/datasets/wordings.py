@@ -32,8 +32,10 @@ from decisionllm.schema import Window
 
 FILES = {"teams": Path(__file__).with_name("team_frames.yaml")}
 FILES |= {file.parent.name: file for file in PACKAGE.glob("domains/*/frames.yaml")}
-for file in sorted(PACKAGE.glob("domains/*/frames/*.yaml")):
-    FILES[f"{file.parent.parent.name}-{file.stem.replace('_', '-')}"] = file
+FILES |= {
+    f"{file.parent.parent.name}-{file.stem.replace('_', '-')}": file
+    for file in PACKAGE.glob("domains/*/frames/*.yaml")
+}
 TRAINED = "trained"
 OTHER = "other_"
 ONES = [
@@ -114,7 +116,7 @@ def read(path: Path) -> Library:
 
 def held_out_kinds(facts: Iterable[Facts]) -> list[str]:
     """The kinds of held-out frames of the libraries of these tasks, each once."""
-    libraries = dict.fromkeys(known["library"] for known in facts if known)
+    libraries = dict.fromkeys(task["library"] for task in facts if task)
     kinds: dict[str, None] = {}
     for name in libraries:
         kinds |= dict.fromkeys(library(name).held_out_kinds)
