@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.backbones.forward import Backbone
-from decisionllm.datasets.wordings import KINDS, Wordings
+from decisionllm.datasets.wordings import Wordings, held_out_kinds
 from decisionllm.domains.maze2d.dataset import goal_facts
 from decisionllm.registry import build, choice
 from decisionllm.runs import directory
@@ -63,7 +63,7 @@ def held_out(maze: str) -> dict[str, Labelled]:
     """Every held-out wording of every goal, by its kind; contrasts with each other goal."""
     facts = goal_facts(maze)
     found = {}
-    for kind in KINDS:
+    for kind in held_out_kinds(facts.values()):
         words = Wordings(list(facts), facts, kind=kind)
         texts: list[str] = []
         goals: list[int] = []
@@ -112,7 +112,7 @@ def understood(namer: Namer, maze: str) -> dict[str, float]:
         right = torch.cat(scores).argmax(1) == goals
         shares[kind] = right.double().mean().item()
         frames[kind] = count
-    every = sum(shares[kind] * frames[kind] for kind in KINDS) / sum(frames.values())
+    every = sum(shares[kind] * frames[kind] for kind in shares) / sum(frames.values())
     return {"held_out": every} | shares
 
 

@@ -1,18 +1,22 @@
 """Task texts in many wordings: sentence frames with named fields, filled with the facts of a task.
 
-A domain has its frames in `domains/NAME/frames.yaml`, teams have theirs in `team_frames.yaml`:
+A library is a file: `domains/NAME/frames.yaml` is that of the domain NAME, `domains/NAME/frames/*.yaml`
+are those of a domain with several sorts of tasks (`NAME-FILE`), and teams have `team_frames.yaml`:
 
 - `fields`: the facts that a frame may name. A field `other_x` is the fact x of another task, for
   contrasts: "not row {other_row}, but row {row}".
 - `identify`: sets of fields that tell one task from all others. Every frame names at least one set.
-- `trained`: the frames of training. `held_out`: frames of evaluation alone, by kind.
+- `trained`: the frames of training. `held_out`: frames of evaluation alone, by kind; the file names
+  the kinds.
 - `world`, optional: a sentence that says where the task is to be done. It stands before each frame
   that does not name the fields of the world itself. Tasks of different worlds are never contrasted.
+- `distinct_contrasts`, optional: a contrast is used only for tasks that differ from another one in
+  the facts that it names. Without it, a contrast of tasks that are alike repeats the task's own.
 """
 
 import string
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, lru_cache
@@ -28,8 +32,11 @@ from decisionllm.schema import Window
 
 FILES = {"teams": Path(__file__).with_name("team_frames.yaml")}
 FILES |= {file.parent.name: file for file in PACKAGE.glob("domains/*/frames.yaml")}
-# kinds of held-out frames: known words in another order or with distractors; contrasts; new words
-KINDS = ("new_frames", "contrast", "unseen_words")
+FILES |= {
+    f"{file.parent.parent.name}-{file.stem.replace('_', '-')}": file
+    for file in PACKAGE.glob("domains/*/frames/*.yaml")
+}
+TRAINED = "trained"
 OTHER = "other_"
 ONES = [
     "zero",
@@ -78,8 +85,14 @@ Facts = Mapping[str, Any]  # of a task: `library`, the name of a file, and the v
 class Library:
     """The sentence frames of a domain."""
 
-    frames: dict[str, list[str]]  # by kind: `trained` and each of KINDS
+    frames: dict[str, list[str]]  # by kind: `trained` and each kind of held-out frames
     world: str  # the sentence that names the world of a task; empty: there is one world
+    distinct_contrasts: bool  # no contrast of tasks that are alike
+
+    @property
+    def held_out_kinds(self) -> list[str]:
+        """The kinds of held-out frames, in the order of the file."""
+        return [kind for kind in self.frames if kind != TRAINED]
 
 
 @cache
@@ -96,9 +109,18 @@ def read(path: Path) -> Library:
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     world = given.get("world", "")
     frames = {}
-    for kind, own in {"trained": given["trained"], **given["held_out"]}.items():
+    for kind, own in {TRAINED: given["trained"], **given["held_out"]}.items():
         frames[kind] = [_in_world(frame, world) for frame in own]
-    return Library(frames, world)
+    return Library(frames, world, given.get("distinct_contrasts", False))
+
+
+def held_out_kinds(facts: Iterable[Facts]) -> list[str]:
+    """The kinds of held-out frames of the libraries of these tasks, each once."""
+    libraries = dict.fromkeys(task["library"] for task in facts if task)
+    kinds: dict[str, None] = {}
+    for name in libraries:
+        kinds |= dict.fromkeys(library(name).held_out_kinds)
+    return list(kinds)
 
 
 def _in_world(frame: str, world: str) -> str:
@@ -119,9 +141,10 @@ def contrasted(frame: str) -> list[str]:
 
 
 class Renderer(string.Formatter):
-    """str.format with more conversions of numbers.
+    """str.format with more conversions of numbers and words.
 
-    {row!w} is three, {row!o} third, {budget!c} in hundredths, {budget!k} in thousands.
+    {row!w} is three, {row!o} third, {budget!c} in hundredths, {budget!k} in thousands; {object!u}
+    begins with a capital letter.
     """
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
@@ -134,6 +157,8 @@ class Renderer(string.Formatter):
                 return f"{100 * value:.0f}"
             case "k":
                 return digits(value / 1000)
+            case "u":
+                return f"{value[:1].upper()}{value[1:]}"
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -201,17 +226,26 @@ def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> di
     Args:
         facts: {task text: facts}; the other task of a contrast is drawn from these, always the same
             one.
-        held_out: the frames of KINDS instead of the trained ones.
+        held_out: the held-out frames of each kind instead of the trained ones; a task whose library
+            does not have a kind has none of it.
         frames: how many trained frames; 0: all.
     """
     tasks = list(facts)
     rng = np.random.default_rng(0)
     found: dict[str, Worded] = {task: [] for task in tasks}
-    for kind in KINDS if held_out else ("trained",):
-        words = Wordings(tasks, facts, kind=kind, frames=0 if held_out else frames)
-        for k, task in enumerate(tasks):
+    for kind in held_out_kinds(facts.values()) if held_out else (TRAINED,):
+        members = [task for task in tasks if _has_kind(facts[task], kind)]
+        words = Wordings(members, facts, kind=kind, frames=0 if held_out else frames)
+        for k, task in enumerate(members):
             found[task] += [(kind, text) for text in words.of_task(k, rng)]
     return found
+
+
+def _has_kind(facts: Facts, kind: str) -> bool:
+    """Whether the library of a task has frames of this kind; a task without facts has its own
+    text.
+    """
+    return not facts or kind in library(facts["library"]).frames
 
 
 def turns(
@@ -245,7 +279,8 @@ class Wordings(Sequence[str]):
     A text's number stands for its task, its frame and the other task of a contrast; -1 - k is the
     text of task k itself.
 
-    A frame that names a fact which a task lacks is not used for it. A task without facts has one
+    A frame that names a fact which a task lacks is not used for it, nor, with `distinct_contrasts`,
+    a contrast with tasks that are all alike in the facts that it names. A task without facts has one
     text, its own.
 
     Args:
@@ -260,7 +295,7 @@ class Wordings(Sequence[str]):
         tasks: Sequence[str],
         facts: Mapping[str, Facts],
         *,
-        kind: str = "trained",
+        kind: str = TRAINED,
         frames: int = 0,
     ) -> None:
         if frames < 0:
@@ -269,6 +304,7 @@ class Wordings(Sequence[str]):
         self.tasks = list(tasks)
         self.facts = [facts.get(task, {}) for task in tasks]
         self.others = contrastable(self.facts)
+        self.alike: dict[tuple[int, tuple[str, ...]], bool] = {}  # see `_alike`
         self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
         self.most = max(len(own) for own in self.frames)
         frames_of_task = [len(own) for own in self.frames]
@@ -278,7 +314,6 @@ class Wordings(Sequence[str]):
         self.contrasts = np.zeros((len(tasks), self.most), bool)  # whether a frame is a contrast
         for i, own in enumerate(self.frames):
             self.contrasts[i, : len(own)] = [bool(contrasted(frame)) for frame in own]
-        self.alike: dict[tuple[int, tuple[str, ...]], bool] = {}  # see `_alike`
         self.text = lru_cache(100_000)(self._text)
 
     def _usable(self, task: int, kind: str, count: int) -> list[str]:
@@ -289,12 +324,19 @@ class Wordings(Sequence[str]):
         names = set(known)
         if len(self.others[task]) > 1:
             names |= {OTHER + name for name in known}
-        frames = library(known["library"]).frames[kind]
-        usable = [frame for frame in frames if fields_of(frame) <= names]
+        own = library(known["library"])
+        usable = [frame for frame in own.frames[kind] if fields_of(frame) <= names]
+        if own.distinct_contrasts:
+            usable = [frame for frame in usable if self._is_distinct(task, frame)]
         if len(usable) < max(count, 1):
             what = f"{len(usable)} {kind} frames fit the facts of {self.tasks[task]!r}"
             raise ValueError(f"text_wordings={count}: {what}")
         return usable[: count or None]
+
+    def _is_distinct(self, task: int, frame: str) -> bool:
+        """Whether a frame is no contrast, or another task differs in the facts that it names."""
+        names = contrasted(frame)
+        return not names or not self._alike(self.others[task], tuple(names))
 
     def __len__(self) -> int:
         return len(self.tasks) ** 2 * self.most

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from decisionllm.datasets.wordings import KINDS, Facts, spread
+from decisionllm.datasets.wordings import Facts, held_out_kinds, spread
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Json
 
@@ -57,7 +57,8 @@ def understood(
     right = nearest == task_of
     shares = {"chance": 1 / len(facts)}
     shares |= {"trained": right[is_trained].mean(), "held_out": right[~is_trained].mean()}
-    shares |= {kind: right[kind_of == kind].mean() for kind in KINDS}
+    kinds_of_frames = held_out_kinds(facts.values())
+    shares |= {kind: right[kind_of == kind].mean() for kind in kinds_of_frames}
     names = np.array(labels)
     meant, taken_as = names[task_of[~is_trained]], names[nearest[~is_trained]]
     return {

@@ -12,20 +12,27 @@ from decisionllm.datasets.team_texts import task_text as team_task
 from decisionllm.datasets.team_texts import team_facts
 from decisionllm.datasets.wordings import (
     FILES,
-    KINDS,
     Wordings,
     fields_of,
+    held_out_kinds,
     library,
     number_words,
     read,
     render,
+    spread,
 )
 from decisionllm.domains.auction.observation import task_facts
 from decisionllm.domains.auction.observation import task_text as task_text_of_campaign
+from decisionllm.domains.babyai.missions import facts_by_mission
 from decisionllm.domains.maze2d.dataset import goal_facts, task_text
 from decisionllm.domains.spread.dataset import load as spread_log
 from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.schema import Window
+
+KINDS = ("new_frames", "contrast", "unseen_words")
+INSTRUCTION_KINDS = ("action_words", "object_words", "both")
+ONE_TASK = {name: path for name, path in FILES.items() if not name.startswith("babyai-")}
+INSTRUCTIONS = {name: path for name, path in FILES.items() if name not in ONE_TASK}
 
 
 def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
@@ -46,8 +53,11 @@ def test_a_library_that_is_not_there_is_refused():
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_a_frame_names_known_fields_and_a_task_and_is_there_once(path):
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert given.keys() - {"world"} == {"fields", "identify", "trained", "held_out"}
-    assert set(given["held_out"]) == set(KINDS)
+    optional = {"world", "distinct_contrasts"}
+    assert given.keys() - optional == {"fields", "identify", "trained", "held_out"}
+    kinds = KINDS if path in ONE_TASK.values() else INSTRUCTION_KINDS
+    assert tuple(given["held_out"]) == kinds
+    assert read(path).held_out_kinds == [*kinds]
     known = set(given["fields"].split())
     assert fields_of(given.get("world", "")) <= known
     frames = given["trained"] + sum(given["held_out"].values(), [])
@@ -82,6 +92,7 @@ def test_texts_and_number_words_by_hand():
         render("Row {row}, {row!w}, {row!o}: {spot}, not {other_spot}", facts, other)
         == "Row 1, one, first: top left, not bottom left"
     )
+    assert render("{spot!u} is {spot}", facts) == "Top left is top left"
     assert render("{budget:,.0f} {budget!c} {budget!k}", facts) == "2,914 291400 2.914"
     known = {
         0: "zero",
@@ -169,7 +180,24 @@ def test_the_first_frames_are_used_and_too_many_are_refused():
     )
 
 
-@pytest.mark.parametrize("path", FILES.values(), ids=FILES)
+def test_libraries_are_named_for_their_domain_and_file():
+    assert {*ONE_TASK} == {"auction", "maze2d", "teams"}
+    assert {*INSTRUCTIONS} == {
+        "babyai-go-to",
+        "babyai-open",
+        "babyai-pick-up",
+        "babyai-put-next-to",
+    }
+
+
+def test_the_libraries_of_instructions_have_sixty_frames_together():
+    libraries = [read(path).frames for path in INSTRUCTIONS.values()]
+    assert sum(len(frames["trained"]) for frames in libraries) >= 60
+    for kind in INSTRUCTION_KINDS:
+        assert sum(len(frames[kind]) for frames in libraries) >= 8
+
+
+@pytest.mark.parametrize("path", ONE_TASK.values(), ids=ONE_TASK)
 def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(path):
     frames = read(path).frames
     assert len(frames["trained"]) >= 60 and sum(len(frames[kind]) for kind in KINDS) == 20
@@ -193,6 +221,30 @@ def test_every_text_of_a_maze_names_one_goal(maze):
     for kind in ("trained", *KINDS):
         for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
             assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
+
+
+def test_a_task_has_the_held_out_kinds_of_its_own_library():
+    missions = facts_by_mission(["go to the red ball", "open the door"])
+    facts = goal_facts("umaze") | missions | {"by itself": {}}
+    kinds = [*KINDS, *INSTRUCTION_KINDS]
+    assert held_out_kinds(facts.values()) == kinds
+    worded = spread(facts, held_out=True)
+    cell = task_text("umaze", (1, 3))
+    assert [*dict.fromkeys(kind for kind, _ in worded[cell])] == [*KINDS]
+    for mission in missions:
+        assert [*dict.fromkeys(kind for kind, _ in worded[mission])] == [*INSTRUCTION_KINDS]
+    assert worded["by itself"] == [(kind, "by itself") for kind in kinds]
+    alone = spread(goal_facts("umaze"), held_out=True)
+    assert [text for _, text in worded[cell][:7]] == [text for _, text in alone[cell][:7]]
+
+
+def test_distinct_contrasts_are_used_only_where_another_task_differs():
+    alike = facts_by_mission(["open the red door", "open a red door"])
+    words = Wordings(list(alike), alike)
+    assert not any("{other_" in frame for frame in words.frames[0] + words.frames[1])
+    other = alike | facts_by_mission(["open a blue door"])
+    frames = Wordings(list(other), other).frames[0]
+    assert frames.index("Not {other_contrast}: open {object}.") == 4
 
 
 def test_tasks_of_several_domains_stand_side_by_side():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decisionllm.checks import at_least, listed, one_of, ranges
-from decisionllm.datasets.wordings import KINDS, Worded, is_held_out, turns
+from decisionllm.datasets.wordings import Worded, is_held_out, library, turns
 from decisionllm.domains.auction.auctionnet import format_periods
 from decisionllm.domains.auction.auctionnet_dt import AuctionNetDT
 from decisionllm.domains.auction.campaign import STEPS, Campaigns, score
@@ -350,8 +350,9 @@ class Auction(Env):
         found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
         if kinds:
-            numbers = np.array([KINDS.index(kind) for kind in kinds])
-            found["by_kind"] = means_by(scores, numbers, KINDS)
+            names = library("auction").held_out_kinds
+            numbers = np.array([names.index(kind) for kind in kinds])
+            found["by_kind"] = means_by(scores, numbers, names)
         return found
 
     @cached_property
