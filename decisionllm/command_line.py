@@ -223,10 +223,11 @@ class Composed:
 
     def takes_any_keys(self, at: str) -> bool:
         """Whether a node, or one above it, is {} by default, or an option of a registered choice
-        that is null or missing by default.
+        that is null or missing by default, or that refers to an option that is.
         """
         for above in accumulate(at.split("."), "{}.{}".format):
-            if selected(self.defaults, above) == {}:
+            default = selected(self.defaults, above)
+            if default == {} or (default is None and above in self.known):
                 return True
             parent, _, name = above.rpartition(".")
             if parent and is_open(selected(self.config, f"{parent}._target_", strict=True), name):

@@ -180,7 +180,7 @@ def check_run(run: OpenedRun, store: Store, text: str) -> None:
             remedy = "compare runs of one text at a time"
             raise ValueError(f"{what}, got text={own_text}; {remedy}")
     own, data = Spec.of(run.info["spec"]), store.spec
-    names = ("observation_dim", "action_dim", "num_actions", "entity_schema")
+    names = ("observation_dim", "action_dim", "num_actions", "entity_schema", "categorical")
     for name in names:
         got, wanted = vars(own)[name], vars(data)[name]
         if got != wanted:

@@ -86,6 +86,8 @@ class Env(Protocol):
         observation_parts: (name, numbers) of the parts of an observation, in the order of its
             columns, to compare with those of the data;
             empty: unknown, or one vector.
+        categorical: sizes of the parts that are declared categorical, by name, to compare with those
+            of the data, see `datasets.spaces.categorical_sizes`; None: not compared.
         action_parts: sizes of the parts whose combination a discrete action is,
             `np.ravel_multi_index`; empty: unknown.
         groups: (N,) which rows share a world; None: every row has its own.
@@ -106,6 +108,7 @@ class Env(Protocol):
     action_dim: int | None = None
     action_range: tuple[Sequence[float], Sequence[float]] | None = None
     observation_parts: Sequence[tuple[str, int]] = ()
+    categorical: Mapping[str, Any] | None = None
     action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None
     clusters: np.ndarray | None = None

@@ -202,12 +202,16 @@ class Spec:
     # each of which begins with 1 if it is there and is zeros if not; (): one vector with no inner
     # order
     entity_schema: tuple[tuple[str, int, int], ...] = ()
+    # (first column, columns) of the one-hot parts of an observation that a model reads as 0 and 1
+    categorical: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         blocks = tuple(
             (str(kind), int(width), int(count)) for kind, width, count in self.entity_schema
         )
         object.__setattr__(self, "entity_schema", blocks)
+        ranges = tuple((int(first), int(columns)) for first, columns in self.categorical)
+        object.__setattr__(self, "categorical", ranges)
         for name in ("observation_dim", "action_dim", "horizon", "num_actions"):
             number = one_number(f"Spec.{name}", vars(self)[name], np.int64)
             object.__setattr__(self, name, number)
@@ -216,6 +220,7 @@ class Spec:
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
+        self._check_categorical()
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
             names = "Spec.observation_dim, action_dim, horizon"
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
@@ -234,6 +239,18 @@ class Spec:
         elif self.action_dim != 1:
             got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+
+    def _check_categorical(self) -> None:
+        """Raise a ValueError unless the ranges of categorical columns follow one another within an
+        observation.
+        """
+        end = 0
+        for first, columns in self.categorical:
+            if first < end or columns < 1 or first + columns > self.observation_dim:
+                expected = "(first column, columns) of ranges that follow one another within "
+                expected += f"{self.observation_dim} numbers, the size of an observation"
+                raise ValueError(f"Spec.categorical: expected {expected}, got {self.categorical}")
+            end = first + columns
 
     def _bounds(self, name: str) -> tuple[float, ...]:
         """The bounds of this name as plain numbers, which JSON can hold."""

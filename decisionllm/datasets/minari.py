@@ -29,12 +29,17 @@ from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
     ActionSpace,
     AnySpace,
+    Declaration,
     action_parts,
     action_spec,
+    as_categorical,
+    categorical_columns,
+    categorical_sizes,
     decode_actions,
     encode_actions,
     flatten,
     observation_parts,
+    original_space,
     replace_texts,
     text_parts,
     text_values,
@@ -64,6 +69,7 @@ def load(
     task: str = "",
     task_from: str = "",
     goal: str = "fixed",
+    categorical: Declaration = None,
     horizon: int = 0,
     low: Sequence[float] = [],
     high: Sequence[float] = [],
@@ -82,6 +88,8 @@ def load(
             `observation.NAME`: the part NAME of its observations, which is a text; empty: neither is
             read, but with text=episode the one part that is a text.
         goal: of PointMaze, `fixed` or `own`, see above.
+        categorical: {NAME: sizes} or [NAME] of the parts of an observation that are integers and
+            name categories, which are read one-hot; see `spaces.as_categorical`.
         horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation
             environment if that is more.
         low: (A,) least action, raw units; empty: of the action space, or of the data where it has
@@ -107,7 +115,7 @@ def load(
     part = part_read(dataset, goal)
     # An observation without its goal has the rewards of the one goal that evaluation has.
     fixed = fixed_reward(dataset) if part else None
-    space = observed(dataset.observation_space, part)
+    space = observed_space(dataset.observation_space, part, categorical, "dataset.categorical")
     parts = observation_parts(space)
     names = text_parts(space)
     task_from = choose_task_from("dataset", task_from, text, names)
@@ -126,7 +134,7 @@ def load(
             if goes_on(raw):
                 early.append(e)
             try:
-                episode = _episode(dataset, raw, part, fixed)
+                episode = _episode(dataset, raw, part, space, fixed)
                 seen = text_values(observed(raw.observations, part), space)
                 values = values_by_path(raw.infos or {}, seen)
                 own = words
@@ -141,6 +149,7 @@ def load(
             yield replace(episode, group=e, task=own)
 
     spec = _spec(dataset, episodes(), horizon, low, high)  # the first of two passes
+    spec = replace(spec, categorical=categorical_columns(space))
     info: Json = {
         "name": dataset.id,
         "env": "minari",
@@ -156,6 +165,8 @@ def load(
         info["clip"] = True
     info |= facts_of(dataset, goal)
     info["observation_parts"] = [list(each) for each in parts]
+    if categorical:
+        info["categorical"] = categorical_sizes(space)
     if len(sizes) > 1:
         info["action_parts"] = sizes
     return Source(spec, clip_actions(episodes(), spec) if clip else episodes(), info)
@@ -212,6 +223,7 @@ def _episode(
     dataset: "MinariDataset",
     raw: "EpisodeData",
     part: str,
+    space: AnySpace,
     fixed: Callable[[np.ndarray], np.ndarray] | None,
 ) -> Episode:
     """An episode of a Minari dataset.
@@ -220,6 +232,7 @@ def _episode(
         dataset: that holds it.
         raw: the episode as Minari reads it.
         part: see `part_read`.
+        space: of this part, see `observed_space`.
         fixed: the reward in place of the logged one, see `fixed_reward`.
     """
     observations = raw.observations
@@ -230,7 +243,6 @@ def _episode(
         observations = observations | {"desired_goal": goals}
     if fixed:
         rewards = fixed(observations["observation"][1:, :2])
-    space = observed(dataset.observation_space, part)
     rows = flatten(observed(observations, part), space, dtype=None)
     terminated = bool(raw.terminations[-1])
     return Episode(
@@ -309,6 +321,19 @@ def observed(observation: Any, part: str) -> Any:
     return observation[part] if part else observation
 
 
+def observed_space(
+    space: AnySpace, part: str, categorical: Declaration, option: str = "categorical"
+) -> AnySpace:
+    """Return the space of the observations that a policy reads: in data as in environments.
+
+    Args:
+        space: of a dataset or an environment.
+        part: see `part_read`.
+        categorical, option: see `spaces.as_categorical`.
+    """
+    return as_categorical(observed(space, part), categorical, option)
+
+
 def evaluation(dataset: "MinariDataset") -> Json:
     """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty
     without either."""
@@ -366,7 +391,8 @@ def save(
             environment is given, so that they are written afterwards.
         final: (E, S) final observations, of a store without them.
         observation_space: of the environment, into whose values rows are laid out by
-            `spaces.unflatten`; None: a Box of S numbers.
+            `spaces.unflatten`; a categorical part is written as the Box that it was; None: a Box of
+            S numbers.
         action_space: of the environment; None: that of the spec.
 
     Returns:
@@ -384,6 +410,7 @@ def save(
         shape = (store.spec.observation_dim,)
         observation_space = spaces.Box(-np.inf, np.inf, shape, np.float32)
     observation_space = replace_texts(observation_space, store.tasks)
+    written_space = original_space(observation_space)
     action_space = action_space or _plain_actions(store, named=env is not None)
     finals = store.final_observation if final is None else final
     # By default Minari writes images as JPEG, which changes their numbers; 0.5.3 has no such option
@@ -397,7 +424,7 @@ def save(
                 minari_id,
                 _buffers(store, finals, observation_space, action_space),
                 env=env,
-                observation_space=observation_space,
+                observation_space=written_space,
                 action_space=action_space,
                 data_format="hdf5",
                 description=description,

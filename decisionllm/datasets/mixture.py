@@ -38,7 +38,7 @@ from decisionllm.registry import Node, build, choice, discover, no_choice, regis
 from decisionllm.schema import Episode, Json, Spec
 from decisionllm.trust import check_nodes
 
-LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
+LAYOUT = ("observation_parts", "categorical", "action_parts")  # keys of a dataset's info
 # options that all parts of a mixture have in common, and why
 OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
 
@@ -172,7 +172,7 @@ def one_layout(infos: Mapping[str, Json]) -> Json:
         infos: of the datasets, by label.
 
     Returns:
-        `observation_parts` and `action_parts`, as far as a dataset states them.
+        `observation_parts`, `categorical` and `action_parts`, as far as a dataset states them.
 
     Raises:
         ValueError: two datasets state different ones, so that equal columns would mean different

@@ -8,7 +8,9 @@ restores them sorted. Without one rule the numbers that a policy reads in an env
 those of its data in another order.
 """
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -22,9 +24,33 @@ from decisionllm.schema import Json, are_numbers, refuse
 AnySpace = Space[Any]
 ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
 NamedPart = Sequence[str | int]  # its name, and how many numbers of an observation it has
+Declaration = Mapping[str, Any] | Sequence[str] | None  # see `as_categorical`
 MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
+MOST_VALUES = 64  # of a number whose values are counted by the bounds of its Box
 
 VECTOR = "observation"  # name of the one part of an observation that has no names
+
+
+class CategoricalBox(spaces.MultiDiscrete):
+    """An integer Box whose numbers are categories: one-hot in a row, values of the Box's type
+    outside of it.
+
+    A number counts from the low of the Box, or from 0 where the Box has no lower bound.
+
+    Args:
+        box: the space of an environment or a dataset.
+        sizes: number of values of each number, in the shape of the Box.
+    """
+
+    def __init__(self, box: spaces.Box, sizes: np.ndarray) -> None:
+        # A Box of integers without a lower bound has the least number of its type as one
+        least = np.iinfo(np.dtype(box.dtype).name).min
+        has_no_low = (box.low == least) & (_num_values(box) > MOST_VALUES)
+        super().__init__(sizes, start=np.where(has_no_low, 0, box.low))
+        self.box = box
+
+    def __repr__(self) -> str:
+        return f"CategoricalBox of shape {self.shape}"
 
 
 def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float32) -> np.ndarray:
@@ -44,13 +70,20 @@ def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float3
     Raises:
         ValueError: the space is of another kind, or the values are not of the space.
     """
+    return _flatten_part(values, space, "", dtype)
+
+
+def _flatten_part(values: Any, space: AnySpace, name: str, dtype: DTypeLike | None) -> np.ndarray:
+    """See `flatten`. name: of the part, for messages."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = _named_values(values, space)
-        numbers = [(key, part) for key, part in _entries(space) if has_numbers(part)]
-        columns = [flatten(named[key], part, dtype=dtype) for key, part in numbers]
+        columns = []
+        for key, part in _entries(space):
+            if has_numbers(part):
+                columns.append(_flatten_part(named[key], part, _joined_name(name, key), dtype))
         return np.concatenate(columns, axis=1)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return _one_hot(values, space)
+        return _one_hot(values, space, name or VECTOR)
     observation_parts(space)  # refuses other spaces
     array = _numbers(values, space)
     if isinstance(space, spaces.MultiBinary):
@@ -124,9 +157,9 @@ def _in_short(space: AnySpace) -> str:
     return f"{type(space).__name__} of shape {space.shape}"
 
 
-def _one_hot(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
+def _one_hot(values: Any, space: spaces.Discrete | spaces.MultiDiscrete, name: str) -> np.ndarray:
     """Values of a space, stacked, with a one for the value of each part: (n, S) float32."""
-    index = _indices(values, space)
+    index = _indices(values, space, name)
     sizes = _sizes(space)
     first = np.cumsum(sizes) - sizes  # the first column of each part
     rows = np.zeros((len(index), int(sizes.sum())), np.float32)
@@ -139,19 +172,49 @@ def _sizes(space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
     return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).astype(np.int64)
 
 
-def _indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
+def _indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete, name: str) -> np.ndarray:
     """Values of a space, stacked, counted from 0: (n, parts) int.
 
     Raises:
-        ValueError: a value is not one of the space.
+        ValueError: a value is not one of the space. name: of the values, for the message.
     """
     array = _numbers(values, space)
     array = array.reshape(len(array), *(space.shape or ()))
     index = (array - space.start).reshape(len(array), -1)
     outside = (index < 0) | (index >= _sizes(space)) | (index != np.rint(index))
-    message = f"expected a value of {space}, got {{}} in row {{}}"
-    refuse("", outside.any(axis=1), message, array, np.arange(len(array)))
+    if isinstance(space, spaces.Discrete):
+        message = f"expected a value of {space}, got {{}} in row {{}}"
+        refuse("", outside.any(axis=1), message, array, np.arange(len(array)))
+    elif outside.any():
+        raise ValueError(_describe_outside(array, outside, space, name))
     return index.astype(int)
+
+
+def _describe_outside(
+    array: np.ndarray, outside: np.ndarray, space: spaces.MultiDiscrete, name: str
+) -> str:
+    """The message about the first number that is not one of a space.
+
+    Args:
+        array: (n, ...) values of the space.
+        outside: (n, parts) whether each number is not one of the space.
+        space: the space.
+        name: of the values.
+    """
+    row, number = np.argwhere(outside)[0].tolist()
+    value = array.reshape(len(array), -1)[row, number].item()
+    least = int(np.ravel(space.start)[number])
+    end = least + int(_sizes(space)[number])
+    expected = "a whole number"
+    if value >= end:
+        expected = f"a value below {end}"
+    elif value < least:
+        expected = f"a value of at least {least}"
+    place = [int(i) for i in np.unravel_index(number, space.shape)]
+    got = f"{value} in row {row}" if len(array) > 1 else f"{value}"
+    fix = "give it more values in the option categorical"
+    message = f"expected {expected} in {name}{place or ''}, got {got}"
+    return f"{message}; {fix}" if isinstance(space, CategoricalBox) else message
 
 
 def unflatten(rows: np.ndarray, space: AnySpace, *, text: str = "") -> Any:
@@ -168,7 +231,8 @@ def unflatten(rows: np.ndarray, space: AnySpace, *, text: str = "") -> Any:
     if isinstance(space, spaces.MultiDiscrete):
         blocks = np.split(rows, np.cumsum(_sizes(space))[:-1], axis=1)
         index = np.stack([block.argmax(axis=1) for block in blocks], axis=1)
-        return np.asarray(index.reshape(len(rows), *space.shape) + space.start, space.dtype)
+        dtype = space.box.dtype if isinstance(space, CategoricalBox) else space.dtype
+        return np.asarray(index.reshape(len(rows), *space.shape) + space.start, dtype)
     if isinstance(space, spaces.MultiBinary):
         return np.asarray(rows.reshape(len(rows), *space.shape) > 0.5, space.dtype)
     values: Json = {}
@@ -213,6 +277,8 @@ def fits(rows: np.ndarray, space: AnySpace) -> bool:
 
 def _within(values: Any, space: AnySpace) -> bool:
     """Whether stacked observations lie within the bounds of every Box of their space."""
+    if isinstance(space, CategoricalBox):
+        return _within(values, space.box)
     if isinstance(space, spaces.Box):
         return bool(np.all((values >= space.low) & (values <= space.high)))
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -264,7 +330,7 @@ def text_values(values: Any, space: AnySpace, name: str = "") -> dict[str, Any]:
     texts: dict[str, Any] = {}
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in _entries(space):
-            texts |= text_values(values[key], part, f"{name}.{key}" if name else str(key))
+            texts |= text_values(values[key], part, _joined_name(name, key))
     return texts
 
 
@@ -272,14 +338,182 @@ def replace_texts(space: AnySpace, texts: Sequence[str]) -> AnySpace:
     """Return a space whose parts that are texts are a `spaces.Text` of just these texts' lengths
     and letters, which can be written to a file.
     """
-    if is_text(space):
-        letters = frozenset("".join(texts)) or frozenset("a")
-        longest = max(map(len, texts), default=0)
-        return spaces.Text(max(longest, 1), min_length=0, charset=letters)
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
+    letters = frozenset("".join(texts)) or frozenset("a")
+    longest = max(map(len, texts), default=0)
+    text = spaces.Text(max(longest, 1), min_length=0, charset=letters)
+    return _replace_parts(space, lambda name, part: text if is_text(part) else part)
+
+
+def as_categorical(
+    space: AnySpace, categorical: Declaration, option: str = "categorical"
+) -> AnySpace:
+    """Return a space whose declared integer Boxes are a `CategoricalBox`, which `flatten` makes
+    one-hot.
+
+    Args:
+        space: of observations, see `flatten`.
+        categorical: {name: sizes} of parts as `observation_parts` names them, also nested as
+            {hand: {card: 4}}. Sizes are the number of values of each number: one for all, a list
+            along the last axis, or None: those between the bounds of the Box. A list of names is
+            None for each. Empty: the space as it is.
+        option: that holds the declaration, to begin a message with.
+
+    Raises:
+        ValueError: there is no such part, it is no integer Box, or the sizes do not fit it.
+    """
+    if not categorical:
         return space
-    parts = {key: replace_texts(part, texts) for key, part in _entries(space)}
+    parts = {name or VECTOR: part for name, part in _leaves(space)}
+    boxes: dict[str, AnySpace] = {}
+    for name, sizes in _declared_sizes(categorical, option).items():
+        if name not in parts:
+            near = get_close_matches(name, parts, 3, 0.5) or list(parts)[:10]
+            what = "a name of a part of the observation"
+            raise ValueError(f"{option}: expected {what}, such as {', '.join(near)}, got {name}")
+        boxes[name] = _declare(parts[name], sizes, name, option)
+    return _replace_parts(space, lambda name, part: boxes.get(name or VECTOR, part))
+
+
+def _declared_sizes(categorical: Any, option: str, name: str = "") -> dict[str, Any]:
+    """The sizes of `as_categorical` by the names of the parts."""
+    if isinstance(categorical, Mapping):
+        sizes: dict[str, Any] = {}
+        for key, value in categorical.items():
+            part = _joined_name(name, key)
+            if isinstance(value, Mapping):
+                sizes |= _declared_sizes(value, option, part)
+            else:
+                sizes[part] = value
+        return sizes
+    if not isinstance(categorical, list | tuple):
+        expected = f"{option}={{NAME: SIZES}} or {option}=[NAME]"
+        raise ValueError(f"{option}: expected {expected}, got {categorical!r}")
+    return dict.fromkeys(map(str, categorical))
+
+
+def _declare(space: AnySpace, sizes: Any, name: str, option: str) -> CategoricalBox:
+    """The part of this name as a `CategoricalBox`; see `as_categorical`."""
+    place = f"{option}.{name}"
+    is_integer = space.dtype is not None and np.issubdtype(space.dtype, np.integer)
+    if not isinstance(space, spaces.Box) or not is_integer or 0 in space.shape:
+        got = type(space).__name__
+        fix = "leave it out"
+        if isinstance(space, spaces.Box):
+            got = f"{_in_short(space)} and type {space.dtype}"
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            fix = "leave it out, since it is one-hot already"
+        raise ValueError(f"{place}: expected a Box of integers, got {got}; {fix}")
+    num_values = _num_values(space)
+    if sizes is None:
+        if max(num_values.flat, default=1) > MOST_VALUES:
+            got = f"{space.low.min()} .. {space.high.max()}"
+            fix = f"give the number of values, such as {option}={{{name}: 8}}, or a list of them"
+            expected = f"bounds with at most {MOST_VALUES} values between them"
+            raise ValueError(f"{place}: expected {expected}, got {got}; {fix}")
+        return CategoricalBox(space, num_values.astype(np.int64))
+    try:
+        array = np.asarray(sizes)
+    except ValueError:
+        array = np.zeros(0)  # lists of different lengths
+    shapes = ((), space.shape[-1:], space.shape)
+    if array.dtype.kind not in "iu" or array.shape not in shapes or (array < 1).any():
+        expected = "a number of values above 0 for all numbers"
+        if space.shape:
+            expected += f", or a list of {space.shape[-1]}, one for each along the last axis"
+        raise ValueError(f"{place}: expected {expected}, got {reprlib.repr(sizes)}")
+    return CategoricalBox(space, np.broadcast_to(array, space.shape))
+
+
+def _num_values(box: spaces.Box) -> np.ndarray:
+    """The count of integers between the bounds of each number, of the shape of a Box, as int of
+    Python: one of 64 bits holds no difference of 64 bits.
+    """
+    return np.asarray(box.high.astype(object) - box.low.astype(object) + 1, object)
+
+
+def original_space(space: AnySpace) -> AnySpace:
+    """Return a space with the Box in place of each `CategoricalBox`."""
+    return _replace_parts(
+        space, lambda name, part: part.box if isinstance(part, CategoricalBox) else part
+    )
+
+
+def categorical_sizes(space: AnySpace) -> dict[str, Any]:
+    """Return the sizes of the declared parts of a space by name, in the shortest form that
+    `as_categorical` takes.
+    """
+    sizes = {}
+    for name, part in _leaves(space):
+        if isinstance(part, CategoricalBox):
+            sizes[name or VECTOR] = _shortest_sizes(part.nvec)
+    return sizes
+
+
+def _shortest_sizes(sizes: np.ndarray) -> Any:
+    """Sizes of a part as one number or as a list along the last axis, where these say the same."""
+    if (sizes == sizes.flat[0]).all():
+        return int(sizes.flat[0])
+    along_last = sizes.reshape(-1, sizes.shape[-1])[0]
+    return (along_last if (sizes == along_last).all() else sizes).tolist()
+
+
+def categorical_columns(space: AnySpace) -> tuple[tuple[int, int], ...]:
+    """Return (first column, columns) of each declared part, as `Spec.categorical` holds them."""
+    columns = []
+    for name, part, first in _placed_leaves(space):
+        if isinstance(part, CategoricalBox):
+            columns.append((first, _size(part, name)))
+    return tuple(columns)
+
+
+def grid_parts(space: AnySpace, categorical: Declaration) -> list[tuple[str, int, int, int]]:
+    """Return the declared parts that are grids of equal cells: a Box of at least three dimensions,
+    the last of which are the numbers of a cell.
+
+    Args:
+        space, categorical: see `as_categorical`.
+
+    Returns:
+        (name, first column, cells, columns of a cell) of each, in the order of the columns.
+    """
+    grids = []
+    for name, part, first in _placed_leaves(as_categorical(space, categorical)):
+        if not isinstance(part, CategoricalBox) or len(part.shape) < 3:
+            continue
+        cells = part.nvec.reshape(-1, part.shape[-1])
+        if (cells == cells[0]).all():
+            grids.append((name or VECTOR, first, len(cells), int(cells[0].sum())))
+    return grids
+
+
+def _placed_leaves(space: AnySpace) -> list[tuple[str, AnySpace, int]]:
+    """(name, space, first column) of the parts with numbers, in the order of their columns."""
+    leaves = []
+    first = 0
+    for name, part in _leaves(space):
+        if not is_text(part):
+            leaves.append((name, part, first))
+            first += _size(part, name)
+    return leaves
+
+
+def _replace_parts(
+    space: AnySpace, replace: Callable[[str, AnySpace], AnySpace], name: str = ""
+) -> AnySpace:
+    """A space with another one in place of each part that has no parts itself. replace: takes its
+    name and space.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return replace(name, space)
+    parts = {}
+    for key, part in _entries(space):
+        parts[key] = _replace_parts(part, replace, _joined_name(name, key))
     return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())
+
+
+def _joined_name(name: str, key: Any) -> str:
+    """The name of a part that has this key in the part of this name."""
+    return f"{name}.{key}" if name else str(key)
 
 
 def _leaves(space: AnySpace, name: str = "") -> list[tuple[str, AnySpace]]:
@@ -288,7 +522,7 @@ def _leaves(space: AnySpace, name: str = "") -> list[tuple[str, AnySpace]]:
         return [(name, space)]
     leaves = []
     for key, part in _entries(space):
-        leaves += _leaves(part, f"{name}.{key}" if name else str(key))
+        leaves += _leaves(part, _joined_name(name, key))
     if not leaves:
         raise ValueError(f"{_place(name)}: expected a {type(space).__name__} with parts, got none")
     return leaves
@@ -402,7 +636,7 @@ def encode_actions(actions: Any, space: AnySpace) -> np.ndarray:
     part counting fastest.
     """
     if isinstance(space, spaces.MultiDiscrete):
-        parts = _indices(actions, space).T  # one row a part
+        parts = _indices(actions, space, "action").T  # one row a part
         index = np.ravel_multi_index(tuple(parts), tuple(action_parts(space)))
         return np.asarray(index, np.float32)[:, None]
     rows = np.asarray(actions, np.float32).reshape(len(actions), -1)

@@ -487,7 +487,8 @@ def _hashed(
     """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are
     read.
     """
-    spaces = {key: value for key, value in spec.items() if value or key != "entity_schema"}
+    later = ("entity_schema", "categorical")  # empty ones are left out, as before there were some
+    spaces = {key: value for key, value in spec.items() if value or key not in later}
     digest.update(json.dumps([spaces, tasks], sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(name.encode())

@@ -26,8 +26,10 @@ from decisionllm.datasets.env_texts import (
     values_by_path,
 )
 from decisionllm.datasets.spaces import (
+    Declaration,
     action_parts,
     action_spec,
+    categorical_sizes,
     decode_actions,
     encode_actions,
     flatten,
@@ -77,6 +79,8 @@ class GymnasiumEnv(Env):
         task_from: where an environment says the text of an episode, such as `info.task`: the key
             `task` of the info of `reset`, or `observation.mission`, a part of the observation that is
             a text; empty: nowhere, or with text=episode in the one part that is a text.
+        categorical: parts of an observation that are integers and name categories, see
+            `datasets.spaces.as_categorical`.
 
     Raises:
         ValueError: the spaces do not fit, or there is no time limit.
@@ -91,6 +95,7 @@ class GymnasiumEnv(Env):
         reference: Sequence[float] = (),
         part: str = "",
         task_from: str = "",
+        categorical: Declaration = None,
     ) -> None:
         spec = envs[0].spec
         if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
@@ -114,8 +119,11 @@ class GymnasiumEnv(Env):
         self.action_parts = action_parts(self.space)
         self.part = part
         with explained(f"env {self.name}", *ERRORS):
-            self.observation_space = minari.observed(envs[0].observation_space, part)
+            self.observation_space = minari.observed_space(
+                envs[0].observation_space, part, categorical, "env.categorical"
+            )
             self.observation_parts = observation_parts(self.observation_space)
+        self.categorical = categorical_sizes(self.observation_space)
         texts = text_parts(self.observation_space)
         self.task_from = choose_task_from("env", task_from, text, texts)
         self.text = "episode" if self.task_from else text
@@ -237,7 +245,13 @@ class GymnasiumEnv(Env):
         return {"random": sample}
 
 
-@register("env", "gymnasium", task="${oc.select:dataset.task,''}", text="${text}")
+@register(
+    "env",
+    "gymnasium",
+    task="${oc.select:dataset.task,''}",
+    text="${text}",
+    categorical="${oc.select:dataset.categorical,null}",
+)
 def make(
     num_episodes: int,
     *,
@@ -248,6 +262,7 @@ def make(
     task: str = "",
     task_from: str = "",
     text: str = "none",
+    categorical: Declaration = None,
 ) -> GymnasiumEnv:
     """N copies of `gymnasium.make(id, **arguments)`.
 
@@ -264,6 +279,8 @@ def make(
             read, but with text=episode the one part that is a text.
         text: `none`, `constant`, or `template`: `{NAME}` in the task stands for that part of the
             first observation; `episode`: the text that `task_from` names.
+        categorical: {NAME: sizes} or [NAME] of the parts of an observation that are integers and
+            name categories, which are read one-hot; see `datasets.spaces.as_categorical`.
 
     Raises:
         ValueError: there is no such environment, it could not be made, or it has no such part.
@@ -284,7 +301,14 @@ def make(
     except (ImportError, *ERRORS) as error:
         what = f"env.id={id}, env.arguments={dict(arguments)}"
         raise ValueError(f"{what}: could not be made ({error})") from error
-    return GymnasiumEnv(envs, task=words, text=text, reference=reference, task_from=task_from)
+    return GymnasiumEnv(
+        envs,
+        task=words,
+        text=text,
+        reference=reference,
+        task_from=task_from,
+        categorical=categorical,
+    )
 
 
 @register(
@@ -295,6 +319,7 @@ def make(
     task_from="${oc.select:dataset.task_from,''}",
     task="${oc.select:dataset.task,''}",
     text="${text}",
+    categorical="${oc.select:dataset.categorical,null}",
 )
 def recover(
     num_episodes: int,
@@ -304,6 +329,7 @@ def recover(
     text: str = "none",
     task: str = "",
     task_from: str = "",
+    categorical: Declaration = None,
     horizon: int = 0,
 ) -> GymnasiumEnv:
     """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own
@@ -313,7 +339,7 @@ def recover(
         num_episodes: N.
         minari_id: of the dataset, or the path of its folder.
         goal: of PointMaze, as in the dataset.
-        text, task, task_from: as in the dataset.
+        text, task, task_from, categorical: as in the dataset.
         horizon: most steps of an episode; 0: the time limit of the environment.
 
     Raises:
@@ -338,4 +364,5 @@ def recover(
         reference=reference,
         part=minari.part_read(dataset, goal),
         task_from=task_from,
+        categorical=categorical,
     )

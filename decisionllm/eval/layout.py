@@ -1,6 +1,8 @@
 """Whether the observations and actions of an environment are laid out as those of the data."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +21,8 @@ def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
     Args:
         spec: of the data.
         dataset: their info. `observation_parts` has (name, numbers) of each part of an observation,
-            `action_parts` the sizes of the parts of a discrete action; without them the data name
-            none. One part called `observation` is a vector, whose numbers have no names.
+            `categorical` the sizes of those declared categorical, `action_parts` the sizes of the
+            parts of a discrete action; without them the data name none. One part called `observation` is a vector, whose numbers have no names.
         env: the environment; parts that it leaves empty are not compared.
         name: of the run, to begin a message with.
 
@@ -45,7 +47,9 @@ def _observation_note(dataset: Json, env: Env, name: str) -> str:
     """The note on the parts of an observation, see `check_env`."""
     own = [(str(part), int(size)) for part, size in dataset.get("observation_parts") or ()]
     other = [(str(part), int(size)) for part, size in env.observation_parts]
+    declared = dict(dataset.get("categorical") or {})
     if not other or own == other:
+        _check_categorical(declared, env, name)
         return ""
     unnamed = _unnamed(own)
     same_size = not own or _size(own) == _size(other)
@@ -58,7 +62,38 @@ def _observation_note(dataset: Json, env: Env, name: str) -> str:
             "it: from_episodes(..., observation_parts=...)"
         )
     layouts = f"laid out as {in_words(own)}, the environment's as {in_words(other)}"
-    raise ValueError(f"{name}: the data's observations are {layouts}; {LIKE_THE_DATA}")
+    fix = LIKE_THE_DATA
+    if env.categorical is not None and declared != env.categorical:
+        fix = _one_declaration(declared, env.categorical)
+    raise ValueError(f"{name}: the data's observations are {layouts}; {fix}")
+
+
+def _check_categorical(declared: Json, env: Env, name: str) -> None:
+    """Raise a ValueError if a part of an observation has other categories in the data than in the
+    environment; a part that one of the two has without a declaration is not compared.
+
+    declared: the sizes of the data.
+    """
+    of_env = env.categorical or {}
+    if any(declared[part] != of_env[part] for part in declared.keys() & of_env.keys()):
+        categories = f"{_as_option(declared)}, the environment's {_as_option(of_env)}"
+        fix = _one_declaration(declared, of_env)
+        raise ValueError(f"{name}: the data's categorical parts are {categories}; {fix}")
+
+
+def _one_declaration(declared: Json, of_env: Mapping[str, Any]) -> str:
+    """What to do where the data and the environment are declared categorical otherwise."""
+    if declared:
+        return f"give env.categorical={_as_option(declared)}, as in the data"
+    return (
+        "leave env.categorical out, or make the data with the same declaration, "
+        f"dataset.categorical={_as_option(of_env)}"
+    )
+
+
+def _as_option(sizes: Mapping[str, Any]) -> str:
+    """Sizes by name as the command line reads them: {image: [11, 6, 4]}."""
+    return json.dumps(sizes).replace('"', "")
 
 
 def _size(parts: Sequence[tuple[str, int]]) -> int:

@@ -20,7 +20,8 @@ class Normalizer(nn.Module):
 
     A return beyond the range of training is read as the nearest within it. A constant column keeps
     its unit. All entities of a kind share their units, fitted to those that are present; the flag
-    of presence stays 0 or 1, and an absent entity stays zeros. Discrete actions stay as they are.
+    of presence stays 0 or 1, and an absent entity stays zeros. Categorical columns and discrete
+    actions stay as they are.
 
     Args:
         spec: of the data.
@@ -33,6 +34,7 @@ class Normalizer(nn.Module):
         self.hidden = list(hidden)
         self.discrete = bool(spec.num_actions)
         self.columns = entity_columns(spec.entity_schema)
+        self.categorical = spec.categorical
         self.observation_mean = nn.Buffer(torch.zeros(S))
         self.observation_scale = nn.Buffer(torch.ones(S))
         self.return_mean = nn.Buffer(torch.zeros(()))
@@ -69,6 +71,9 @@ class Normalizer(nn.Module):
             _standardize(mean, scale, kind)
             mean[:, 0] = 0.0  # the flag of presence stays
             scale[:, 0] = 1.0
+        for first, columns in self.categorical:
+            self.observation_mean[first : first + columns] = 0.0
+            self.observation_scale[first : first + columns] = 1.0
         _standardize(self.return_mean, self.return_scale, togo)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
 

@@ -18,6 +18,7 @@ from minari.data_collector import EpisodeBuffer
 
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.minari import load, save
+from decisionllm.datasets.spaces import as_categorical
 from decisionllm.datasets.store import open_store, prepare, write
 from tests.conftest import episode, make_store, node
 
@@ -591,6 +592,58 @@ def test_an_export_into_a_space_with_a_text_has_the_tasks(tmp_path):
     save("mine/written-v0", open_store(path), observation_space=space)
     source = load(minari_id="mine/written-v0", text="episode")
     assert [each.task for each in source.episodes] == ["Go.", "Köln"]
+
+
+def put_cells(cells, minari_id="mine/cells-v0"):
+    """A dataset of one episode of three steps whose observations are a grid of these cells (4, 2)
+    and a place.
+    """
+    grid = spaces.Box(0, 255, (1, 1, 2), np.uint8)
+    space = spaces.Dict(grid=grid, place=BOX)
+    seen = {"grid": np.uint8(cells).reshape(4, 1, 1, 2), "place": rows(4)}
+    put(minari_id, [(seen, rows(3), [0, 0, 1])], observation_space=space)
+    return space
+
+
+CELLS = [[0, 1], [2, 0], [1, 1], [0, 0]]
+
+
+def test_declared_parts_are_one_hot_and_marked(tmp_path):
+    put_cells(CELLS)
+    source = load(minari_id="mine/cells-v0", categorical={"grid": [3, 2]})
+    (read,) = source.episodes
+    assert read.observations[:, :5].tolist() == [[1, 0, 0, 0, 1], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]]
+    assert read.final_observation[:5].tolist() == [1, 0, 0, 1, 0]
+    assert source.spec.categorical == ((0, 5),) and source.spec.observation_dim == 7
+    assert source.info["categorical"] == {"grid": [3, 2]}
+    plain = load(minari_id="mine/cells-v0")
+    assert plain.spec.categorical == () and "categorical" not in plain.info
+    options = {"minari_id": "mine/cells-v0", "categorical": {"grid": [3, 2]}}
+    store = prepare(node("dataset", "minari", **options), tmp_path)
+    assert store.spec == source.spec and store.info["categorical"] == {"grid": [3, 2]}
+
+
+def test_a_declaration_unlike_the_data_is_refused():
+    put_cells(CELLS)
+    with pytest.raises(
+        ValueError, match=r"cells-v0, episode 0: expected a value below 2 in grid\[0, 0, 0\], got 2"
+    ):
+        load(minari_id="mine/cells-v0", categorical={"grid": 2})
+    with pytest.raises(ValueError, match="dataset.categorical.grid: expected bounds with at most"):
+        load(minari_id="mine/cells-v0", categorical=["grid"])
+
+
+def test_declared_parts_are_written_as_the_box_that_they_were(tmp_path):
+    space = put_cells(CELLS)
+    options = {"minari_id": "mine/cells-v0", "categorical": {"grid": [3, 2]}}
+    store = prepare(node("dataset", "minari", **options), tmp_path)
+    declared = as_categorical(space, options["categorical"])
+    written = save("mine/again-v0", store, observation_space=declared)
+    assert written.observation_space == space
+    grid = written[0].observations["grid"]
+    assert grid.dtype == np.uint8 and grid.reshape(4, 2).tolist() == CELLS
+    again = prepare(node("dataset", "minari", **options | {"minari_id": written.id}), tmp_path)
+    assert again.fingerprint == store.fingerprint
 
 
 def test_a_text_of_the_observations_that_changes_is_refused():

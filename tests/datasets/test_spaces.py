@@ -9,12 +9,17 @@ from gymnasium import spaces
 from decisionllm.datasets.spaces import (
     action_parts,
     action_spec,
+    as_categorical,
+    categorical_columns,
+    categorical_sizes,
     decode_actions,
     encode_actions,
     fits,
     flatten,
     flatten_one,
+    grid_parts,
     observation_parts,
+    original_space,
     replace_texts,
     stack,
     stated_action_parts,
@@ -158,12 +163,19 @@ def test_an_action_of_whole_numbers_is_the_nearest():
     assert decode_actions(rows, space).tolist() == [[3], [-1], [10], [0]]
 
 
-@pytest.mark.parametrize("action", [[0, 6], [4, 6], [1, 4], [1, 7]])
-def test_an_action_that_a_multi_discrete_does_not_have_is_refused(action):
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ([0, 6], r"a value of at least 1 in action\[0\], got 0 in row 1"),
+        ([4, 6], r"a value below 4 in action\[0\], got 4 in row 1"),
+        ([1, 4], r"a value of at least 5 in action\[1\], got 4 in row 1"),
+        ([1, 7], r"a value below 7 in action\[1\], got 7 in row 1"),
+        ([1.5, 6], r"a whole number in action\[0\], got 1.5 in row 1"),
+    ],
+)
+def test_an_action_that_a_multi_discrete_does_not_have_is_refused(action, message):
     space = spaces.MultiDiscrete([3, 2], start=[1, 5])
-    with pytest.raises(
-        ValueError, match=r"expected a value of MultiDiscrete.*, got \[., .\] in row 1"
-    ):
+    with pytest.raises(ValueError, match=f"expected {message}$"):
         encode_actions([[1, 6], action], space)
 
 
@@ -235,3 +247,132 @@ def test_texts_are_replaced_by_a_space_of_their_lengths_and_letters():
     assert space["mission"] == spaces.Text(4, min_length=0, charset=frozenset("abKöln"))
     assert space["mission"].contains("Köln") and not space["mission"].contains("xyz")
     assert space["place"]["x"] == spoken(Mission())["place"]["x"]
+
+
+GRID = spaces.Dict(
+    direction=spaces.Discrete(4),
+    image=spaces.Box(0, 255, (2, 1, 3), np.uint8),
+    mission=spaces.Text(9),
+    card=spaces.Tuple([spaces.Box(2, 4, (2,), np.int8), spaces.Box(0, 1, (1,), np.float32)]),
+)
+
+
+def test_declared_integers_are_one_hot_and_come_back_in_their_type():
+    space = as_categorical(GRID, {"image": [3, 2, 1], "card.0": None})
+    assert observation_parts(space) == [
+        ("card.0", 6),
+        ("card.1", 1),
+        ("direction", 4),
+        ("image", 12),
+    ]
+    image = np.array([[[2, 0, 0]], [[0, 1, 0]]], np.uint8)
+    seen = {"direction": 0, "image": image, "mission": "", "card": (np.int8([4, 2]), [0.5])}
+    row = flatten_one(seen, space)
+    card = [0, 0, 1, 1, 0, 0]
+    cells = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1]
+    assert row.tolist() == [*card, 0.5, 1, 0, 0, 0, *cells]
+    assert categorical_columns(space) == ((0, 6), (11, 12))
+    assert categorical_sizes(space) == {"image": [3, 2, 1], "card.0": 3}
+    back = unflatten(row[None], space)
+    assert back["image"].dtype == np.uint8 and np.array_equal(back["image"], image[None])
+    assert back["card"][0].dtype == np.int8 and back["card"][0].tolist() == [[4, 2]]
+    assert original_space(space) == GRID
+
+
+@pytest.mark.parametrize(
+    ("box", "sizes", "value", "row", "short"),
+    [
+        (spaces.Box(0, 2, (), np.int64), None, 2, [0, 0, 1], 3),
+        (spaces.Box(-1, 1, (2,), np.int32), None, [-1, 1], [1, 0, 0, 0, 0, 1], 3),
+        (
+            spaces.Box(np.array([0, 5]), np.array([1, 7]), dtype=np.int16),
+            None,
+            [1, 6],
+            None,
+            [2, 3],
+        ),
+        (spaces.Box(-np.inf, np.inf, (2,), np.int64), 2, [0, 1], [1, 0, 0, 1], 2),
+        (spaces.Box(-(2**31), 2**31 - 1, (1,), np.int32), [3], [2], [0, 0, 1], 3),
+        (spaces.Box(0, 9, (2, 1), np.uint64), [[1], [2]], [[0], [1]], [1, 0, 1], [[1], [2]]),
+    ],
+)
+def test_sizes_are_one_number_or_along_the_last_axis_or_those_of_the_bounds(
+    box, sizes, value, row, short
+):
+    space = as_categorical(box, {"observation": sizes})
+    assert flatten_one(value, space).tolist() == (row or [0, 1, 0, 1, 0])
+    assert categorical_sizes(space) == {"observation": short}
+    assert as_categorical(box, categorical_sizes(space)) == space
+    back = unflatten(flatten_one(value, space)[None], space)
+    assert back.dtype == box.dtype and back[0].tolist() == value
+
+
+def test_names_of_nested_parts_are_nested_or_have_dots():
+    space = spaces.Dict(hand=spaces.Dict(card=spaces.Box(0, 3, (1,), np.uint8)))
+    for declared in ({"hand": {"card": 4}}, {"hand.card": 4}, ["hand.card"]):
+        assert observation_parts(as_categorical(space, declared)) == [("hand.card", 4)]
+    numbered = spaces.Tuple([spaces.Box(0, 3, (1,), np.uint8), spaces.Discrete(2)])
+    for declared in ({0: 4}, [0], {"0": 4}):
+        assert observation_parts(as_categorical(numbered, declared)) == [("0", 4), ("1", 2)]
+    for nothing in (None, {}, []):
+        assert as_categorical(space, nothing) is space
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"imag": 3}, "categorical: expected a name of a part .*, such as image, got imag$"),
+        (
+            {"card": 3},
+            "categorical: expected a name of a part .*, such as card.1, card.0, got card",
+        ),
+        ("image", r"expected categorical=\{NAME: SIZES\} or categorical=\[NAME\], got 'image'"),
+        (["card.1"], r"categorical.card.1: expected a Box of integers, got Box .* float32; leave"),
+        (["mission"], "mission: expected a Box of integers, got Text; leave it out$"),
+        ({"direction": 4}, "got Discrete; leave it out, since it is one-hot already"),
+        (
+            ["image"],
+            r"at most 64 values between them, got 0 .. 255; give .*=\{image: 8\}, or a list",
+        ),
+        ({"image": [3, 2]}, r"a list of 3, one for each along the last axis, got \[3, 2\]$"),
+        ({"image": [[3, 2, 1]]}, r"a list of 3, .*, got \[\[3, 2, 1\]\]$"),
+        ({"image": [3, 2, 0]}, r"expected a number of values above 0 .*, got \[3, 2, 0\]$"),
+        ({"image": [3, [2], 1]}, r"got \[3, \[2\], 1\]$"),
+        ({"image": 2.5}, "got 2.5$"),
+        ({"image": True}, "got True$"),
+        ({"image": "three"}, "got 'three'$"),
+    ],
+)
+def test_a_declaration_that_does_not_fit_is_refused(declared, message):
+    with pytest.raises(ValueError, match=message):
+        as_categorical(GRID, declared)
+
+
+def test_a_number_beyond_its_categories_is_named_alone():
+    space = as_categorical(GRID, {"image": [3, 2, 1], "card.0": [3, 1]})
+    seen = {"direction": 0, "image": np.zeros((2, 1, 3)), "mission": "", "card": ([2, 2], [0])}
+    seen["image"][1, 0, 1] = 12
+    with pytest.raises(
+        ValueError,
+        match=r"^expected a value below 2 in image\[1, 0, 1\], got 12.0; give it more values in "
+        "the option categorical$",
+    ):
+        flatten_one(seen, space)
+    seen["card"] = ([2, 1], [0])
+    with pytest.raises(ValueError, match=r"of at least 2 in card.0\[1\], got 1 in row 0; give it"):
+        flatten(stack([seen, seen]), space)
+
+
+def test_a_category_beyond_the_bounds_of_its_box_does_not_fit():
+    space = as_categorical(spaces.Box(0, 1, (1,), np.uint8), {"observation": 3})
+    assert fits(np.float32([[0, 1, 0]]), space) and not fits(np.float32([[0, 0, 1]]), space)
+    assert not fits(np.float32([[1, 1, 0]]), space)
+
+
+def test_a_declared_part_of_three_dimensions_is_a_grid_of_equal_cells():
+    assert grid_parts(GRID, {"image": [3, 2, 1], "card.0": 5}) == [("image", 15, 2, 6)]
+    assert grid_parts(spaces.Box(0, 1, (2, 2, 2), np.uint8), ["observation"]) == [
+        ("observation", 0, 4, 4)
+    ]
+    unequal = [[[3, 2, 1]], [[1, 2, 1]]]
+    assert grid_parts(GRID, {"image": unequal}) == grid_parts(GRID, None) == []

@@ -112,6 +112,17 @@ def test_a_layout_comes_back_and_must_fill_the_observation(tmp_path):
         replace(spec, entity_schema=(("own", 1, 2),))
 
 
+def test_categorical_columns_change_no_fingerprint_of_other_data(tmp_path):
+    plain = Spec(2, 1, horizon=3, low=(-1.0,), high=(1.0,))
+    marked = replace(plain, categorical=[[0, 2]])
+    one, other = (
+        write(tmp_path / str(i), Source(spec, [episode([1, 2])]))
+        for i, spec in enumerate((plain, marked))
+    )
+    assert open_store(other.path).spec.categorical == ((0, 2),) and verify(other)
+    assert other.fingerprint != one.fingerprint == "3c08ad739775f2097cb6e03f563ef0d6"
+
+
 @pytest.mark.parametrize(
     "field",
     ["observations", "actions", "rewards", "task", "group", "terminated", "final_observation"],

@@ -15,7 +15,7 @@ from minari.data_collector import EpisodeBuffer
 
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.minari import load, save
-from decisionllm.datasets.spaces import action_spec, stack
+from decisionllm.datasets.spaces import action_spec, grid_parts, stack
 from decisionllm.datasets.store import open_store
 from decisionllm.eval.before import Trained, compare
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
@@ -953,3 +953,105 @@ def test_a_text_of_the_observation_that_is_not_read_is_said(room):
 def test_texts_of_the_observation_that_cannot_be_read_are_refused(options, message, room):
     with pytest.raises(ValueError, match=message):
         rollout(still, make(1, id=room, **options), seed=0)
+
+
+class Cells(gym.Env):
+    """A grid of two cells, each of a kind below 3 and a colour below 2."""
+
+    observation_space = spaces.Dict(
+        grid=spaces.Box(0, 2, (1, 2, 2), np.uint8), place=spaces.Box(-9, 9, (1,), np.float32)
+    )
+    action_space = spaces.Discrete(2)
+
+    def seen(self):
+        grid = self.np_random.integers(0, [3, 2], (1, 2, 2)).astype(np.uint8)
+        return {"grid": grid, "place": np.ones(1, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def step(self, action):
+        return self.seen(), 1.0, False, False, {}
+
+
+@pytest.fixture
+def cells():
+    gym.register("Cells-v0", f"{__name__}:Cells", max_episode_steps=3)
+    yield "Cells-v0"
+    del gym.registry["Cells-v0"]
+
+
+def test_declared_parts_are_one_hot_in_an_environment_as_in_its_recorded_data(cells):
+    env = gym.make(cells)
+    recorded(env, "mine/cells-v0", actions=[0, 1, 1])
+    for declared, size in (({"grid": [3, 2]}, 11), (["grid"], 13)):
+        source = load(minari_id="mine/cells-v0", categorical=declared)
+        (read,) = source.episodes
+        for played in (
+            GymnasiumEnv([env], categorical=declared),
+            recover(1, minari_id="mine/cells-v0", categorical=declared),
+        ):
+            rows = [played.reset(0), *(played.step(action[None])[0] for action in read.actions)]
+            seen = np.array([*read.observations, read.final_observation])
+            np.testing.assert_array_equal(np.concatenate(rows), seen)
+            assert seen.shape == (4, size) and seen.sum(1).tolist() == [5] * 4
+            assert played.categorical == source.info["categorical"]
+
+
+def test_categories_that_an_environment_cannot_have_are_refused(cells):
+    for declared, message in (
+        ({"gird": 3}, "env Cells-v0 .env.categorical: expected a name .*, such as grid, got gird"),
+        (["place"], "env.categorical.place: expected a Box of integers, got Box .* float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(1, id=cells, categorical=declared)
+    message = (
+        r"observation .expected a value below 2 in grid\[0, ., .\], got 2; give it more values"
+    )
+    with pytest.raises(ValueError, match=message):
+        rollout(still, make(4, id=cells, categorical={"grid": 2}), seed=0)
+
+
+@pytest.mark.slow
+def test_a_run_on_categories_is_evaluated_with_those_of_its_data(cells, tmp_path, capsys):
+    env = make(40, id=cells, categorical=["grid"])
+    log = rollout(env.baselines(0)["random"], env, seed=0)
+    facts = Spec(observation_dim=13, **action_spec(env.space), horizon=3)
+    options = {"name": "log", "spec": facts, "observation_parts": env.observation_parts}
+    node = from_episodes(log, tmp_path / "log", **options)
+    spaces_of = {"observation_space": env.observation_space, "action_space": env.space}
+    save("mine/cells-v0", open_store(node["path"]), env=env.envs[0].spec, **spaces_of)
+    assert minari.load_dataset("mine/cells-v0").observation_space == Cells.observation_space
+    train = ["train", *LOOP[2:], *NANO, "dataset=minari", "dataset.minari_id=mine/cells-v0"]
+    train += ["head=discrete", "steps=1", f"run={tmp_path}/run"]
+    ours = ["env=gymnasium", f"env.id={cells}"]
+    for words, message in (
+        (["env.categorical={grid:[3,2]}"], "dataset.categorical={grid: [3, 2]}"),
+        (["env.categorical=[grid]"], "dataset.categorical={grid: 3}"),
+        (
+            ["dataset.categorical={grid:[3,2]}", "env.categorical={grid:[2,3]}"],
+            "give env.categorical={grid: [3, 2]}, as in the data",
+        ),
+        (["dataset.categorical=[grid]", "env.categorical=null"], "env.categorical={grid: 3}, as"),
+    ):
+        assert command(*train, *ours, *words) == 1
+        assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert command(*train, "dataset.categorical={grid:[3,2]}") == 0
+    for words in ([], [*ours, "env.text=none"]):
+        given = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false", *words]
+        assert command(*given) == 0
+    card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
+    assert card["dataset"]["categorical"] == {"grid": [3, 2]}
+    assert card["spec"]["categorical"] == [[0, 10]]
+
+
+def test_a_minigrid_is_one_hot_with_its_mission_as_text():
+    declared = {"image": [11, 6, 4]}
+    options = {"id": "minigrid:BabyAI-GoToLocal-v0", "horizon": 3, "text": "episode"}
+    env = make(2, **options, categorical=declared)
+    first, _ = rollout(env.baselines(0)["random"], env, seed=0)
+    assert env.observation_parts == [("direction", 4), ("image", 1029)]
+    assert first.observations.sum(1).tolist() == [148] * 3 and first.task.startswith("go to ")
+    space = env.envs[0].observation_space
+    assert grid_parts(space, declared) == [("image", 4, 49, 21)]

@@ -72,6 +72,44 @@ def test_data_without_names_get_a_note(data):
     assert "\n" not in note
 
 
+@pytest.mark.parametrize(
+    ("data", "of_env", "sizes", "message"),
+    [
+        (
+            [3, 2, 1],
+            [2, 3, 1],
+            6,
+            r"parts are .*, the environment's {image: \[2, 3, 1\]}; give env",
+        ),
+        ([3, 2, 1], None, 3, r"; give env.categorical={image: \[3, 2, 1\]}, as in the data"),
+        (
+            None,
+            2,
+            6,
+            "leave env.categorical out, or .* declaration, dataset.categorical={image: 2}",
+        ),
+    ],
+)
+def test_another_declaration_is_refused_with_what_to_give(data, of_env, sizes, message):
+    env = an_env(("image", sizes))
+    env.categorical = {"image": of_env} if of_env else {}
+    spec = Spec(observation_dim=6, action_dim=1, horizon=9, num_actions=6)
+    info = {"observation_parts": [["image", 6 if data else 3]]}
+    if data:
+        info["categorical"] = {"image": data}
+    with pytest.raises(ValueError, match=f"runs/a: the data's .*{message}"):
+        check_env(spec, info, env, "runs/a")
+
+
+def test_equal_declarations_and_a_part_that_is_discrete_in_itself_pass():
+    spec = Spec(observation_dim=6, action_dim=1, horizon=9, num_actions=6)
+    info = {"observation_parts": [["image", 6]], "categorical": {"image": [3, 2, 1]}}
+    for declared in (None, {}, {"image": [3, 2, 1]}):
+        env = an_env(("image", 6))
+        env.categorical = declared
+        assert check_env(spec, info, env, "runs/a") == ""
+
+
 CONTINUOUS = Spec(observation_dim=2, action_dim=1, horizon=9, low=(0.0,), high=(1.0,))
 
 

@@ -37,6 +37,19 @@ def test_units_fitted_to_blocks_are_those_of_all_rows():
     assert fitted[0].observation_scale[0] == np.float32(x[:, 0].std(dtype=np.float64))
 
 
+@pytest.mark.parametrize("entity_schema", [(), (("own", 2, 1), ("cell", 2, 2))])
+def test_categorical_columns_keep_their_unit(entity_schema):
+    ranges = [(0, 1), (3, 1), (5, 1)]  # of each block the last number, and the first of all
+    spec = Spec(6, 1, 9, (-1.0,), (1.0,), entity_schema=entity_schema, categorical=ranges)
+    normalizer = Normalizer(spec)
+    x = np.ones((2, 6), np.float32)
+    x[1, [0, 1, 3, 5]] = 0
+    normalizer.fit([(x, np.zeros(2))])
+    assert normalizer.observation_mean[[0, 3, 5]].tolist() == [0, 0, 0]
+    assert normalizer.observation_scale[[0, 3, 5]].tolist() == [1, 1, 1]
+    assert normalizer.observation_mean[1] == normalizer.observation_scale[1] == 0.5
+
+
 @pytest.mark.parametrize(
     ("mean", "deviation", "wanted"),
     [
