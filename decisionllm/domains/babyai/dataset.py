@@ -63,7 +63,7 @@ class Demonstration:
 @register("dataset", "babyai", text="${text}")
 def load(
     *,
-    level: str | Sequence[str] = "GoToLocal",
+    level: str | Sequence[str],
     episodes: int = 1000,
     view: str = "objects",
     noise: float = 0.0,

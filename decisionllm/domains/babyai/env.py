@@ -56,7 +56,7 @@ class BabyAI(Env):
         self,
         num_episodes: int,
         *,
-        level: str | Sequence[str] = "GoToLocal",
+        level: str | Sequence[str],
         view: str = "objects",
         text: str = "none",
         horizon: int = 0,
