@@ -28,6 +28,7 @@ from decisionllm.domains.babyai.observation import (
     NUM_DIRECTIONS,
     VIEW,
     VIEWS,
+    are_cells,
     encode,
     mirror_mission,
     mirror_view,
@@ -37,7 +38,7 @@ from decisionllm.domains.babyai.observation import (
 from decisionllm.progress import tracked
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Json
+from decisionllm.schema import Episode, Json, refuse
 
 TEXTS = ("none", "mission", "shuffled")
 # of a Minari dataset whose observations are MiniGrid's
@@ -224,12 +225,17 @@ def open_recorded(minari_id: str, levels: Sequence[str]) -> Source:
 
 def read_recorded(recorded: Source) -> Iterator[Demonstration]:
     """The episodes of a Minari dataset, see `open_recorded`."""
-    for episode in recorded.episodes:
+    fix = "record with jpeg_encoding=False, since JPEG changes numbers"
+    message = f"expected type, colour and state of a cell, got {{}}; {fix}"
+    for number, episode in enumerate(recorded.episodes):
         assert episode.final_observation is not None
         rows = np.concatenate([episode.observations, episode.final_observation[None]])
+        images = rows[:, NUM_DIRECTIONS:].reshape(-1, VIEW, VIEW, 3).astype(np.uint8)
+        place = f"{recorded.info['name']}, episode {number}: "
+        refuse(place, ~are_cells(images), message, images)
         yield Demonstration(
             mission=episode.task,
-            images=rows[:, NUM_DIRECTIONS:].reshape(-1, VIEW, VIEW, 3).astype(np.uint8),
+            images=images,
             directions=rows[:, :NUM_DIRECTIONS].argmax(axis=1),
             actions=episode.actions[:, 0].astype(int),
             rewards=(episode.rewards > 0).astype(np.float32),

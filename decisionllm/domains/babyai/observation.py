@@ -154,6 +154,16 @@ def stack_observations(observations: Sequence[Json]) -> tuple[np.ndarray, np.nda
     return images, np.array([observation["direction"] for observation in observations])
 
 
+def are_cells(images: np.ndarray) -> np.ndarray:
+    """Return which triples of numbers (..., 3) can be the type, colour and state of a cell.
+
+    Images that were compressed with loss have others.
+    """
+    is_in_range = (images < (NUM_TYPES, NUM_COLOURS, NUM_STATES)).all(axis=-1)
+    is_nothing = images[..., 0] <= EMPTY
+    return np.asarray(is_in_range & (~is_nothing | (images[..., 1:] == 0).all(axis=-1)))
+
+
 def mirror_view(images: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return what an agent sees in the world mirrored east to west."""
     return images[:, ::-1], np.array([2, 1, 0, 3])[directions]
