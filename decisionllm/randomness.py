@@ -20,16 +20,17 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def derive_seeds(seed: int, count: int, *, first: int = 0) -> np.ndarray:
-    """Return the seeds of `count` environments, distinct numbers below 2**31.
+def derive_seeds(seed: int, count: int, *, first: int = 0, end: int = SEED_LIMIT) -> np.ndarray:
+    """Return the seeds of `count` environments, distinct numbers below `end`.
 
-    They are first + STARTS * seed + 0, 1, ...; where these reach 2**31, as many numbers in a row
+    They are first + STARTS * seed + 0, 1, ...; where these reach `end`, as many numbers in a row
     from a random place at or above `first`, which is drawn from the seed.
 
     Args:
         seed: of all of them, 0 or more, of any size.
         count: how many.
         first: the least number that may be returned.
+        end: numbers from here on are not returned.
 
     Returns:
         (count,) int64.
@@ -40,7 +41,7 @@ def derive_seeds(seed: int, count: int, *, first: int = 0) -> np.ndarray:
     if seed < 0:
         raise ValueError(f"seed: expected 0 or more, got {seed}")
     start = first + STARTS * seed
-    if start + count > SEED_LIMIT:
+    if start + count > end:
         rng = np.random.default_rng(seed)
-        start = int(rng.integers(first, SEED_LIMIT - count))
+        start = int(rng.integers(first, end - count))
     return start + np.arange(count)

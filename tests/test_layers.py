@@ -33,6 +33,7 @@ OPTIONAL = {
     "d3rlpy",
     "d4rl",
     "minari",
+    "minigrid",
     "pyarrow",
     "tensorstore",
     "pettingzoo",

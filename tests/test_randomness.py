@@ -28,6 +28,12 @@ def test_seeds_of_logs_stay_above_those_of_evaluations():
         assert derive_seeds(seed, 1000, first=1_000_000).min() >= 1_000_000
 
 
+def test_seeds_stay_below_a_given_end():
+    assert derive_seeds(9, 2, end=10_000_000).tolist() == [9_000_000, 9_000_001]
+    for seed in (10, 12345, 2**40):
+        assert 0 <= derive_seeds(seed, 1000, end=10_000_000).max() < 10_000_000
+
+
 def test_a_seed_below_0_is_refused():
     with pytest.raises(ValueError, match="seed: expected 0 or more, got -1"):
         derive_seeds(-1, 2)

@@ -49,7 +49,7 @@ def survey(store: Store) -> Survey:
     correlation = np.abs(covariances) / np.outer(unit, unit)
     found = [
         *_repeats(store, np.array(reading.digests, "V16")),
-        *_constants(store, varies[:S]),
+        *_constants(store, mean[:S], varies[:S]),
         *reading.jumped(),
         *_leaks(correlation[:S, S], "return-to-go"),
         *_leaks(correlation[:S, S + 1], "reward of the step"),
@@ -124,14 +124,25 @@ class _Reading:
             )
 
 
-def _constants(store: Store, varies: np.ndarray) -> Iterator[str]:
-    """Rewards and numbers of an observation that are the same throughout. varies: (S,) bool."""
+def _constants(store: Store, mean: np.ndarray, varies: np.ndarray) -> Iterator[str]:
+    """Rewards and numbers of an observation that are the same throughout, but zeros of entities,
+    which may be those of one that is never there.
+
+    Args:
+        store: of the log.
+        mean: (S,) of the numbers.
+        varies: (S,) bool, the numbers that change.
+    """
     if not np.ptp(store.rewards):
         yield (
             f"every reward is {store.rewards[0]:g}: a return says no more than the length of an "
             "episode"
         )
-    constant = np.flatnonzero(~varies)
+    of_entity = np.zeros(len(mean), bool)
+    if store.spec.entity_schema:
+        _, width, count = store.spec.entity_schema[0]  # the agent's own numbers
+        of_entity[width * count :] = True
+    constant = np.flatnonzero(~varies & ~(of_entity & (mean == 0)))
     if len(constant):
         yield f"observation {constant.tolist()}: the same number at every step"
 

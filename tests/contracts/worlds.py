@@ -81,6 +81,7 @@ DATASETS = {
     "arrays": arrays,
     "store": stored,
     "auction": DAY,
+    "babyai": {"level": "GoToRedBallNoDists", "episodes": 3},
     "journal": journal,
     **{name: {"source": "regenerate", "steps": 600} for name in MAZES},
     "minari": minari,
@@ -95,6 +96,7 @@ DATASETS = {
 ENVS = {
     "journal": SHORT_DAY,
     "auction": SHORT_DAY,
+    "babyai": {"level": ["GoToObjS4", "PickupLoc"]},
     "gymnasium": {"id": "CartPole-v1", "horizon": 30},
     "minari": counter,
     **{name: {} for name in MAZES},

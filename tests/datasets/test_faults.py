@@ -12,11 +12,10 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 
 
-def found(path, episodes):
+def found(path, episodes, **options):
     S = episodes[0].observations.shape[1]
-    return faults.survey(
-        write(path, Source(Spec(S, 1, 100, (-1.0,), (1.0,)), episodes, {"name": "test"}))
-    ).faults
+    spec = Spec(S, 1, 100, (-1.0,), (1.0,), **options)
+    return faults.survey(write(path, Source(spec, episodes, {"name": "test"}))).faults
 
 
 def walk(group, n=40, *, columns=1, seed=None, **changed):
@@ -50,6 +49,17 @@ def test_constant_rewards_and_numbers(tmp_path):
     assert found(tmp_path / "s", episodes) == [
         "every reward is 2: a return says no more than the length of an episode",
         "observation [0]: the same number at every step",
+    ]
+
+
+def test_an_entity_that_is_never_there_is_no_constant_number(tmp_path):
+    """Of two balls of two numbers, the second one is zeros throughout."""
+    steps = np.arange(40.0)
+    one, none = np.ones(40), np.zeros(40)
+    seen = np.stack([none, steps % 3, one, steps**2, none, none], 1)
+    schema = (("own", 2, 1), ("ball", 2, 2))
+    assert found(tmp_path / "s", [walk(0, observations=seen)], entity_schema=schema) == [
+        "observation [0, 2]: the same number at every step"
     ]
 
 
