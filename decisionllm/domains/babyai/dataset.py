@@ -4,7 +4,7 @@ The reward is 1 at success and 0 elsewhere, so that the return of an episode is 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from decisionllm.checks import at_least, check_seed, one_of, share
 from decisionllm.datasets import minari
 from decisionllm.datasets.store import DatasetReader, Store, with_texts
 from decisionllm.domains.babyai.levels import (
-    LEFT,
     NUM_ACTIONS,
-    RIGHT,
     Bot,
     make_level,
     parse_levels,
@@ -24,41 +22,27 @@ from decisionllm.domains.babyai.levels import (
     step_limit,
     training_seeds,
 )
+from decisionllm.domains.babyai.missions import facts_by_mission
 from decisionllm.domains.babyai.observation import (
     NUM_DIRECTIONS,
     VIEW,
     VIEWS,
     are_cells,
     encode,
-    mirror_mission,
-    mirror_view,
     spec_of,
     stack_observations,
 )
+from decisionllm.domains.babyai.symmetries import Demonstration, add_mirrored, add_renamed
 from decisionllm.progress import tracked
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, refuse
 
-TEXTS = ("none", "mission", "shuffled")
+TEXTS = ("none", "mission", "paraphrased", "shuffled")
 # of a Minari dataset whose observations are MiniGrid's
 MINIGRID_PARTS = [["direction", NUM_DIRECTIONS], ["image", VIEW * VIEW * 3]]
 # The bot is given up on in a level where it fails in more missions than these and nine in ten.
 MOST_FAILURES = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demonstration:
-    """An episode of n steps before its observations are encoded."""
-
-    mission: str
-    images: np.ndarray  # (n+1, 7, 7, 3) uint8
-    directions: np.ndarray  # (n+1,) int
-    actions: np.ndarray  # (n,) int
-    rewards: np.ndarray  # (n,) 0 or 1
-    group: int
-    terminated: bool = True
-    is_random: np.ndarray | None = None  # (n,) bool; None: no action is
 
 
 @register("dataset", "babyai", text="${text}")
@@ -69,6 +53,7 @@ def load(
     view: str = "objects",
     noise: float = 0.0,
     mirror: bool = False,
+    renamed: int = 0,
     minari_id: str = "",
     text: str = "none",
     seed: int = 0,
@@ -87,10 +72,13 @@ def load(
         noise: share of random actions; the bot plans again after each. They are kept as they were
             taken and are no training target.
         mirror: add each episode mirrored, with left and right swapped in actions and missions.
+        renamed: add so many copies of each episode in worlds whose objects have other colours and
+            types, and missions that say so; see `symmetries.add_renamed`.
         minari_id: read all episodes of this Minari dataset, whose observations are MiniGrid's, in
             place of new demonstrations.
-        text: `none`; `mission`: the mission of the episode; `shuffled`: the missions permuted among
-            the episodes.
+        text: `none`; `mission`: the mission of the episode; `paraphrased`: the mission in the
+            sentences of frames/, another one in each window, of levels whose missions are single
+            instructions; `shuffled`: the missions permuted among the episodes.
         seed: of the missions and the noise.
 
     Raises:
@@ -99,6 +87,7 @@ def load(
         FileNotFoundError: there is no such Minari dataset.
     """
     at_least("dataset.episodes", episodes, 1)
+    at_least("dataset.renamed", renamed, 0)
     one_of("dataset.view", view, VIEWS)
     one_of("dataset.text", text, TEXTS)
     share("dataset.noise", noise)
@@ -106,6 +95,7 @@ def load(
     levels = parse_levels("dataset.level", level)
     horizon = max(step_limit(name) for name in levels)
     info: Json = {"env": "babyai", "level": levels, "text": text, "view": view, "mirror": mirror}
+    info["renamed"] = renamed
     if minari_id:
         if noise:
             raise ValueError(f"dataset.noise: expected 0 with dataset.minari_id, got {noise}")
@@ -124,8 +114,11 @@ def load(
     if mirror:
         info["name"] += "-mirror"
         demonstrations = add_mirrored(demonstrations)
+    if renamed:
+        info["name"] += f"-renamed{renamed}"
+        demonstrations = add_renamed(demonstrations, renamed, seed)
     made = (to_episode(each, view) for each in demonstrations)
-    return Source(spec_of(view, horizon), write_texts(made, text, seed), info)
+    return Source(spec_of(view, horizon), write_texts(made, text, seed, info), info)
 
 
 def demonstrate(
@@ -244,29 +237,6 @@ def read_recorded(recorded: Source) -> Iterator[Demonstration]:
         )
 
 
-def add_mirrored(demonstrations: Iterable[Demonstration]) -> Iterator[Demonstration]:
-    """Each demonstration, then the same in the mirrored world, in one group."""
-    for demonstration in demonstrations:
-        yield demonstration
-        yield mirror_demonstration(demonstration)
-
-
-def mirror_demonstration(demonstration: Demonstration) -> Demonstration:
-    """Return a demonstration in the world mirrored east to west: left and right are swapped in what
-    is seen, done and said.
-    """
-    images, directions = mirror_view(demonstration.images, demonstration.directions)
-    other = np.arange(NUM_ACTIONS)
-    other[[LEFT, RIGHT]] = RIGHT, LEFT
-    return replace(
-        demonstration,
-        mission=mirror_mission(demonstration.mission),
-        images=images,
-        directions=directions,
-        actions=other[demonstration.actions],
-    )
-
-
 def to_episode(demonstration: Demonstration, view: str) -> Episode:
     """Encode a demonstration as an episode, with its mission as text."""
     rows = encode(demonstration.images, demonstration.directions, view)
@@ -286,13 +256,18 @@ def to_episode(demonstration: Demonstration, view: str) -> Episode:
     )
 
 
-def write_texts(episodes: Iterable[Episode], text: str, seed: int) -> Iterator[Episode]:
-    """Give episodes whose texts are their missions those that the option `text` asks for."""
+def write_texts(episodes: Iterable[Episode], text: str, seed: int, info: Json) -> Iterator[Episode]:
+    """Give episodes whose texts are their missions those that the option `text` asks for, and with
+    text=paraphrased the info of their dataset the facts of their missions.
+    """
     if text == "mission":
         yield from episodes
         return
     every = list(episodes)  # a permutation is of all of them
-    tasks = texts([episode.task for episode in every], text=text, seed=seed)
+    missions = [episode.task for episode in every]
+    if text == "paraphrased":
+        info["wordings"] = facts_by_mission(missions)
+    tasks = texts(missions, text=text, seed=seed)
     for episode, task in zip(every, tasks, strict=True):
         yield replace(episode, task=task)
 
@@ -316,7 +291,8 @@ def data_options(*, text: str = "none", **options: object) -> Json:
 def worded(store: Store, *, text: str = "none", seed: int = 0, **options: object) -> Store:
     """See `datasets.store`."""
     missions = [store.tasks[i] for i in store.task.tolist()]
-    return with_texts(store, text, texts(missions, text=text, seed=seed))
+    facts = facts_by_mission(missions) if text == "paraphrased" else None
+    return with_texts(store, text, texts(missions, text=text, seed=seed), wordings=facts)
 
 
 def files(*, minari_id: str = "", **options: object) -> list[Path]:

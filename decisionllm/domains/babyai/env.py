@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from decisionllm.checks import at_least, one_of
+from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.domains.babyai.dataset import TEXTS
 from decisionllm.domains.babyai.levels import (
     NUM_ACTIONS,
@@ -19,6 +20,7 @@ from decisionllm.domains.babyai.levels import (
     reset_level,
     step_limit,
 )
+from decisionllm.domains.babyai.missions import facts_by_mission
 from decisionllm.domains.babyai.observation import VIEWS, encode, stack_observations
 from decisionllm.eval.pictures import figure, wrapped
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -32,7 +34,14 @@ if TYPE_CHECKING:
 TILE = 16  # pixels of a cell in pictures
 
 
-@register("env", "babyai", level="${dataset.level}", view="${dataset.view}", text="${text}")
+@register(
+    "env",
+    "babyai",
+    level="${dataset.level}",
+    view="${dataset.view}",
+    text="${text}",
+    frames="${text_wordings}",
+)
 class BabyAI(Env):
     """N missions of BabyAI levels, which the data do not have: their seeds are 10^9 and more.
 
@@ -41,6 +50,10 @@ class BabyAI(Env):
         level: as in the dataset.
         view: as in the dataset.
         text: as in the dataset; with `shuffled` the text is the mission.
+        wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each
+            mission another one in turn; held-out ones have new words for the action, for the
+            objects, or for both.
+        frames: how many frames were trained on, see `text_wordings`; 0: all.
         horizon: most steps of a mission; 0: the limit of MiniGrid, which depends on the mission.
 
     Raises:
@@ -59,6 +72,8 @@ class BabyAI(Env):
         level: str | Sequence[str],
         view: str = "objects",
         text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
         horizon: int = 0,
     ) -> None:
         one_of("env.view", view, VIEWS)
@@ -70,6 +85,10 @@ class BabyAI(Env):
         self.text = text
         if text != "none":
             self.protocol = "mission-text"
+        self.held_out = is_held_out(wordings, text)
+        if self.held_out:
+            self.protocol += "-held-out"
+        self.frames = frames
         self.horizon = horizon or max(step_limit(name) for name in levels)
         self.levels = [levels[i % len(levels)] for i in range(num_episodes)]
         self.envs = [make_level(name) for name in self.levels]
@@ -84,11 +103,23 @@ class BabyAI(Env):
         ]
         if self.text != "none":
             self.tasks = [observation["mission"] for observation in observations]
+        self.frame_kinds = [""] * N
+        if self.text == "paraphrased":
+            self._paraphrase_tasks()
         self.kinds = [instruction_kind(env) for env in self.envs]
         self.ended = np.zeros(N, bool)
         self.time = 0
         self.rows = encode(*stack_observations(observations), self.view)  # (N, S)
         return self.rows.copy()
+
+    def _paraphrase_tasks(self) -> None:
+        """Say each mission in a sentence frame, those of one level in the next frame each time."""
+        facts = facts_by_mission(self.tasks)
+        texts = spread(facts, held_out=self.held_out, frames=self.frames)
+        num_levels = len(set(self.levels))
+        for i, mission in enumerate(self.tasks):
+            choices = texts[mission]
+            self.frame_kinds[i], self.tasks[i] = choices[i // num_levels % len(choices)]
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The reward is 1 at success."""
@@ -111,10 +142,13 @@ class BabyAI(Env):
         return self.rows.copy(), rewards, terminated, truncated
 
     def outcomes(self) -> dict[str, np.ndarray]:
-        """The level, the kind of instruction and the seed of each mission."""
+        """The level, the kind of instruction, the kind of sentence frame and the seed of each
+        mission.
+        """
         return {
             "level": np.array(self.levels),
             "kind": np.array(self.kinds),
+            "frame": np.array(self.frame_kinds),
             "seed": self.seeds,
         }
 
@@ -122,8 +156,8 @@ class BabyAI(Env):
         return np.array([100.0 * has_succeeded(episode) for episode in episodes])
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
-        """Success in percent by kind of instruction, and by level where there are several; the mean
-        number of steps of a success.
+        """Success in percent by kind of instruction, and by level and kind of sentence frame where
+        there are several; the mean number of steps of a success.
         """
         successes = np.array([has_succeeded(episode) for episode in episodes])
         lengths = np.array([len(episode.rewards) for episode in episodes])
@@ -132,6 +166,9 @@ class BabyAI(Env):
         metrics: Json = {"by_kind": success_by(kinds, successes)}
         if len(set(self.levels)) > 1:
             metrics["by_level"] = success_by(levels, successes)
+        frames = np.array([episode.outcome["frame"] for episode in episodes])
+        if len(set(frames)) > 1:
+            metrics["by_frame"] = success_by(frames, successes)
         if successes.any():
             metrics["steps_of_success"] = float(lengths[successes].mean())
         return metrics
@@ -157,7 +194,7 @@ class BabyAI(Env):
             for panel, frame in zip(panels[:, column], frames, strict=True):
                 panel.imshow(frame, extent=(0, env.width, env.height, 0))
                 panel.set_axis_off()
-            panels[0, column].set_title(wrapped(mission, 32), fontsize=8)
+            panels[0, column].set_title(wrapped(episode.task or mission, 32), fontsize=8)
             panels[1, column].plot(x, y, color="white", linewidth=1)
             panels[1, column].plot(x[0], y[0], "o", color="white", markersize=4)
             result = "success" if has_succeeded(episode) else "no success"

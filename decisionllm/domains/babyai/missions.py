@@ -130,15 +130,6 @@ def _describe(groups: dict[str, Any], prefix: str) -> Description:
     )
 
 
-def instruction_kind(mission: str) -> str:
-    """Return `go to`, `pick up`, `open`, `put next to`, or `sequence` for several clauses."""
-    clauses = parse(mission).clauses
-    if len(clauses) > 1:
-        return "sequence"
-    action = clauses[0].action
-    return "put next to" if action == "put" else action
-
-
 def mirror(mission: str) -> str:
     """Return the mission of the mirrored world: left and right change places."""
     swap = {"left": "right", "right": "left"}

@@ -4,7 +4,6 @@ MiniGrid shows the agent the 7 x 7 cells in front of it, each as (type, colour, 
 agent at x = 3, y = 6, looking towards y = 0; its own cell holds what it carries.
 """
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +23,12 @@ OBJECT_SIZE = 1 + OBJECT_TYPES + NUM_COLOURS + NUM_STATES + 4
 SCHEMA = (("own", OWN_SIZE, 1), ("object", OBJECT_SIZE, MOST_OBJECTS))
 CELL_SIZE = NUM_TYPES + NUM_COLOURS + NUM_STATES
 VIEWS = ("objects", "grid")
+# (first column, columns) that are 0 or 1: all but the free cells, x and y
+PLACE = OBJECT_SIZE - 4  # of x among the numbers of an object
+OBJECTS = range(OWN_SIZE, OWN_SIZE + OBJECT_SIZE * MOST_OBJECTS, OBJECT_SIZE)
+CATEGORICAL = [(0, OWN_SIZE - 3)]
+for first_column in OBJECTS:
+    CATEGORICAL += [(first_column, PLACE), (first_column + PLACE + 2, 2)]
 
 
 def cells_by_distance() -> np.ndarray:
@@ -40,8 +45,11 @@ def spec_of(view: str, horizon: int) -> Spec:
     """Return the spec of episodes whose observations have this view."""
     if view == "objects":
         size = OWN_SIZE + OBJECT_SIZE * MOST_OBJECTS
-        return Spec(size, 1, horizon, num_actions=7, entity_schema=SCHEMA)
-    return Spec(VIEW * VIEW * CELL_SIZE + NUM_DIRECTIONS, 1, horizon, num_actions=7)
+        return Spec(
+            size, 1, horizon, num_actions=7, entity_schema=SCHEMA, categorical=tuple(CATEGORICAL)
+        )
+    size = VIEW * VIEW * CELL_SIZE + NUM_DIRECTIONS
+    return Spec(size, 1, horizon, num_actions=7, categorical=((0, size),))
 
 
 def encode(images: np.ndarray, directions: np.ndarray, view: str) -> np.ndarray:
@@ -167,9 +175,3 @@ def are_cells(images: np.ndarray) -> np.ndarray:
 def mirror_view(images: np.ndarray, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return what an agent sees in the world mirrored east to west."""
     return images[:, ::-1], np.array([2, 1, 0, 3])[directions]
-
-
-def mirror_mission(mission: str) -> str:
-    """Return a mission with `left` and `right` swapped."""
-    other = {"left": "right", "right": "left"}
-    return re.sub(r"\b(left|right)\b", lambda match: other[match[1]], mission)

@@ -13,7 +13,6 @@ from decisionllm.datasets.store import prepare
 from decisionllm.domains.babyai.dataset import (
     demonstrate,
     load,
-    mirror_demonstration,
 )
 from decisionllm.domains.babyai.levels import (
     Bot,
@@ -24,6 +23,7 @@ from decisionllm.domains.babyai.levels import (
     training_seeds,
 )
 from decisionllm.domains.babyai.observation import encode, stack_observations
+from decisionllm.domains.babyai.symmetries import mirror_demonstration
 from tests.conftest import node
 from tests.datasets.test_minari import put
 

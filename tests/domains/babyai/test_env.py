@@ -102,3 +102,21 @@ def test_a_run_is_trained_and_evaluated(tmp_path):
     assert rows["nano"]["protocol"] == "mission-text"
     assert set(rows["nano"]["by_level"]) == {"GoToObj", "PickupLoc"}
     assert (tmp_path / "rollout-nano-mission-text-7.png").is_file()
+
+
+def test_missions_of_each_level_are_said_in_each_frame_in_turn():
+    options = {"level": ["GoToRedBallNoDists", "PickupLoc"], "text": "paraphrased"}
+    env = BabyAI(40, **options, wordings="held_out")
+    env.reset(0)
+    assert env.protocol == "mission-text-held-out"
+    kinds = {"action_words", "object_words", "both"}
+    for level in options["level"]:
+        own = [
+            kind for kind, name in zip(env.frame_kinds, env.levels, strict=True) if name == level
+        ]
+        assert set(own) == kinds
+    assert len(set(env.tasks[::2])) >= 4  # of "go to the red ball"
+    trained = BabyAI(4, **options)
+    trained.reset(0)
+    assert set(trained.frame_kinds) == {"trained"} and trained.protocol == "mission-text"
+    assert set(trained.tasks).isdisjoint(env.tasks)
