@@ -92,6 +92,7 @@ class Env(Protocol):
         clusters: (N,) rows with the same number repeat one case with other chance, such as a
             campaign of a day; an interval takes them as one. None: no row repeats another.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
+        facts: {task text: facts} of the tasks that it knows wordings of, see `datasets.wordings`.
     """
 
     tasks: Sequence[str]
@@ -109,6 +110,7 @@ class Env(Protocol):
     action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None
     clusters: np.ndarray | None = None
+    facts: Mapping[str, Json] = {}
 
     @property
     def action_masks(self) -> np.ndarray | None:

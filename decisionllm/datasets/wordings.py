@@ -226,6 +226,22 @@ def turns(
     return [choices[task][i % len(choices[task])] for i, task in enumerate(tasks)]
 
 
+def contrast_texts(own: Facts, other: Facts) -> list[str]:
+    """Return the held-out contrasts that name another task as what is not to be done; none for tasks
+    of different worlds.
+    """
+    members, _ = contrastable([own, other])
+    if not own or len(members) < 2:
+        return []
+    texts = []
+    for frame in library(own["library"]).frames["contrast"]:
+        names = contrasted(frame)
+        fits = fields_of(frame) <= {*own, *(OTHER + name for name in own)}
+        if fits and any(own[name] != other[name] for name in names):
+            texts.append(render(frame, own, other))
+    return texts
+
+
 def contrastable(facts: Sequence[Facts]) -> list[list[int]]:
     """The tasks that each can be contrasted with, itself among them: those of its world with the
     same fields.
