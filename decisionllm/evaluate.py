@@ -197,7 +197,13 @@ def evaluate_run(
                 draw(row, part, contender, env, run, results)
         if config["probe"] and contender is contenders[0]:
             about, _ = rows[0]
-            results.add_probe(word_probe.probe_run(run, env, episodes, about.row(), config, pairs))
+            probe = word_probe.probe_run(run, env, episodes, about.row(), config, pairs)
+            results.add_probe(probe)
+            if all(variant["as_other"] is None for variant in probe["variants"]):
+                nothing = (
+                    "its data and environment have one task text, so that there is no other task"
+                )
+                results.say(f"{run.path}: {nothing} to ask for with probe=words")
 
 
 def world_name(run: OpenedRun, env: Env) -> str:

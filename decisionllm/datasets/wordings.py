@@ -195,19 +195,26 @@ def is_held_out(wordings: str, text: str) -> bool:
     return wordings == "held_out"
 
 
-def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> dict[str, Worded]:
+def spread(
+    facts: Mapping[str, Facts],
+    *,
+    held_out: bool,
+    frames: int = 0,
+    held_out_kinds: Sequence[str] = KINDS,
+) -> dict[str, Worded]:
     """Every trained frame, or held-out one, once for each task: {task text: [(kind, text), ...]}.
 
     Args:
         facts: {task text: facts}; the other task of a contrast is drawn from these, always the same
             one.
-        held_out: the frames of KINDS instead of the trained ones.
+        held_out: held-out frames instead of the trained ones.
         frames: how many trained frames; 0: all.
+        held_out_kinds: of KINDS.
     """
     tasks = list(facts)
     rng = np.random.default_rng(0)
     found: dict[str, Worded] = {task: [] for task in tasks}
-    for kind in KINDS if held_out else ("trained",):
+    for kind in held_out_kinds if held_out else ("trained",):
         words = Wordings(tasks, facts, kind=kind, frames=0 if held_out else frames)
         for k, task in enumerate(tasks):
             found[task] += [(kind, text) for text in words.of_task(k, rng)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from decisionllm.datasets.wordings import Facts, contrast_texts, spread
+from decisionllm.datasets.wordings import KINDS, Facts, contrast_texts, contrastable, spread
 from decisionllm.files import explained
 
 # what the actions should do under a variant
@@ -51,12 +51,17 @@ class TaskTexts:
         self, tasks: Sequence[str], facts: Mapping[str, Facts], *, frames: int | None = None
     ) -> None:
         self.tasks = [task for task in dict.fromkeys(tasks) if task]
-        self.facts = facts if len(facts) > 1 else {}
+        self.facts = facts
         self.is_paraphrased = frames is not None
-        self.wordings: dict[str, dict[str, list[str]]] = {task: {} for task in self.facts}
-        self.task_by_text = {task: task for task in self.facts}
-        for held_out in (False, True) if self.facts else ():
-            worded = spread(self.facts, held_out=held_out, frames=frames or 0)
+        self.wordings: dict[str, dict[str, list[str]]] = {task: {} for task in facts}
+        self.task_by_text = {task: task for task in facts}
+        if not facts:
+            return
+        kinds = list(KINDS)
+        if any(len(members) < 2 for members in contrastable(list(facts.values()))):
+            kinds.remove("contrast")  # a task has no other one of its world
+        for held_out in (False, True):
+            worded = spread(facts, held_out=held_out, frames=frames or 0, held_out_kinds=kinds)
             for task, wordings in worded.items():
                 for kind, text in wordings:
                     self.wordings[task].setdefault(kind, []).append(text)
@@ -183,13 +188,12 @@ def read_pairs(path: str | Path) -> list[Pair]:
     """Read a file of pairs: YAML or JSON, a list of {text, other, same}, or CSV with these columns.
 
     Raises:
-        ValueError: the file holds something else.
-        OSError: it cannot be read.
+        ValueError: the file cannot be read, or holds something else.
     """
     path = Path(path).expanduser()
-    content = path.read_text(encoding="utf-8-sig")
-    damaged = f"probe_pairs={path}: expected a YAML, JSON or CSV file"
-    with explained(damaged, yaml.YAMLError, csv.Error):
+    expected = f"probe_pairs={path}: expected a YAML, JSON or CSV file"
+    with explained(expected, OSError, UnicodeDecodeError, yaml.YAMLError, csv.Error):
+        content = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
             rows: object = [*csv.DictReader(content.splitlines())]
         else:

@@ -71,7 +71,7 @@ def prepare_pairs(run: OpenedRun, env: Env, seed: int, path: str | Path | None) 
     if not any(env.tasks):
         raise ValueError(
             f"{run.path}: probe=words needs episodes with a task text, and its environment "
-            f"{env.name} has none; give +env.text=..., as the run was trained"
+            f"{env.name} has none; give +env.text=... or +env.task_from=..., as in training"
         )
     if path is None:
         return []

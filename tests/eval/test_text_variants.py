@@ -64,6 +64,14 @@ def test_wordings_of_one_task_are_no_other_task():
     assert "contrast, reversed" not in variants, "the held-out frames have contrasts"
 
 
+def test_wordings_of_a_single_task_have_no_other_task():
+    (own, facts), *_ = goal_facts("umaze").items()
+    tasks = TaskTexts([], {own: facts}, frames=0)
+    variants = text_variants(tasks.wordings[own]["new_frames"][0], tasks, draws())
+    assert "paraphrase, trained" in variants
+    assert not {"other task", "contrast", "contrast, reversed"} & set(variants)
+
+
 def test_a_contrast_of_wordings_means_the_other_task():
     facts = goal_facts("umaze")
     tasks = TaskTexts(list(facts), facts, frames=0)
@@ -116,6 +124,11 @@ def test_a_file_of_something_else_is_refused(tmp_path, content, message):
     with pytest.raises(ValueError) as raised:
         read_pairs(path)
     assert message in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="none.csv: expected a YAML, JSON or CSV file"):
+        read_pairs(tmp_path / "none.csv")
 
 
 def test_a_pair_of_an_unknown_text_is_refused_with_near_ones():
