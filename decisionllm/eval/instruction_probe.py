@@ -52,7 +52,7 @@ def probe_texts(
         episodes: M episodes of a rollout, with task texts.
         tasks: other tasks are drawn from these.
         pairs: of a user's file.
-        clusters: (M,) episodes that repeat one case, see `Env.clusters`.
+        clusters: (M,) episodes with the same number repeat one case or share a world.
         seed: of the texts that are drawn.
 
     Returns:

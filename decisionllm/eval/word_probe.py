@@ -112,13 +112,15 @@ def probe_run(
     with_text = np.array([i for i in members if episodes[i].task])
     count = min(config["episodes"], len(with_text))
     probed = with_text[np.arange(count) * len(with_text) // count]
+    # the agents of a team act in one world
+    clusters = env.groups if env.clusters is None else env.clusters
     assert isinstance(run.policy, Policy)
     variants = probe_texts(
         run.policy,
         [episodes[i] for i in probed],
         task_texts(run, env),
         pairs=pairs,
-        clusters=None if env.clusters is None else env.clusters[probed],
+        clusters=None if clusters is None else clusters[probed],
         seed=config["seed"],
     )
     about = {key: result[key] for key in ABOUT if key in result}
