@@ -105,13 +105,14 @@ def probe_run(
         episodes: N, of the run's headline target.
         result: the row of results.jsonl about the first condition of the environment.
         config: of `evaluate`; of the episodes of this condition at most `episodes` are probed,
-            evenly spread.
+            which are drawn.
         pairs: of the user's file.
     """
     members = next(iter(env.conditions(run.policy.execution, False).values()))
     with_text = np.array([i for i in members if episodes[i].task])
-    count = min(config["episodes"], len(with_text))
-    probed = with_text[np.arange(count) * len(with_text) // count]
+    # drawn, since every third row may be the same agent of its team
+    order = np.random.default_rng(config["seed"]).permutation(with_text)
+    probed = np.sort(order[: config["episodes"]])
     # the agents of a team act in one world
     clusters = env.groups if env.clusters is None else env.clusters
     assert isinstance(run.policy, Policy)
@@ -124,7 +125,7 @@ def probe_run(
         seed=config["seed"],
     )
     about = {key: result[key] for key in ABOUT if key in result}
-    return about | {"probe": "words", "n": count, "variants": variants}
+    return about | {"probe": "words", "n": len(probed), "variants": variants}
 
 
 @dataclass(frozen=True)
