@@ -47,6 +47,7 @@ PLACES = (
     "tokens",
     "models_dir",
     "shadow",
+    "probe_pairs",
 )
 
 

@@ -11,13 +11,14 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.checks import check_seed
+from decisionllm.checks import check_seed, one_of
 from decisionllm.command_line import with_defaults
 from decisionllm.config import env_options_of, merged
-from decisionllm.eval import attention, intervals, report, watching
+from decisionllm.eval import attention, intervals, report, watching, word_probe
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.layout import check_env
 from decisionllm.eval.rollout import begin_in, rollout
+from decisionllm.eval.text_variants import read_pairs
 from decisionllm.files import append_line, check_writable, explained, read_lines, safe_name
 from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
@@ -59,6 +60,9 @@ def evaluate(config: Node) -> Path:
     config = with_defaults("evaluate", config)
     paths = check_options(config)
     runs = open_runs(paths, config, each_part=True)  # all of them, before any work is lost
+    if config["probe"]:
+        for run in runs:
+            word_probe.check_reads_text(run)
 
     # Seeds of one experiment come one after the other and share their environment, which may be
     # slow to build.
@@ -84,6 +88,14 @@ def check_options(config: Node) -> list[Path]:
     for key in ("target_quantiles", "target_returns"):
         with explained(f"{key}: expected numbers", ValueError, TypeError):
             config[key] = [float(number) for number in config[key]]
+    if config["probe"] is not None:
+        one_of("probe", config["probe"], ("words",))
+    if config["probe_pairs"] is not None:
+        if config["probe"] is None:
+            raise ValueError(
+                f"probe_pairs={config['probe_pairs']}: needs probe=words, got probe=null"
+            )
+        read_pairs(config["probe_pairs"])
     return runs
 
 
@@ -104,11 +116,13 @@ class Results:
         self.units: dict[str, str] = {}  # of the score, by world
         self.played_by_baselines: set[str] = set()  # environments, as JSON
         self.drawn: dict[str, Path] = {}  # the run by the label of its pictures
-        written = [self.path.name, *(["report.html"] if report else [])]
+        self.probes = folder / word_probe.FILE
+        written = [self.path.name, self.probes.name, *(["report.html"] if report else [])]
         check_writable(folder, *written)  # now, not after hours of rollouts
         folder.mkdir(parents=True, exist_ok=True)
-        if self.path.is_file():
-            read_lines(self.path)  # a damaged line is an error now too
+        for path in (self.path, self.probes):
+            if path.is_file():
+                read_lines(path)  # a damaged line is an error now too
 
     def say(self, line: str) -> None:
         self.console.print(line)
@@ -129,9 +143,15 @@ class Results:
         append_line(self.path, row.row())
         self.say(line(row))
 
+    def add_probe(self, row: Json) -> None:
+        """Append the shares of an instruction probe to word_probe.jsonl."""
+        append_line(self.probes, row)
+
     def summarise(self) -> None:
-        """Print the table of all rows, and write the report."""
-        for table in report.tables(report.summarise(report.read_rows(self.folder))):
+        """Print the tables of all rows, and write the report."""
+        tables = report.tables(report.summarise(report.read_rows(self.folder)))
+        tables += [probe.table() for probe in report.read_probes(self.folder)]
+        for table in tables:
             # the terminal breaks a table that is wider: no column is lost
             self.console.print(table, soft_wrap=False, crop=False)
         if self.report:
@@ -149,6 +169,8 @@ def evaluate_run(
     say_notes(results, note, run, config)
     world = world_name(run, env)
     results.describe(world, run.info["dataset"], env)
+    if config["probe"]:
+        pairs = word_probe.prepare_pairs(run, env, config["seed"], config["probe_pairs"])
     contenders = policy_contenders(run, env, config)
     step = checkpoint.stopped_at(run.path)
     if step is not None:
@@ -168,10 +190,20 @@ def evaluate_run(
             for note in env.notes():
                 results.say(f"{run.path}: {note}")
             say_constant_actions(results, episodes, run)
-        for row, part in result_rows(contender, episodes, seconds, env, run, where):
+        rows = list(result_rows(contender, episodes, seconds, env, run, where))
+        for row, part in rows:
             results.add(row)
             if results.report:
                 draw(row, part, contender, env, run, results)
+        if config["probe"] and contender is contenders[0]:
+            about, _ = rows[0]
+            probe = word_probe.probe_run(run, env, episodes, about.row(), config, pairs)
+            results.add_probe(probe)
+            if all(variant["as_other"] is None for variant in probe["variants"]):
+                nothing = (
+                    "its data and environment have one task text, so that there is no other task"
+                )
+                results.say(f"{run.path}: {nothing} to ask for with probe=words")
 
 
 def world_name(run: OpenedRun, env: Env) -> str:

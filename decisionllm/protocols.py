@@ -94,6 +94,7 @@ class Env(Protocol):
         clusters: (N,) rows with the same number repeat one case with other chance, such as a
             campaign of a day; an interval takes them as one. None: no row repeats another.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
+        facts: {task text: facts} of the tasks that it knows wordings of, see `datasets.wordings`.
     """
 
     tasks: Sequence[str]
@@ -112,6 +113,7 @@ class Env(Protocol):
     action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None
     clusters: np.ndarray | None = None
+    facts: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def action_masks(self) -> np.ndarray | None:

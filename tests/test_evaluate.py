@@ -186,6 +186,42 @@ def test_the_report_is_one_page_with_its_pictures(runs, tmp_path):
     )
 
 
+def test_a_probe_of_words_is_a_table_a_picture_and_a_line_of_json(runs, tmp_path, capsys):
+    pairs = tmp_path / "pairs.csv"
+    text = "Walk to the goal in the north."
+    pairs.write_text(f"text,other,same\n{text},Go north,true\n", encoding="utf-8")
+    words = ("probe=words", f"probe_pairs={pairs}", "report=true", "baselines=false")
+    evaluated(tmp_path, f"run={runs}/goal-text", *words)
+    evaluated(tmp_path, f"run={runs}/goal-text", *words)
+    (_, line) = (tmp_path / "word_probe.jsonl").read_text(encoding="utf-8").splitlines()
+    probe = json.loads(line)
+    assert (probe["policy"], probe["world"], probe["n"]) == ("goal-text", "synthetic", 3)
+    variants = {row["variant"]: row for row in probe["variants"]}
+    assert variants["other task"]["should"] == "change" and variants["own pairs, same"]["n"] == 3
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<td>contrast, reversed</td><td>act as other task</td>" in page
+    assert 'alt="word_probe.png"' in page
+    printed = capsys.readouterr().out
+    assert printed.count("typing error") == 2, "a table has the last line of a run alone"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("plain", ["probe=words"], "this one reads no text"),
+        ("goal-text", ["probe=texts"], "probe: expected one of words, got 'texts'"),
+        ("goal-text", ["probe_pairs=a.csv"], "needs probe=words, got probe=null"),
+        ("goal-text", ["probe=words", "+env.text=none"], "its environment synthetic has none"),
+    ],
+)
+def test_a_probe_that_cannot_be_is_an_error_before_the_rollouts(
+    runs, tmp_path, capsys, name, words, message
+):
+    assert command("evaluate", f"run={runs}/{name}", f"out={tmp_path}/out", *words) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+
+
 def test_of_several_targets_one_is_the_headline(runs, tmp_path):
     rows = evaluated(
         tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]"

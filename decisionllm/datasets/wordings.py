@@ -220,7 +220,13 @@ def is_held_out(wordings: str, text: str) -> bool:
     return wordings == "held_out"
 
 
-def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> dict[str, Worded]:
+def spread(
+    facts: Mapping[str, Facts],
+    *,
+    held_out: bool,
+    frames: int = 0,
+    kinds: Sequence[str] | None = None,
+) -> dict[str, Worded]:
     """Every trained frame, or held-out one, once for each task: {task text: [(kind, text), ...]}.
 
     Args:
@@ -229,11 +235,15 @@ def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> di
         held_out: the held-out frames of each kind instead of the trained ones; a task whose library
             does not have a kind has none of it.
         frames: how many trained frames; 0: all.
+        kinds: of held-out frames; None: all of their libraries.
     """
     tasks = list(facts)
     rng = np.random.default_rng(0)
     found: dict[str, Worded] = {task: [] for task in tasks}
-    for kind in held_out_kinds(facts.values()) if held_out else (TRAINED,):
+    frame_kinds: Sequence[str] = (TRAINED,)
+    if held_out:
+        frame_kinds = held_out_kinds(facts.values()) if kinds is None else kinds
+    for kind in frame_kinds:
         members = [task for task in tasks if _has_kind(facts[task], kind)]
         words = Wordings(members, facts, kind=kind, frames=0 if held_out else frames)
         for k, task in enumerate(members):
@@ -258,6 +268,24 @@ def turns(
     """(kind, text) of each task of an evaluation, its frames in turn; arguments as in `spread`."""
     choices = spread(facts, held_out=held_out, frames=frames)
     return [choices[task][i % len(choices[task])] for i, task in enumerate(tasks)]
+
+
+def contrast_texts(own: Facts, other: Facts) -> list[str]:
+    """Return the held-out contrasts that name another task as what is not to be done; none for tasks
+    of different worlds.
+    """
+    members, _ = contrastable([own, other])
+    if not own or len(members) < 2:
+        return []
+    texts = []
+    own_library = library(own["library"])
+    frames = [frame for kind in own_library.held_out_kinds for frame in own_library.frames[kind]]
+    for frame in filter(contrasted, frames):
+        names = contrasted(frame)
+        fits = fields_of(frame) <= {*own, *(OTHER + name for name in own)}
+        if fits and any(own[name] != other[name] for name in names):
+            texts.append(render(frame, own, other))
+    return texts
 
 
 def contrastable(facts: Sequence[Facts]) -> list[list[int]]:

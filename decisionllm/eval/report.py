@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
-from decisionllm.eval import identity, intervals
+from decisionllm.eval import identity, intervals, word_probe
 from decisionllm.eval.pictures import (
     NORMALISED,
     Published,
@@ -48,15 +48,15 @@ COLUMNS = [*KEYS[:6], *SCORES, "headline"]
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
-def read_rows(folder: str | Path) -> list[Row]:
-    """The rows of results.jsonl.
+def read_rows(folder: str | Path, name: str = "results.jsonl") -> list[Row]:
+    """The rows of results.jsonl, or of another file of such rows.
 
     Of rows about the same run, however its path is written, and the same protocol and seed of the
     environment, only the last; of a scripted player, which has no run, those about the same options
     of the environment. A row of an earlier version names no world; its dataset stands for it.
     """
     rows: dict[tuple[str, ...], Row] = {}
-    for row in read_lines(Path(folder) / "results.jsonl"):
+    for row in read_lines(Path(folder) / name):
         row.setdefault("world", row["dataset"])
         player = row.get("options")
         if row.get("run"):
@@ -130,6 +130,13 @@ def named_pools(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """The name and the rows of each result."""
     groups = identity.pools(rows, [key for key in KEYS if key != "target_return"])
     return list(zip(identity.names(groups), groups, strict=True))
+
+
+def read_probes(folder: str | Path) -> list[word_probe.WorldProbe]:
+    """The shares of word_probe.jsonl, one table for each world; none without the file."""
+    if not (Path(folder) / word_probe.FILE).is_file():
+        return []
+    return word_probe.group_by_world(named_pools(read_rows(folder, word_probe.FILE)))
 
 
 def tables(results: Sequence[Row]) -> list["Table"]:
@@ -246,6 +253,9 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     labels = {name: units.get(name, "score") or NORMALISED for name in worlds}
     published = {name: scores for name, scores in published.items() if name in labels and scores}
     pictures = draw_pictures(rows, results, published, labels)
+    probes = read_probes(folder)
+    if probes:
+        pictures["word_probe.png"] = word_probe.draw(probes)
     for name, made in pictures.items():
         made.savefig(folder / name)
     images = list(pictures)
@@ -260,6 +270,7 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         results=results,
         published=published,
         labels=labels,
+        probes=probes,
         rows=[json.dumps(row) for row in rows],
         versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
     )

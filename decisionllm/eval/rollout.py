@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from decisionllm.policy.policy import Policy
 
 LARGE = 1e37  # numbers whose squares add up to less are finite in float32
-Step = tuple[
-    np.ndarray, np.ndarray, np.ndarray
-]  # observations (N, S), actions (N, A), rewards (N,)
+# observations (N, S), actions (N, A), rewards (N,), action masks (N, C) or None
+Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def rollout(
@@ -54,13 +53,15 @@ def rollout(
     steps: list[Step] = []  # of all N, ended or not
     while len(running):
         masks = env.action_masks
+        allowed = masks
         if masks is not None:
-            masks = masks[running]
-        chosen = np.asarray(player.act(observations[running], rewards, masks), np.float32)
+            masks = np.array(masks)  # a copy: the env may write the next ones into its own
+            allowed = masks[running]
+        chosen = np.asarray(player.act(observations[running], rewards, allowed), np.float32)
         actions = np.zeros((N, chosen.shape[1]), np.float32)
         actions[running] = chosen
         after, gains, ended, truncated = checked_step(env, actions, S, running)
-        steps.append((observations, actions, np.array(gains, np.float32)))
+        steps.append((observations, actions, np.array(gains, np.float32), masks))
         observations = after
         lengths[running] += 1
         terminated[running] |= ended[running]
@@ -87,7 +88,11 @@ def to_episodes(
         terminated: (N,) bool, ended by the task.
         final: (N, S) the observations after the last step of each.
     """
-    seen, taken, received = (np.stack(column, 1) for column in zip(*steps, strict=True))
+    observations, actions, rewards, masks_by_step = zip(*steps, strict=True)
+    seen = np.stack(observations, 1)
+    taken = np.stack(actions, 1)
+    received = np.stack(rewards, 1)
+    masks = stack_masks(masks_by_step)
     groups = np.arange(len(lengths)) if env.groups is None else env.groups
     outcomes = env.outcomes()
     episodes = []
@@ -96,6 +101,7 @@ def to_episodes(
             seen[i, :n],
             taken[i, :n],
             received[i, :n],
+            action_masks=None if masks is None else masks[i, :n],
             task=env.tasks[i],
             group=int(groups[i]),
             final_observation=final[i],
@@ -105,6 +111,17 @@ def to_episodes(
         )
         episodes.append(episode)
     return episodes
+
+
+def stack_masks(masks_by_step: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Return the action masks of N episodes (N, T, C); a step without masks allows all. None: no step
+    has masks.
+    """
+    masks = [step for step in masks_by_step if step is not None]
+    if not masks:
+        return None
+    everything = np.ones_like(masks[0], dtype=bool)
+    return np.stack([everything if step is None else step for step in masks_by_step], 1)
 
 
 def checked_reset(env: Env, seed: int) -> np.ndarray:

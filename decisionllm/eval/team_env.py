@@ -90,6 +90,7 @@ class TeamEnv(Env):
         facts = {}
         for task, (n, name) in zip(tasks, rows, strict=True):
             facts[task] = team_facts(meta, n, name)
+        self.facts = facts
         worded = turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)
         return [words for _, words in worded]
 

@@ -54,6 +54,22 @@ class Down:
         self.tasks = [task for task, kept in zip(self.tasks, rows, strict=True) if kept]
 
 
+class MaskedWalk(Walk):
+    """`Walk` with two actions, the second of which is allowed from the second step on."""
+
+    @property
+    def action_masks(self):
+        masks = np.ones((4, 2), bool)
+        masks[:, 1] = bool(self.got)
+        return masks
+
+
+def test_episodes_keep_the_action_masks_of_their_steps():
+    episodes = rollout(Down, MaskedWalk(), seed=0)
+    assert episodes[1].action_masks.tolist() == [[True, False], [True, True]]
+    assert rollout(Down, Walk(), seed=0)[1].action_masks is None
+
+
 def test_a_scripted_player_gets_the_return_worked_out_by_hand():
     episodes = rollout(Down, Walk(), seed=0)
     assert [e.rewards.tolist() for e in episodes] == [[0], [-1, 0], [-2, -1, 0], [-8]]

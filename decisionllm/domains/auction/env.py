@@ -217,7 +217,8 @@ class Auction(Env):
             tasks += texts([known[i] for i in rows], self.entries.period[rows], text=self.text)
         if self.text != "paraphrased":
             return [("", task) for task in tasks]
-        return turns(tasks, by_task(known), held_out=held_out, frames=frames)
+        self.facts = by_task(known)
+        return turns(tasks, self.facts, held_out=held_out, frames=frames)
 
     def _label(self, *, held_out: bool, text_of: str) -> str:
         """The protocol, as results name it."""

@@ -114,8 +114,8 @@ class BabyAI(Env):
 
     def _paraphrase_tasks(self) -> None:
         """Say each mission in a sentence frame, those of one level in the next frame each time."""
-        facts = facts_by_mission(self.tasks)
-        texts = spread(facts, held_out=self.held_out, frames=self.frames)
+        self.facts = facts_by_mission(self.tasks)
+        texts = spread(self.facts, held_out=self.held_out, frames=self.frames)
         num_levels = len(set(self.levels))
         for i, mission in enumerate(self.tasks):
             choices = texts[mission]

@@ -16,9 +16,9 @@ from decisionllm.checks import one_of
 from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.domains.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.domains.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward
+from decisionllm.eval.instruction_probe import confusion, understood
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
-from decisionllm.eval.understood import confusion, understood
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
