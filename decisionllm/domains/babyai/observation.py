@@ -23,12 +23,6 @@ OBJECT_SIZE = 1 + OBJECT_TYPES + NUM_COLOURS + NUM_STATES + 4
 SCHEMA = (("own", OWN_SIZE, 1), ("object", OBJECT_SIZE, MOST_OBJECTS))
 CELL_SIZE = NUM_TYPES + NUM_COLOURS + NUM_STATES
 VIEWS = ("objects", "grid")
-# (first column, columns) that are 0 or 1: all but the free cells, x and y
-PLACE = OBJECT_SIZE - 4  # of x among the numbers of an object
-OBJECTS = range(OWN_SIZE, OWN_SIZE + OBJECT_SIZE * MOST_OBJECTS, OBJECT_SIZE)
-CATEGORICAL = [(0, OWN_SIZE - 3)]
-for first_column in OBJECTS:
-    CATEGORICAL += [(first_column, PLACE), (first_column + PLACE + 2, 2)]
 
 
 def cells_by_distance() -> np.ndarray:
@@ -45,9 +39,7 @@ def spec_of(view: str, horizon: int) -> Spec:
     """Return the spec of episodes whose observations have this view."""
     if view == "objects":
         size = OWN_SIZE + OBJECT_SIZE * MOST_OBJECTS
-        return Spec(
-            size, 1, horizon, num_actions=7, entity_schema=SCHEMA, categorical=tuple(CATEGORICAL)
-        )
+        return Spec(size, 1, horizon, num_actions=7, entity_schema=SCHEMA)
     size = VIEW * VIEW * CELL_SIZE + NUM_DIRECTIONS
     return Spec(size, 1, horizon, num_actions=7, categorical=((0, size),))
 

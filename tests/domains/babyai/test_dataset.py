@@ -154,6 +154,15 @@ def test_options_that_cannot_be_are_refused_before_any_work(options, message):
         load(**{"level": "GoToLocal", **options})
 
 
+def test_paraphrased_missions_have_the_facts_of_each():
+    source = load(level="GoToLocal", episodes=3, renamed=1, text="paraphrased")
+    missions = {episode.task for episode in source.episodes}
+    assert set(source.info["wordings"]) == missions and len(missions) >= 3
+    assert {facts["library"] for facts in source.info["wordings"].values()} == {"babyai-go-to"}
+    with pytest.raises(ValueError, match="no sentence frame fits the mission '.*'; take text=miss"):
+        list(load(level="GoToSeq", episodes=1, text="paraphrased").episodes)
+
+
 def test_a_level_may_be_named_by_its_id():
     (by_id,) = episodes_of(level="BabyAI-GoToObjS6-v1", episodes=1)
     (by_name,) = episodes_of(level="GoToObjS6", episodes=1)
