@@ -160,11 +160,12 @@ class EntityEmbedding(nn.Module):
         own: Tensor = self.maps[0](observations[..., first : first + width])
         return own
 
-    def entities(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """The entities of observations (B, T, S), those that are present first.
+    def entities(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The entities of observations (B, T, S), those of a row together, step by step.
 
         Returns:
-            Tokens (B, T, K, D) and which are present (B, T, K) bool; K: the most of a step.
+            Tokens (B, E, D), the step of each (B, E), and whether it is there or padding (B, E)
+            bool; E: the most of a row.
         """
         slots = []
         flags = []
@@ -172,13 +173,14 @@ class EntityEmbedding(nn.Module):
             flat = observations[..., first : first + width * count]
             slots.append(flat.unflatten(-1, (count, width)))
             flags.append(slots[-1][..., 0] > 0.5)
-        present = torch.cat(flags, -1)
-        most = int(present.sum(-1).max())
-        order = (~present).to(torch.uint8).argsort(dim=-1, stable=True)[..., :most]  # (B, T, K)
+        each = torch.cat(flags, -1)  # (B, T, K)
+        present = each.flatten(1)
+        most = int(present.sum(1).max())
+        order = (~present).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]  # (B, E)
         embedded = [encode(part) for encode, part in zip(self.maps[1:], slots, strict=True)]
-        tokens = torch.cat(embedded, -2)
-        index = order[..., None].expand(-1, -1, -1, tokens.shape[-1])
-        return tokens.gather(2, index), present.gather(2, order)
+        tokens = torch.cat(embedded, -2).flatten(1, 2)  # (B, T K, D)
+        index = order[..., None].expand(-1, -1, tokens.shape[-1])
+        return tokens.gather(1, index), order // each.shape[2], present.gather(1, order)
 
 
 def check_own_block(entity_schema: Sequence[tuple[str, int, int]]) -> None:

@@ -20,7 +20,7 @@ class EntityTokens(NamedTuple):
 
     embedded: Tensor  # (B, E, D)
     present: Tensor  # (B, E) bool; False: padding, which nothing attends to
-    place: Tensor  # (E,) of the observation token of their step, among the n tokens
+    place: Tensor  # (B, E) of the observation token of their step, among the n tokens
     remembered: bool  # whether the tokens of later steps attend to them too
 
     def append_to(self, tokens: Tensor) -> Tensor:
@@ -28,20 +28,28 @@ class EntityTokens(NamedTuple):
         return torch.cat([tokens, self.embedded.to(tokens.dtype)], 1)
 
     def positions(self, positions: Tensor) -> Tensor:
-        """Give entities the position of their observation token: (B or 1, n) -> (B or 1, n + E)."""
-        return torch.cat([positions, positions[:, self.place]], 1)
+        """Give entities the position of their observation token: (B or 1, n) -> (B, n + E)."""
+        return torch.cat(self._at_observations(positions), 1)
 
     def last_slots(self, slots: Tensor) -> Tensor:
         """Return the last trajectory slot that each token attends to: (B or 1, n) slots of the n
-        tokens -> (B or 1, n + E).
+        tokens -> (B, n + E).
         """
-        return torch.cat([slots, slots[:, self.place] - 1], 1)
+        slots, of_observations = self._at_observations(slots)
+        return torch.cat([slots, of_observations - 1], 1)
+
+    def _at_observations(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return numbers of the tokens for each row (B, n), and those of the observation token of
+        each entity (B, E).
+        """
+        rows = numbers.expand(len(self.place), -1)
+        return rows, rows.gather(1, self.place)
 
     def visible(self, before: Tensor) -> Tensor:
         """Add the entities as keys to what each token attends to.
 
         Args:
-            before: (B or 1, n + E, L + M) bool, the keys of texts and trajectories.
+            before: (B, n + E, L + M) bool, the keys of texts and trajectories.
 
         Returns:
             (B, n + E, L + M + E) bool.
@@ -49,10 +57,12 @@ class EntityTokens(NamedTuple):
         B, E = self.present.shape
         n = before.shape[1] - E
         device = self.place.device
-        step = torch.cat([torch.arange(n, device=device), self.place])[:, None]  # of each query
-        own = step >= self.place if self.remembered else step == self.place  # (n + E, E)
-        keys = own & self.present[:, None]
+        of_tokens = torch.arange(n, device=device).expand(B, n)
+        step = torch.cat([of_tokens, self.place], 1)[..., None]  # of each query, (B, n + E, 1)
+        place = self.place[:, None]
+        own = step >= place if self.remembered else step == place  # (B, n + E, E)
         # without a key at all the softmax of a padded entity would be NaN
-        itself = torch.zeros_like(own)
+        itself = torch.zeros(n + E, E, dtype=torch.bool, device=device)
         itself[n:].fill_diagonal_(True)
-        return torch.cat([before.expand(B, -1, -1), keys | itself], -1)
+        keys = (own & self.present[:, None]) | itself
+        return torch.cat([before, keys], -1)

@@ -172,14 +172,11 @@ class TrajectoryTokenizer(nn.Module):
         """
         if self.entities == "pooled":
             return None
-        embedded, present = self.observations.entities(observations)  # (B, T, K, D)
-        T, K = present.shape[1:]
-        steps = torch.arange(T, device=observations.device)
-        place = (self.tokens * steps + self.tokens - 2).repeat_interleave(K)
+        embedded, step, present = self.observations.entities(observations)
         return EntityTokens(
-            embedded=self.norm(rearrange(embedded, "B T K D -> B (T K) D")),
-            present=rearrange(present, "B T K -> B (T K)"),
-            place=place,
+            embedded=self.norm(embedded),
+            present=present,
+            place=self.tokens * step + self.tokens - 2,
             remembered=self.entities == "all",
         )
 

@@ -71,7 +71,7 @@ def test_an_observation_token_attends_to_the_entities_of_its_step():
     beside = EntityTokens(
         embedded=torch.zeros(1, 3, 5),
         present=torch.tensor([[True, True, False]]),
-        place=torch.tensor([0, 2, 2]),
+        place=torch.tensor([[0, 2, 2]]),
         remembered=False,
     )
     slots = torch.arange(4)[None]
@@ -97,15 +97,18 @@ def test_an_observation_token_attends_to_the_entities_of_its_step():
 
 
 @torch.no_grad()
-def test_the_entities_of_a_step_are_those_present_in_the_order_of_the_schema():
+def test_the_entities_of_a_row_are_those_present_step_by_step():
     embed = EntityEmbedding(SCHEMA, 8)
-    observation = torch.zeros(1, 1, 19)
+    observation = torch.zeros(2, 2, 19)
     observation[0, 0, 5:8] = torch.tensor([1.0, 2.0, 3.0])  # the second ball
     observation[0, 0, 11:15] = torch.tensor([1.0, 4.0, 5.0, 6.0])  # the first door
-    tokens, present = embed.entities(observation)
-    assert present.tolist() == [[[True, True]]]
-    near(tokens[0, 0, 0], embed.maps[1](torch.tensor([1.0, 2.0, 3.0])))
-    near(tokens[0, 0, 1], embed.maps[2](torch.tensor([1.0, 4.0, 5.0, 6.0])))
+    observation[1, 1, 2:5] = torch.tensor([1.0, 7.0, 8.0])  # the first ball
+    tokens, step, present = embed.entities(observation)
+    assert present.tolist() == [[True, True], [True, False]]
+    assert step[0].tolist() == [0, 0] and step[1, 0] == 1
+    near(tokens[0, 0], embed.maps[1](torch.tensor([1.0, 2.0, 3.0])))
+    near(tokens[0, 1], embed.maps[2](torch.tensor([1.0, 4.0, 5.0, 6.0])))
+    near(tokens[1, 0], embed.maps[1](torch.tensor([1.0, 7.0, 8.0])))
 
 
 def read(model, observations, task=TASKS[0]):
@@ -152,16 +155,16 @@ def test_the_library_reads_the_same_with_the_same_mask():
     visible = torch.zeros(L + n + E, L + n + E, dtype=torch.bool)
     visible[: L + n, : L + n] = torch.ones(L + n, L + n).tril().bool()
     for e, (place, is_present) in enumerate(
-        zip(beside.place.tolist(), beside.present[0].tolist(), strict=True)
+        zip(beside.place[0].tolist(), beside.present[0].tolist(), strict=True)
     ):
         visible[L + n + e, : L + place] = True
         for other in range(E):
-            if beside.place[other] == place and beside.present[0, other]:
+            if beside.place[0, other] == place and beside.present[0, other]:
                 visible[L + n + e, L + n + other] = True
         visible[L + n + e, L + n + e] = True
         visible[L + place, L + n + e] = is_present
     bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[None, None]
-    positions = torch.cat([torch.arange(L + n), L + beside.place])[None]
+    positions = torch.cat([torch.arange(L + n), L + beside.place[0]])[None]
     embedded = torch.cat([backbone.embed(ids), trajectory, beside.embedded], 1)
     out = backbone.core(inputs_embeds=embedded, attention_mask=bias, position_ids=positions)
     near(out.last_hidden_state[0, L : L + n : 2], hidden)
