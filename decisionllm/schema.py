@@ -10,6 +10,7 @@ store, windows and batches.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -183,6 +184,14 @@ def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
     return found
 
 
+def one_hot_groups(sizes: Sequence[int], first: int = 0) -> tuple[tuple[int, int], ...]:
+    """Return (first column, columns) of one-hot groups of these sizes from a column on, as
+    `Spec.categorical` holds them.
+    """
+    ends = first + np.cumsum(sizes, dtype=int)
+    return tuple((int(end) - int(size), int(size)) for end, size in zip(ends, sizes, strict=True))
+
+
 @dataclass(frozen=True)
 class Spec:
     """Sizes and action space of a dataset, which its reader finds out.
@@ -202,7 +211,8 @@ class Spec:
     # each of which begins with 1 if it is there and is zeros if not; (): one vector with no inner
     # order
     entity_schema: tuple[tuple[str, int, int], ...] = ()
-    # (first column, columns) of the one-hot parts of an observation that a model reads as 0 and 1
+    # (first column, columns) of each one-hot group of an observation, whose units a model does not
+    # fit to the data; a single column is a flag
     categorical: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -210,8 +220,8 @@ class Spec:
             (str(kind), int(width), int(count)) for kind, width, count in self.entity_schema
         )
         object.__setattr__(self, "entity_schema", blocks)
-        ranges = tuple((int(first), int(columns)) for first, columns in self.categorical)
-        object.__setattr__(self, "categorical", ranges)
+        groups = tuple((int(first), int(columns)) for first, columns in self.categorical)
+        object.__setattr__(self, "categorical", groups)
         for name in ("observation_dim", "action_dim", "horizon", "num_actions"):
             number = one_number(f"Spec.{name}", vars(self)[name], np.int64)
             object.__setattr__(self, name, number)
@@ -241,15 +251,16 @@ class Spec:
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
 
     def _check_categorical(self) -> None:
-        """Raise a ValueError unless the ranges of categorical columns follow one another within an
+        """Raise a ValueError unless the groups of categorical columns follow one another within an
         observation.
         """
         end = 0
         for first, columns in self.categorical:
             if first < end or columns < 1 or first + columns > self.observation_dim:
-                expected = "(first column, columns) of ranges that follow one another within "
+                expected = "(first column, columns) of groups that follow one another within "
                 expected += f"{self.observation_dim} numbers, the size of an observation"
-                raise ValueError(f"Spec.categorical: expected {expected}, got {self.categorical}")
+                got = reprlib.repr(self.categorical)
+                raise ValueError(f"Spec.categorical: expected {expected}, got {got}")
             end = first + columns
 
     def _bounds(self, name: str) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from gymnasium import Space, spaces
 from numpy.typing import ArrayLike, DTypeLike
 
 from decisionllm.files import explained
-from decisionllm.schema import Json, are_numbers, refuse
+from decisionllm.schema import Json, are_numbers, one_hot_groups, refuse
 
 AnySpace = Space[Any]
 ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
@@ -458,12 +458,14 @@ def _shortest_sizes(sizes: np.ndarray) -> Any:
 
 
 def categorical_columns(space: AnySpace) -> tuple[tuple[int, int], ...]:
-    """Return (first column, columns) of each declared part, as `Spec.categorical` holds them."""
-    columns = []
-    for name, part, first in _placed_leaves(space):
+    """Return (first column, columns) of each one-hot number of the declared parts, as
+    `Spec.categorical` holds them.
+    """
+    groups: list[tuple[int, int]] = []
+    for _, part, first in _placed_leaves(space):
         if isinstance(part, CategoricalBox):
-            columns.append((first, _size(part, name)))
-    return tuple(columns)
+            groups += one_hot_groups(_sizes(part).tolist(), first)
+    return tuple(groups)
 
 
 def grid_parts(space: AnySpace, categorical: Declaration) -> list[tuple[str, int, int, int]]:

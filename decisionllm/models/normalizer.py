@@ -20,8 +20,8 @@ class Normalizer(nn.Module):
 
     A return beyond the range of training is read as the nearest within it. A constant column keeps
     its unit. All entities of a kind share their units, fitted to those that are present; the flag
-    of presence stays 0 or 1, and an absent entity stays zeros. Categorical columns and discrete
-    actions stay as they are.
+    of presence stays 0 or 1, and an absent entity stays zeros. One-hot columns have fixed units,
+    see `one_hot_scale`, and discrete actions stay as they are.
 
     Args:
         spec: of the data.
@@ -73,7 +73,7 @@ class Normalizer(nn.Module):
             scale[:, 0] = 1.0
         for first, columns in self.categorical:
             self.observation_mean[first : first + columns] = 0.0
-            self.observation_scale[first : first + columns] = 1.0
+            self.observation_scale[first : first + columns] = one_hot_scale(columns)
         _standardize(self.return_mean, self.return_scale, togo)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
 
@@ -144,6 +144,15 @@ class Normalizer(nn.Module):
         if self.discrete:
             return x
         return (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
+
+
+def one_hot_scale(columns: int) -> float:
+    """Return the unit of the columns of a one-hot group: their standard deviation if all categories
+    are equally frequent. Units fitted to the data would make a rare category a large number. A
+    single column is a flag, one of two categories.
+    """
+    categories = max(columns, 2)
+    return float(np.sqrt(categories - 1) / categories)
 
 
 def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:

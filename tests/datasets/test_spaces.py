@@ -271,7 +271,8 @@ def test_declared_integers_are_one_hot_and_come_back_in_their_type():
     card = [0, 0, 1, 1, 0, 0]
     cells = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1]
     assert row.tolist() == [*card, 0.5, 1, 0, 0, 0, *cells]
-    assert categorical_columns(space) == ((0, 6), (11, 12))
+    cells = ((11, 3), (14, 2), (16, 1), (17, 3), (20, 2), (22, 1))
+    assert categorical_columns(space) == ((0, 3), (3, 3), *cells)
     assert categorical_sizes(space) == {"image": [3, 2, 1], "card.0": 3}
     back = unflatten(row[None], space)
     assert back["image"].dtype == np.uint8 and np.array_equal(back["image"], image[None])
