@@ -14,7 +14,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ MOST_ACTIONS = 1 << 24  # of a discrete action, whose index a store keeps as flo
 Seed = int | Sequence[int] | np.random.SeedSequence  # as numpy's generators take it
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 Letters = list[tuple[str, bool]]  # (letter, whether one more) of each dimension
+OWN_KIND = "own"  # of the blocks of an observation, see `EntityBlock`
+GRID_PREFIX = "grid:"
 
 
 def shaped(
@@ -184,6 +186,40 @@ def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
     return found
 
 
+class EntityBlock(NamedTuple):
+    """A block of an observation with an entity schema: `num_entities` entities of `width` numbers.
+
+    The kind says how they are read. `own`: numbers of the agent itself. `grid:NAME`: cells that are
+    always there and whose place matters. Any other kind: entities in any order, each of which
+    begins with a flag, 1 if it is there, and is zeros if not.
+    """
+
+    kind: str
+    first: int  # column
+    width: int
+    num_entities: int
+
+    @property
+    def columns(self) -> slice:
+        """The columns of the block in an observation."""
+        return slice(self.first, self.first + self.width * self.num_entities)
+
+    @property
+    def is_own(self) -> bool:
+        """True if the numbers are the agent's own, and no entities."""
+        return self.kind == OWN_KIND
+
+    @property
+    def is_grid(self) -> bool:
+        """True if the entities are the cells of a grid."""
+        return self.kind.startswith(GRID_PREFIX)
+
+    @property
+    def has_flag(self) -> bool:
+        """True if each entity begins with the flag of its presence."""
+        return not (self.is_own or self.is_grid)
+
+
 def one_hot_groups(sizes: Sequence[int], first: int = 0) -> tuple[tuple[int, int], ...]:
     """Return (first column, columns) of one-hot groups of these sizes from a column on, as
     `Spec.categorical` holds them.
@@ -207,9 +243,8 @@ class Spec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     num_actions: int = 0
-    # an observation block by block, (kind, width, count): own numbers, then entities of a kind,
-    # each of which begins with 1 if it is there and is zeros if not; (): one vector with no inner
-    # order
+    # an observation block by block, (kind, width, count), see `EntityBlock`; (): one vector with no
+    # inner order
     entity_schema: tuple[tuple[str, int, int], ...] = ()
     # (first column, columns) of each one-hot group of an observation, whose units a model does not
     # fit to the data; a single column is a flag

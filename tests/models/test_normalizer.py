@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from decisionllm.datasets.moments import Moments, scale
 from decisionllm.models.normalizer import Normalizer, one_hot_scale
@@ -44,7 +45,9 @@ def test_one_hot_groups_have_units_of_their_sizes():
         assert one_hot_scale(n) == pytest.approx(np.eye(n)[0].std())
 
 
-@pytest.mark.parametrize("entity_schema", [(), (("own", 1, 1), ("ball", 3, 3))])
+@pytest.mark.parametrize(
+    "entity_schema", [(), (("own", 1, 1), ("ball", 3, 3)), (("own", 5, 1), ("grid:a", 5, 1))]
+)
 def test_the_units_of_one_hot_columns_do_not_depend_on_the_data(entity_schema):
     spec = Spec(
         10,
@@ -64,6 +67,22 @@ def test_the_units_of_one_hot_columns_do_not_depend_on_the_data(entity_schema):
     assert normalizer.observation_mean[one_hot].tolist() == [0] * 8
     expected = np.float32([0.5, 0.5, 0.5, *[0.4] * 5])
     assert normalizer.observation_scale[one_hot].tolist() == expected.tolist()
+
+
+@pytest.mark.numeric
+def test_the_cells_of_a_grid_share_their_units_and_have_no_flag():
+    schema = (("grid:a", 2, 2), ("own", 1, 1))
+    normalizer = Normalizer(Spec(5, 1, 9, (-1.0,), (1.0,), entity_schema=schema))
+    x = np.array([[0, 5, 2, 5, 1], [4, 5, 6, 9, 3]], np.float32)
+    normalizer.fit([(x, np.zeros(2))])
+    assert normalizer.observation_mean.tolist() == [3, 6, 3, 6, 2]
+    deviations = [5**0.5, 3**0.5]
+    assert normalizer.observation_scale.tolist() == pytest.approx([*deviations, *deviations, 1])
+    units = normalizer.observations(torch.from_numpy(x))
+    # the cell with a first number below 0.5 is there
+    assert units[0].tolist() == pytest.approx(
+        [-3 / 5**0.5, -1 / 3**0.5, -1 / 5**0.5, -1 / 3**0.5, -1]
+    )
 
 
 @pytest.mark.parametrize(
