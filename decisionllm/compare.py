@@ -2,6 +2,7 @@
 episodes.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -184,8 +185,11 @@ def check_run(run: OpenedRun, store: Store, text: str) -> None:
     for name in names:
         got, wanted = vars(own)[name], vars(data)[name]
         if got != wanted:
-            what = f"{run.path}: expected a run of {name}={wanted}, as {store.info['name']} has"
-            raise ValueError(f"{what}, got {got}; leave it out, or give dataset= of its own")
+            expected = f"a run of {name}={reprlib.repr(wanted)}, as {store.info['name']} has"
+            raise ValueError(
+                f"{run.path}: expected {expected}, got {reprlib.repr(got)}; leave it out, or give "
+                "dataset= of its own"
+            )
 
 
 def split(

@@ -10,10 +10,11 @@ store, windows and batches.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ MOST_ACTIONS = 1 << 24  # of a discrete action, whose index a store keeps as flo
 Seed = int | Sequence[int] | np.random.SeedSequence  # as numpy's generators take it
 Json = dict[str, Any]  # keys with values, as a JSON or YAML file holds them
 Letters = list[tuple[str, bool]]  # (letter, whether one more) of each dimension
+OWN_KIND = "own"  # of the blocks of an observation, see `EntityBlock`
+GRID_PREFIX = "grid:"
 
 
 def shaped(
@@ -183,6 +186,48 @@ def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
     return found
 
 
+class EntityBlock(NamedTuple):
+    """A block of an observation with an entity schema: `num_entities` entities of `width` numbers.
+
+    The kind says how they are read. `own`: numbers of the agent itself. `grid:NAME`: cells that are
+    always there and whose place matters. Any other kind: entities in any order, each of which
+    begins with a flag, 1 if it is there, and is zeros if not.
+    """
+
+    kind: str
+    first: int  # column
+    width: int
+    num_entities: int
+
+    @property
+    def columns(self) -> slice:
+        """The columns of the block in an observation."""
+        return slice(self.first, self.first + self.width * self.num_entities)
+
+    @property
+    def is_own(self) -> bool:
+        """True if the numbers are the agent's own, and no entities."""
+        return self.kind == OWN_KIND
+
+    @property
+    def is_grid(self) -> bool:
+        """True if the entities are the cells of a grid."""
+        return self.kind.startswith(GRID_PREFIX)
+
+    @property
+    def has_flag(self) -> bool:
+        """True if each entity begins with the flag of its presence."""
+        return not (self.is_own or self.is_grid)
+
+
+def one_hot_groups(sizes: Sequence[int], first: int = 0) -> tuple[tuple[int, int], ...]:
+    """Return (first column, columns) of one-hot groups of these sizes from a column on, as
+    `Spec.categorical` holds them.
+    """
+    ends = first + np.cumsum(sizes, dtype=int)
+    return tuple((int(end) - int(size), int(size)) for end, size in zip(ends, sizes, strict=True))
+
+
 @dataclass(frozen=True)
 class Spec:
     """Sizes and action space of a dataset, which its reader finds out.
@@ -198,11 +243,11 @@ class Spec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     num_actions: int = 0
-    # an observation block by block, (kind, width, count): own numbers, then entities of a kind,
-    # each of which begins with 1 if it is there and is zeros if not; (): one vector with no inner
-    # order
+    # an observation block by block, (kind, width, count), see `EntityBlock`; (): one vector with no
+    # inner order
     entity_schema: tuple[tuple[str, int, int], ...] = ()
-    # (first column, columns) of the one-hot parts of an observation that a model reads as 0 and 1
+    # (first column, columns) of each one-hot group of an observation, whose units a model does not
+    # fit to the data; a single column is a flag
     categorical: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -210,8 +255,8 @@ class Spec:
             (str(kind), int(width), int(count)) for kind, width, count in self.entity_schema
         )
         object.__setattr__(self, "entity_schema", blocks)
-        ranges = tuple((int(first), int(columns)) for first, columns in self.categorical)
-        object.__setattr__(self, "categorical", ranges)
+        groups = tuple((int(first), int(columns)) for first, columns in self.categorical)
+        object.__setattr__(self, "categorical", groups)
         for name in ("observation_dim", "action_dim", "horizon", "num_actions"):
             number = one_number(f"Spec.{name}", vars(self)[name], np.int64)
             object.__setattr__(self, name, number)
@@ -241,15 +286,16 @@ class Spec:
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
 
     def _check_categorical(self) -> None:
-        """Raise a ValueError unless the ranges of categorical columns follow one another within an
+        """Raise a ValueError unless the groups of categorical columns follow one another within an
         observation.
         """
         end = 0
         for first, columns in self.categorical:
             if first < end or columns < 1 or first + columns > self.observation_dim:
-                expected = "(first column, columns) of ranges that follow one another within "
+                expected = "(first column, columns) of groups that follow one another within "
                 expected += f"{self.observation_dim} numbers, the size of an observation"
-                raise ValueError(f"Spec.categorical: expected {expected}, got {self.categorical}")
+                got = reprlib.repr(self.categorical)
+                raise ValueError(f"Spec.categorical: expected {expected}, got {got}")
             end = first + columns
 
     def _bounds(self, name: str) -> tuple[float, ...]:

@@ -176,7 +176,7 @@ def test_a_history_may_hold_the_first_observation_alone():
         ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
         ({"num_actions": 1 << 25}, "at most 16,777,216 .*, got 33,554,432; give low and high"),
         ({"categorical": [(0, 2), (1, 2)]}, r"Spec.categorical: .*, got \(\(0, 2\), \(1, 2\)\)"),
-        ({"categorical": [(2, 2)]}, "ranges that follow one another within 3 numbers, the size"),
+        ({"categorical": [(2, 2)]}, "groups that follow one another within 3 numbers, the size"),
         ({"categorical": [(0, 0)]}, "Spec.categorical: expected "),
         ({"categorical": [(-1, 2)]}, "Spec.categorical: expected "),
         ({"horizon": 2.5}, "Spec.horizon: expected one int64, got 2.5"),

@@ -23,7 +23,7 @@ from decisionllm.datasets.windows import BLOCK, of_store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
-from decisionllm.tokenizers.entities import entity_columns
+from decisionllm.tokenizers.entities import entity_blocks
 
 # The draw of labelled episodes has its own random numbers: not those of held-out groups, nor those
 # of one episode.
@@ -121,8 +121,9 @@ class Corruption:
         self.scale = scale
         self.deviation, self.slope = self._fit(clean)
         # The number that says whether an entity is present is never moved.
-        for _, first, width, count in entity_columns(self.spec.entity_schema)[1:]:
-            self.deviation[first : first + width * count : width] = 0
+        for block in entity_blocks(self.spec.entity_schema):
+            if block.has_flag:
+                self.deviation[block.columns][:: block.width] = 0
         self.reward_deviation = float(np.std(clean.rewards, dtype=np.float64))
 
     def _numbers(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:

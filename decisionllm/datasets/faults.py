@@ -14,6 +14,7 @@ from decisionllm.datasets.moments import Moments, covariance
 from decisionllm.datasets.store import Store, read
 from decisionllm.datasets.windows import BLOCK, returns_to_go
 from decisionllm.schema import Json
+from decisionllm.tokenizers.entities import entity_blocks
 
 JUMP = 30  # a change is a jump beyond so many medians of the changes of its number that are not 0
 # an observation holds the future if a number of it correlates so much with what comes
@@ -139,9 +140,8 @@ def _constants(store: Store, mean: np.ndarray, varies: np.ndarray) -> Iterator[s
             "episode"
         )
     of_entity = np.zeros(len(mean), bool)
-    if store.spec.entity_schema:
-        _, width, count = store.spec.entity_schema[0]  # the agent's own numbers
-        of_entity[width * count :] = True
+    for block in entity_blocks(store.spec.entity_schema):
+        of_entity[block.columns] = True
     constant = np.flatnonzero(~varies & ~(of_entity & (mean == 0)))
     if len(constant):
         yield f"observation {constant.tolist()}: the same number at every step"

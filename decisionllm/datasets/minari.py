@@ -38,6 +38,7 @@ from decisionllm.datasets.spaces import (
     decode_actions,
     encode_actions,
     flatten,
+    grid_schema,
     observation_parts,
     original_space,
     replace_texts,
@@ -89,7 +90,8 @@ def load(
             read, but with text=episode the one part that is a text.
         goal: of PointMaze, `fixed` or `own`, see above.
         categorical: {NAME: sizes} or [NAME] of the parts of an observation that are integers and
-            name categories, which are read one-hot; see `spaces.as_categorical`.
+            name categories, which are read one-hot; see `spaces.as_categorical`. The cells of
+            grids are entities, see `spaces.grid_schema`.
         horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation
             environment if that is more.
         low: (A,) least action, raw units; empty: of the action space, or of the data where it has
@@ -149,7 +151,7 @@ def load(
             yield replace(episode, group=e, task=own)
 
     spec = _spec(dataset, episodes(), horizon, low, high)  # the first of two passes
-    spec = replace(spec, categorical=categorical_columns(space))
+    spec = replace(spec, categorical=categorical_columns(space), entity_schema=grid_schema(space))
     info: Json = {
         "name": dataset.id,
         "env": "minari",
@@ -501,5 +503,6 @@ def _plain_actions(store: Store, *, named: bool) -> ActionSpace:
 # gave them the same order. A run whose info has no parts is therefore laid out by the rule of
 # `spaces.flatten` too. Version 3: a missing action is no part of the bounds of an action without
 # bounds. Version 4: the card has the faults of actions, rewards and final observations, and names the
-# infos that are not read.
-READER = DatasetReader(version=4, files=files)
+# infos that are not read. Version 5: of categorical parts, the spec has each one-hot group, and grids
+# as entities.
+READER = DatasetReader(version=5, files=files)

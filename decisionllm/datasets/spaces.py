@@ -19,7 +19,7 @@ from gymnasium import Space, spaces
 from numpy.typing import ArrayLike, DTypeLike
 
 from decisionllm.files import explained
-from decisionllm.schema import Json, are_numbers, refuse
+from decisionllm.schema import GRID_PREFIX, OWN_KIND, Json, are_numbers, one_hot_groups, refuse
 
 AnySpace = Space[Any]
 ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
@@ -458,15 +458,33 @@ def _shortest_sizes(sizes: np.ndarray) -> Any:
 
 
 def categorical_columns(space: AnySpace) -> tuple[tuple[int, int], ...]:
-    """Return (first column, columns) of each declared part, as `Spec.categorical` holds them."""
-    columns = []
-    for name, part, first in _placed_leaves(space):
+    """Return (first column, columns) of each one-hot number of the declared parts, as
+    `Spec.categorical` holds them.
+    """
+    groups: list[tuple[int, int]] = []
+    for _, part, first in _placed_leaves(space):
         if isinstance(part, CategoricalBox):
-            columns.append((first, _size(part, name)))
-    return tuple(columns)
+            groups += one_hot_groups(_sizes(part).tolist(), first)
+    return tuple(groups)
 
 
-def grid_parts(space: AnySpace, categorical: Declaration) -> list[tuple[str, int, int, int]]:
+def grid_schema(space: AnySpace) -> tuple[tuple[str, int, int], ...]:
+    """Return the blocks of an observation with grids, as `Spec.entity_schema` holds them: the cells
+    of each, and the numbers around them; empty without a grid. space: see `grid_parts`.
+    """
+    blocks: list[tuple[str, int, int]] = []
+    grids = grid_parts(space)
+    end = 0
+    for name, first, cells, width in grids:
+        blocks += [(OWN_KIND, first - end, 1), (f"{GRID_PREFIX}{name}", width, cells)]
+        end = first + cells * width
+    if grids:
+        size = sum(numbers for _, numbers in observation_parts(space))
+        blocks.append((OWN_KIND, size - end, 1))
+    return tuple(block for block in blocks if block[1])
+
+
+def grid_parts(space: AnySpace, categorical: Declaration = None) -> list[tuple[str, int, int, int]]:
     """Return the declared parts that are grids of equal cells: a Box of at least three dimensions,
     the last of which are the numbers of a cell.
 

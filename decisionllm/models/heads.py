@@ -17,7 +17,7 @@ from decisionllm.protocols import Head
 from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import bins
-from decisionllm.tokenizers.entities import inner
+from decisionllm.tokenizers.entities import entity_blocks, inner
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,10 @@ class PointerHead(nn.Module):
         super().__init__()
         first = 1
         found = {}
-        for name, _, size in spec.entity_schema[1:]:
-            found[name] = slice(first, first + size)  # among the own block and all entities
-            first += size
+        for block in entity_blocks(spec.entity_schema):
+            # among the own numbers and all entities
+            found[block.kind] = slice(first, first + block.num_entities)
+            first += block.num_entities
         kind = kind or next(reversed(found), "")
         self.entities = found.get(kind, slice(0, 0))
         count = self.entities.stop - self.entities.start

@@ -11,7 +11,7 @@ from decisionllm.datasets import moments
 from decisionllm.datasets.action_range import action_units
 from decisionllm.datasets.moments import Moments
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.entities import entity_columns
+from decisionllm.tokenizers.entities import entity_blocks
 
 
 class Normalizer(nn.Module):
@@ -20,8 +20,8 @@ class Normalizer(nn.Module):
 
     A return beyond the range of training is read as the nearest within it. A constant column keeps
     its unit. All entities of a kind share their units, fitted to those that are present; the flag
-    of presence stays 0 or 1, and an absent entity stays zeros. Categorical columns and discrete
-    actions stay as they are.
+    of presence stays 0 or 1, and an absent entity stays zeros. One-hot columns have fixed units,
+    see `one_hot_scale`, and discrete actions stay as they are.
 
     Args:
         spec: of the data.
@@ -33,7 +33,7 @@ class Normalizer(nn.Module):
         S, A = spec.observation_dim, spec.action_dim
         self.hidden = list(hidden)
         self.discrete = bool(spec.num_actions)
-        self.columns = entity_columns(spec.entity_schema)
+        self.blocks = entity_blocks(spec.entity_schema)
         self.categorical = spec.categorical
         self.observation_mean = nn.Buffer(torch.zeros(S))
         self.observation_scale = nn.Buffer(torch.ones(S))
@@ -56,24 +56,24 @@ class Normalizer(nn.Module):
         """
         whole = Moments()
         togo = Moments()
-        kinds = [Moments() for _ in self.columns[1:]]  # of the entities that are present
+        kinds = [Moments() for _ in self.blocks]  # of the entities that are present
         for observations, returns_to_go in blocks:
             whole.add(observations)
             togo.add(returns_to_go)
-            for (_, first, width, count), kind in zip(self.columns[1:], kinds, strict=True):
-                each = observations[:, first : first + width * count].reshape(-1, width)
-                kind.add(each[each[:, 0] > 0.5])
+            for block, kind in zip(self.blocks, kinds, strict=True):
+                each = observations[:, block.columns].reshape(-1, block.width)
+                kind.add(each[each[:, 0] > 0.5] if block.has_flag else each)
         _standardize(self.observation_mean, self.observation_scale, whole)
-        for (_, first, width, count), kind in zip(self.columns[1:], kinds, strict=True):
-            of_kind = slice(first, first + width * count)
-            mean = self.observation_mean[of_kind].view(count, width)
-            scale = self.observation_scale[of_kind].view(count, width)
+        for block, kind in zip(self.blocks, kinds, strict=True):
+            mean = self.observation_mean[block.columns].view(block.num_entities, block.width)
+            scale = self.observation_scale[block.columns].view(block.num_entities, block.width)
             _standardize(mean, scale, kind)
-            mean[:, 0] = 0.0  # the flag of presence stays
-            scale[:, 0] = 1.0
+            if block.has_flag:  # it stays
+                mean[:, 0] = 0.0
+                scale[:, 0] = 1.0
         for first, columns in self.categorical:
             self.observation_mean[first : first + columns] = 0.0
-            self.observation_scale[first : first + columns] = 1.0
+            self.observation_scale[first : first + columns] = one_hot_scale(columns)
         _standardize(self.return_mean, self.return_scale, togo)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
 
@@ -110,13 +110,16 @@ class Normalizer(nn.Module):
         units = (x - self.observation_mean) / self.observation_scale
         if self.hidden:
             units[..., self.hidden] = 0
-        if not self.columns:
-            return units
-        parts = [units[..., : self.columns[0][2]]]
-        for _, first, width, count in self.columns[1:]:
-            each = units[..., first : first + width * count].unflatten(-1, (count, width))
+        parts = []
+        end = 0
+        for block in self.blocks:
+            if not block.has_flag:
+                continue
+            parts.append(units[..., end : block.first])
+            each = units[..., block.columns].unflatten(-1, (block.num_entities, block.width))
             parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
-        return torch.cat(parts, -1)
+            end = block.columns.stop
+        return torch.cat([*parts, units[..., end:]], -1) if parts else units
 
     def raw_observations(self, x: Tensor) -> Tensor:
         """Observations (..., S) in the model's units in raw units."""
@@ -144,6 +147,15 @@ class Normalizer(nn.Module):
         if self.discrete:
             return x
         return (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
+
+
+def one_hot_scale(columns: int) -> float:
+    """Return the unit of the columns of a one-hot group: their standard deviation if all categories
+    are equally frequent. Units fitted to the data would make a rare category a large number. A
+    single column is a flag, one of two categories.
+    """
+    categories = max(columns, 2)
+    return float(np.sqrt(categories - 1) / categories)
 
 
 def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:

@@ -1,12 +1,13 @@
-"""An observation with an entity schema -> one vector, by attention from the agent's own block to the
-entities that are present, or one token for each of them."""
+"""An observation with an entity schema -> one vector, by attention from the agent's own numbers to
+the entities that are present, or one token for each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from decisionllm.schema import EntityBlock
 from decisionllm.tokenizers.mlp import mlp
 
 # (kind, width, count) of the parts of an observation; a list of lists where it was JSON
@@ -19,16 +20,19 @@ def inner(width: int) -> int:
     return min(width, 64) // HEADS * HEADS
 
 
-def entity_columns(entity_schema: EntitySchema) -> list[tuple[str, int, int, int]]:
-    """(kind, first, width, count) of each part of an observation, which is the columns first ..
-    first + width * count.
-    """
+def entity_columns(entity_schema: EntitySchema) -> list[EntityBlock]:
+    """Return the blocks of an observation with their columns."""
     first = 0
-    found = []
+    blocks = []
     for kind, width, count in entity_schema:
-        found.append((kind, first, width, count))
+        blocks.append(EntityBlock(kind, first, width, count))
         first += width * count
-    return found
+    return blocks
+
+
+def entity_blocks(entity_schema: EntitySchema) -> list[EntityBlock]:
+    """Return the blocks of entities, without the agent's own."""
+    return [block for block in entity_columns(entity_schema) if not block.is_own]
 
 
 def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> list[int]:
@@ -55,22 +59,69 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
     return found
 
 
-class EntityEncoder(nn.Module):
-    """Encodes observations with an entity schema, (..., S) -> (..., D), in the model's units.
+class EntityMaps(nn.Module):
+    """The maps of the agent's own numbers, the first, and of each kind of entity.
 
-    The own block and each kind of entity have one map, shared by all entities of the kind. The
-    entities that are present are pooled by attention whose query is the own block. The result does
-    not depend on the order of entities of a kind.
+    All entities of a kind share a map. A cell of a grid adds the learned embedding of its place. An
+    observation without own numbers has a learned vector in place of their encoding.
 
     Args:
-        entity_schema: blocks (kind, width, count) of an observation, see `schema.Spec`; the first
-            is (`own`, width, 1).
+        entity_schema: blocks (kind, width, count) of an observation, see `schema.EntityBlock`.
+        width: D.
+        make_map: number of inputs -> the map of a kind.
+    """
+
+    def __init__(
+        self, entity_schema: EntitySchema, width: int, make_map: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.own_blocks = [block for block in entity_columns(entity_schema) if block.is_own]
+        self.entity_blocks = entity_blocks(entity_schema)
+        own_size = sum(block.width * block.num_entities for block in self.own_blocks)
+        self.maps = nn.ModuleList()
+        self.maps.append(make_map(own_size) if own_size else _LearnedVector(width))
+        for block in self.entity_blocks:
+            encode = make_map(block.width)
+            if block.is_grid:
+                encode = _PlacedMap(encode, block.num_entities, width)
+            self.maps.append(encode)
+
+    def own_numbers(self, observations: Tensor) -> Tensor:
+        """Return the own numbers of observations (..., S), which `maps[0]` reads."""
+        if len(self.own_blocks) == 1:
+            return observations[..., self.own_blocks[0].columns]
+        numbers = [observations[..., block.columns] for block in self.own_blocks]
+        return torch.cat([observations[..., :0], *numbers], -1)
+
+    def encode_entities(self, observations: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Encode the entities of observations (..., S), block by block.
+
+        Returns:
+            Encodings (..., count, D), and which are present (..., count) bool.
+        """
+        encodings = []
+        present = []
+        for encode, block in zip(self.maps[1:], self.entity_blocks, strict=True):
+            part = observations[..., block.columns].unflatten(-1, (block.num_entities, block.width))
+            encodings.append(encode(part))
+            first = part[..., 0]
+            present.append(first > 0.5 if block.has_flag else torch.ones_like(first).bool())
+        return encodings, present
+
+
+class EntityEncoder(EntityMaps):
+    """Encodes observations with an entity schema, (..., S) -> (..., D), in the model's units.
+
+    The own numbers and each kind of entity have one map, shared by all entities of the kind. The
+    entities that are present are pooled by attention whose query is the encoding of the own
+    numbers. The result does not depend on the order of entities of a kind, but for the cells of a
+    grid.
+
+    Args:
+        entity_schema: see `EntityMaps`.
         width: D, width of the backbone.
         embedding: of a `TrajectoryTokenizer`; the map of each kind is linear or has two layers.
-        layers: attention layers among the entities and the own block before the pooling.
-
-    Raises:
-        ValueError: the schema does not begin with the own block.
+        layers: attention layers among the entities and the own numbers before the pooling.
     """
 
     def __init__(
@@ -81,37 +132,29 @@ class EntityEncoder(nn.Module):
         embedding: str = "linear",
         layers: int = 0,
     ) -> None:
-        super().__init__()
-        check_own_block(entity_schema)
-        self.columns = entity_columns(entity_schema)
-        self.maps = nn.ModuleList()
         D = inner(width)
-        for _, size, _ in entity_schema:
+
+        def make_map(size: int) -> nn.Module:
             # drawn before the first layer: the weights of published models depend on it
             deeper: list[nn.Module] = []
             if embedding != "linear":
                 deeper = [nn.GELU(), nn.Linear(D, D)]
-            self.maps.append(nn.Sequential(nn.Linear(size, D), *deeper))
+            return nn.Sequential(nn.Linear(size, D), *deeper)
+
+        super().__init__(entity_schema, D, make_map)
         self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))
         self.out = nn.Linear(D, width)
 
     def entities(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """The own block and the entities of observations (..., S).
+        """The own numbers and the entities of observations (..., S).
 
         Returns:
             encodings (..., 1 + K, inner), and which are present (..., 1 + K) bool.
         """
-        encodings = []
-        present = []
-        for encode, (kind, first, width, count) in zip(self.maps, self.columns, strict=True):
-            flat = observations[..., first : first + width * count]
-            part = flat.unflatten(-1, (count, width))
-            encodings.append(encode(part))
-            if kind == "own":
-                present.append(torch.ones_like(part[..., 0], dtype=torch.bool))
-            else:
-                present.append(part[..., 0] > 0.5)
-        return torch.cat(encodings, -2), torch.cat(present, -1)
+        own = self.maps[0](self.own_numbers(observations)[..., None, :])
+        encodings, present = self.encode_entities(observations)
+        always = torch.ones_like(own[..., 0], dtype=torch.bool)
+        return torch.cat([own, *encodings], -2), torch.cat([always, *present], -1)
 
     def forward(self, observations: Tensor) -> Tensor:
         x, present = self.entities(observations.flatten(0, -2))
@@ -126,17 +169,14 @@ class EntityEncoder(nn.Module):
         return pooled
 
 
-class EntityEmbedding(nn.Module):
-    """Embeds the own block of observations, and each entity as a token of its own, in the model's
+class EntityEmbedding(EntityMaps):
+    """Embeds the own numbers of observations, and each entity as a token of its own, in the model's
     units.
 
     Args:
-        entity_schema: see `EntityEncoder`.
+        entity_schema: see `EntityMaps`; with entities.
         width: D, width of the backbone.
         embedding: the map of each kind is `linear`, or has two layers.
-
-    Raises:
-        ValueError: the schema does not begin with the own block.
     """
 
     def __init__(
@@ -146,18 +186,12 @@ class EntityEmbedding(nn.Module):
         *,
         embedding: str = "linear",
     ) -> None:
-        super().__init__()
-        check_own_block(entity_schema)
-        self.columns = entity_columns(entity_schema)
-        self.maps = nn.ModuleList()
-        for _, size, _ in entity_schema:
-            hidden = [] if embedding == "linear" else [width]
-            self.maps.append(mlp(size, *hidden, width))
+        hidden = [] if embedding == "linear" else [width]
+        super().__init__(entity_schema, width, lambda size: mlp(size, *hidden, width))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """The own blocks of observations (..., S) -> (..., D)."""
-        _, first, width, _ = self.columns[0]
-        own: Tensor = self.maps[0](observations[..., first : first + width])
+        """The own numbers of observations (..., S) -> (..., D)."""
+        own: Tensor = self.maps[0](self.own_numbers(observations))
         return own
 
     def entities(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,30 +201,40 @@ class EntityEmbedding(nn.Module):
             Tokens (B, E, D), the step of each (B, E), and whether it is there or padding (B, E)
             bool; E: the most of a row.
         """
-        slots = []
-        flags = []
-        for _, first, width, count in self.columns[1:]:
-            flat = observations[..., first : first + width * count]
-            slots.append(flat.unflatten(-1, (count, width)))
-            flags.append(slots[-1][..., 0] > 0.5)
+        encodings, flags = self.encode_entities(observations)
         each = torch.cat(flags, -1)  # (B, T, K)
         present = each.flatten(1)
         most = int(present.sum(1).max())
         order = (~present).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]  # (B, E)
-        embedded = [encode(part) for encode, part in zip(self.maps[1:], slots, strict=True)]
-        tokens = torch.cat(embedded, -2).flatten(1, 2)  # (B, T K, D)
+        tokens = torch.cat(encodings, -2).flatten(1, 2)  # (B, T K, D)
         index = order[..., None].expand(-1, -1, tokens.shape[-1])
         return tokens.gather(1, index), order // each.shape[2], present.gather(1, order)
 
 
-def check_own_block(entity_schema: Sequence[tuple[str, int, int]]) -> None:
-    """Raise a ValueError unless a schema begins with its one own block."""
-    kinds = [kind for kind, _, _ in entity_schema]
-    if kinds[0] != "own" or kinds.count("own") > 1 or entity_schema[0][2] != 1:
-        raise ValueError(
-            "Spec.entity_schema: expected the one block own first, with count 1, got "
-            f"{entity_schema}"
-        )
+class _PlacedMap(nn.Module):
+    """Adds the learned embedding of its place to the encoding of each of n cells, (..., n, w) ->
+    (..., n, D).
+    """
+
+    def __init__(self, encode: nn.Module, cells: int, width: int) -> None:
+        super().__init__()
+        self.encode = encode
+        self.places = nn.Embedding(cells, width)
+
+    def forward(self, cells: Tensor) -> Tensor:
+        encoded: Tensor = self.encode(cells)
+        return encoded + self.places.weight.to(encoded.dtype)
+
+
+class _LearnedVector(nn.Module):
+    """A learned vector (D,) where there are no numbers, (..., 0) -> (..., D)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(width))
+
+    def forward(self, nothing: Tensor) -> Tensor:
+        return self.vector.expand(*nothing.shape[:-1], -1)
 
 
 class _Layer(nn.Module):
@@ -212,7 +256,7 @@ class _Layer(nn.Module):
         value = heads(values)
         query = heads(self.query(self.before(x)))
         scores = query @ key.transpose(-1, -2) * key.shape[-1] ** -0.5
-        # The own block is always present, so that no row is empty
+        # The own numbers are always present, so that no row is empty
         weights = scores.masked_fill(~present[:, None, None], float("-inf")).softmax(-1)
         x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
         mixed: Tensor = x + self.mix(self.after(x))

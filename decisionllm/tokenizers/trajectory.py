@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from decisionllm.checks import at_least, more_than_0, one_of, ranges, share
 from decisionllm.registry import register
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder
+from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, entity_blocks
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 from decisionllm.tokenizers.mlp import mlp
 from decisionllm.tokenizers.waves import Waves
@@ -78,10 +78,10 @@ class TrajectoryTokenizer(nn.Module):
         more_than_0("tokenizer.scale", scale)
         one_of("tokenizer.entities", entities, ("pooled", "current", "all"))
         at_least("tokenizer.entity_layers", entity_layers, 0)
-        if entities != "pooled" and len(spec.entity_schema) < 2:
+        if entities != "pooled" and not entity_blocks(spec.entity_schema):
             raise ValueError(
                 f"tokenizer.entities={entities}: expected observations with an entity schema, got "
-                "one vector; take tokenizer.entities=pooled"
+                "no entities; take tokenizer.entities=pooled"
             )
         share("tokenizer.hide_actions", hide_actions)
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
@@ -185,7 +185,7 @@ class TrajectoryTokenizer(nn.Module):
         """The most entity tokens of a step."""
         if self.entities == "pooled":
             return 0
-        return sum(count for _, _, _, count in self.observations.columns[1:])
+        return sum(block.num_entities for block in self.observations.entity_blocks)
 
     @property
     def output_positions(self) -> slice:

@@ -107,6 +107,16 @@ def test_an_adversary_by_hand(tmp_path):
     ).tolist() == [2]
 
 
+def test_the_flags_of_entities_are_never_moved_and_a_grid_has_none(tmp_path):
+    x = np.random.default_rng(0).normal(size=(9, 7)).astype(np.float32)
+    schema = (("grid:a", 1, 2), ("own", 1, 1), ("ball", 2, 2))
+    spec = Spec(7, 1, 9, (-1.0,), (1.0,), entity_schema=schema)
+    episode = Episode(x, np.zeros((9, 1), np.float32), np.arange(9.0))
+    store = write(tmp_path / "store", Source(spec, [episode], {"name": "test"}))
+    corruption = altered.Corruption(store, "observations", "random", 1.0)
+    assert np.flatnonzero(corruption.deviation[:7] == 0).tolist() == [3, 5]
+
+
 def test_a_discrete_adversary_takes_the_allowed_action_of_the_least_return(tmp_path):
     masks = np.array([[True, True, True], [True, False, True]])
     episodes = [

@@ -61,6 +61,10 @@ def test_an_entity_that_is_never_there_is_no_constant_number(tmp_path):
     assert found(tmp_path / "s", [walk(0, observations=seen)], entity_schema=schema) == [
         "observation [0, 2]: the same number at every step"
     ]
+    schema = (("grid:a", 1, 2), ("own", 4, 1))  # a category that a cell never has
+    assert found(tmp_path / "grid", [walk(0, observations=seen)], entity_schema=schema) == [
+        "observation [2, 4, 5]: the same number at every step"
+    ]
 
 
 def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_next(

@@ -614,10 +614,12 @@ def test_declared_parts_are_one_hot_and_marked(tmp_path):
     (read,) = source.episodes
     assert read.observations[:, :5].tolist() == [[1, 0, 0, 0, 1], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]]
     assert read.final_observation[:5].tolist() == [1, 0, 0, 1, 0]
-    assert source.spec.categorical == ((0, 5),) and source.spec.observation_dim == 7
+    assert source.spec.categorical == ((0, 3), (3, 2)) and source.spec.observation_dim == 7
+    assert source.spec.entity_schema == (("grid:grid", 5, 1), ("own", 2, 1))
     assert source.info["categorical"] == {"grid": [3, 2]}
     plain = load(minari_id="mine/cells-v0")
-    assert plain.spec.categorical == () and "categorical" not in plain.info
+    assert plain.spec.categorical == plain.spec.entity_schema == ()
+    assert "categorical" not in plain.info
     options = {"minari_id": "mine/cells-v0", "categorical": {"grid": [3, 2]}}
     store = prepare(node("dataset", "minari", **options), tmp_path)
     assert store.spec == source.spec and store.info["categorical"] == {"grid": [3, 2]}

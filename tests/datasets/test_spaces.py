@@ -18,6 +18,7 @@ from decisionllm.datasets.spaces import (
     flatten,
     flatten_one,
     grid_parts,
+    grid_schema,
     observation_parts,
     original_space,
     replace_texts,
@@ -271,7 +272,9 @@ def test_declared_integers_are_one_hot_and_come_back_in_their_type():
     card = [0, 0, 1, 1, 0, 0]
     cells = [0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1]
     assert row.tolist() == [*card, 0.5, 1, 0, 0, 0, *cells]
-    assert categorical_columns(space) == ((0, 6), (11, 12))
+    cells = ((11, 3), (14, 2), (16, 1), (17, 3), (20, 2), (22, 1))
+    assert categorical_columns(space) == ((0, 3), (3, 3), *cells)
+    assert grid_schema(space) == (("own", 11, 1), ("grid:image", 6, 2))
     assert categorical_sizes(space) == {"image": [3, 2, 1], "card.0": 3}
     back = unflatten(row[None], space)
     assert back["image"].dtype == np.uint8 and np.array_equal(back["image"], image[None])
@@ -305,6 +308,29 @@ def test_sizes_are_one_number_or_along_the_last_axis_or_those_of_the_bounds(
     assert as_categorical(box, categorical_sizes(space)) == space
     back = unflatten(flatten_one(value, space)[None], space)
     assert back.dtype == box.dtype and back[0].tolist() == value
+
+
+def test_the_numbers_around_grids_are_own_blocks():
+    grid = spaces.Box(0, 1, (2, 1, 2), np.uint8)
+    number = spaces.Box(0, 1, (1,), np.float32)
+    space = spaces.Tuple([grid, number, spaces.Discrete(2), grid, spaces.Dict(seen=grid)])
+    cells = (4, 2)
+    assert grid_schema(as_categorical(space, [0, 3, "4.seen"])) == (
+        ("grid:0", *cells),
+        ("own", 3, 1),
+        ("grid:3", *cells),
+        ("grid:4.seen", *cells),
+    )
+    assert grid_schema(as_categorical(space, [3])) == (
+        ("own", 7, 1),
+        ("grid:3", *cells),
+        ("own", 4, 1),
+    )
+    assert grid_schema(as_categorical(grid, ["observation"])) == (("grid:observation", *cells),)
+    row = spaces.Box(0, 1, (3,), np.uint8)
+    unequal = as_categorical(grid, {"observation": [[[2, 2]], [[2, 3]]]})
+    for space_without_grid in (space, as_categorical(row, ["observation"]), unequal):
+        assert grid_schema(space_without_grid) == ()
 
 
 def test_names_of_nested_parts_are_nested_or_have_dots():

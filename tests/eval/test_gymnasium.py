@@ -1043,7 +1043,8 @@ def test_a_run_on_categories_is_evaluated_with_those_of_its_data(cells, tmp_path
         assert command(*given) == 0
     card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
     assert card["dataset"]["categorical"] == {"grid": [3, 2]}
-    assert card["spec"]["categorical"] == [[0, 10]]
+    assert card["spec"]["categorical"] == [[0, 3], [3, 2], [5, 3], [8, 2]]
+    assert card["spec"]["entity_schema"] == [["grid:grid", 5, 2], ["own", 1, 1]]
 
 
 def test_a_minigrid_is_one_hot_with_its_mission_as_text():

@@ -2,6 +2,8 @@
 tests/contracts.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -210,6 +212,8 @@ def test_the_loss_floor_is_the_loss_of_a_certain_action():
 def test_a_head_names_the_entities_it_points_at():
     assert [made(name, {}).entities for name in ("gaussian", "bins", "discrete")] == [None] * 3
     assert made("pointer", {}).entities == slice(1, 3)  # after the own block
+    cells_first = replace(AIMED, entity_schema=(("grid:a", 1, 2), ("own", 1, 1)))
+    assert PointerHead(8, cells_first).entities == slice(1, 3)
 
 
 def test_a_head_of_the_wrong_action_space_names_the_right_one():

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from decisionllm.datasets.moments import Moments, scale
-from decisionllm.models.normalizer import Normalizer
+from decisionllm.models.normalizer import Normalizer, one_hot_scale
 from decisionllm.schema import Spec
 
 
@@ -37,17 +38,51 @@ def test_units_fitted_to_blocks_are_those_of_all_rows():
     assert fitted[0].observation_scale[0] == np.float32(x[:, 0].std(dtype=np.float64))
 
 
-@pytest.mark.parametrize("entity_schema", [(), (("own", 2, 1), ("cell", 2, 2))])
-def test_categorical_columns_keep_their_unit(entity_schema):
-    ranges = [(0, 1), (3, 1), (5, 1)]  # of each block the last number, and the first of all
-    spec = Spec(6, 1, 9, (-1.0,), (1.0,), entity_schema=entity_schema, categorical=ranges)
+def test_one_hot_groups_have_units_of_their_sizes():
+    assert one_hot_scale(2) == 0.5 and one_hot_scale(5) == 0.4
+    assert one_hot_scale(1) == 0.5  # a flag
+    for n in (2, 3, 11):
+        assert one_hot_scale(n) == pytest.approx(np.eye(n)[0].std())
+
+
+@pytest.mark.parametrize(
+    "entity_schema", [(), (("own", 1, 1), ("ball", 3, 3)), (("own", 5, 1), ("grid:a", 5, 1))]
+)
+def test_the_units_of_one_hot_columns_do_not_depend_on_the_data(entity_schema):
+    spec = Spec(
+        10,
+        1,
+        9,
+        (-1.0,),
+        (1.0,),
+        entity_schema=entity_schema,
+        categorical=[(0, 1), (2, 2), (5, 5)],
+    )
     normalizer = Normalizer(spec)
-    x = np.ones((2, 6), np.float32)
-    x[1, [0, 1, 3, 5]] = 0
+    x = np.zeros((2, 10), np.float32)
+    x[0, [0, 1, 4, 6]] = 1  # 1 and 4 are the flags of the first two balls
+    x[1, [1, 2, 4, 5]] = 1
     normalizer.fit([(x, np.zeros(2))])
-    assert normalizer.observation_mean[[0, 3, 5]].tolist() == [0, 0, 0]
-    assert normalizer.observation_scale[[0, 3, 5]].tolist() == [1, 1, 1]
-    assert normalizer.observation_mean[1] == normalizer.observation_scale[1] == 0.5
+    one_hot = [0, 2, 3, 5, 6, 7, 8, 9]
+    assert normalizer.observation_mean[one_hot].tolist() == [0] * 8
+    expected = np.float32([0.5, 0.5, 0.5, *[0.4] * 5])
+    assert normalizer.observation_scale[one_hot].tolist() == expected.tolist()
+
+
+@pytest.mark.numeric
+def test_the_cells_of_a_grid_share_their_units_and_have_no_flag():
+    schema = (("grid:a", 2, 2), ("own", 1, 1))
+    normalizer = Normalizer(Spec(5, 1, 9, (-1.0,), (1.0,), entity_schema=schema))
+    x = np.array([[0, 5, 2, 5, 1], [4, 5, 6, 9, 3]], np.float32)
+    normalizer.fit([(x, np.zeros(2))])
+    assert normalizer.observation_mean.tolist() == [3, 6, 3, 6, 2]
+    deviations = [5**0.5, 3**0.5]
+    assert normalizer.observation_scale.tolist() == pytest.approx([*deviations, *deviations, 1])
+    units = normalizer.observations(torch.from_numpy(x))
+    # the cell with a first number below 0.5 is there
+    assert units[0].tolist() == pytest.approx(
+        [-3 / 5**0.5, -1 / 3**0.5, -1 / 5**0.5, -1 / 3**0.5, -1]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Entities as tokens of their own: what attends to them, and that a session equals the plain path."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,8 @@ def draw_observations(shape, seed=0, share=0.5):
 
 def agree(policy, tasks=TASKS, share=0.5):
     world = World(SPEC, tasks)
-    world.observations = draw_observations(world.observations.shape[:2], share=share)
+    if policy.model.spec == SPEC:
+        world.observations = draw_observations(world.observations.shape[:2], share=share)
     if policy.target_return is None:
         world.targets = [None, 0.5, None, None]
     play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(len(tasks)))
@@ -56,6 +59,35 @@ def test_it_does_for_every_window_and_stride(window, stride):
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_it_does_without_entities_and_with_all_of_them(share):
     agree(make_policy(SPEC, head="discrete", entities="current"), share=share)
+
+
+@pytest.mark.parametrize("entities", ["pooled", "current", "all"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        (("own", 2, 1), ("grid:a", 3, 4), ("own", 5, 1)),
+        (("grid:a", 3, 3), ("own", 2, 2), ("grid:b", 2, 3)),
+        (("grid:a", 3, 4), ("grid:b", 7, 1)),
+        (("grid:a", 1, 7), ("ball", 3, 4)),
+    ],
+)
+def test_it_does_on_grids_with_own_numbers_around_them_and_none(schema, entities):
+    agree(make_policy(replace(SPEC, entity_schema=schema), head="discrete", entities=entities))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("entities", ["pooled", "current", "all"])
+def test_the_place_of_a_cell_has_an_effect(entities):
+    schema = (("grid:image", 3, 4), ("own", 7, 1))
+    model = make_model(replace(SPEC, entity_schema=schema), head="discrete", entities=entities)
+    rng = np.random.default_rng(0)
+    observations = 5 * rng.normal(size=(5, 19)).astype(np.float32)
+    observations[:, :12:3] = 0  # a first number of 0 is no flag
+    moved = observations.copy()
+    moved[:, :12] = observations[:, :12].reshape(5, 4, 3)[:, [1, 0, 2, 3]].reshape(5, -1)
+    assert (read(model, moved) - read(model, observations)).abs().max() > 1e-3
+    model.tokenizer.observations.maps[1].places.weight.zero_()
+    near(read(model, moved), read(model, observations))
 
 
 def test_it_does_with_the_predicted_maximum_return():
@@ -174,6 +206,10 @@ def test_what_cannot_have_entity_tokens_is_refused():
     plain = Spec(observation_dim=3, action_dim=1, horizon=15, num_actions=4)
     with pytest.raises(ValueError, match="expected observations with an entity schema"):
         make_model(plain, head="discrete", entities="current")
+    for own_blocks in ([("own", 3, 1)], [("own", 1, 1), ("own", 2, 1)]):
+        with pytest.raises(ValueError, match="expected observations with an entity schema"):
+            alone = replace(plain, entity_schema=own_blocks)
+            make_model(alone, head="discrete", entities="current")
     with pytest.raises(ValueError, match="tokenizer.entities: expected"):
         make_model(SPEC, head="discrete", entities="each")
     with pytest.raises(ValueError, match="expected a head that points at no entities"):

@@ -11,7 +11,7 @@ from decisionllm.models.normalizer import Normalizer
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
-from decisionllm.tokenizers.entities import EntityEncoder, vectors
+from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, vectors
 from tests.conftest import make_model, near
 
 pytestmark = pytest.mark.numeric
@@ -136,9 +136,58 @@ def test_a_model_of_entities_ignores_their_order():
     near(read[0], read[1])
 
 
-def test_a_schema_without_an_own_block_is_refused():
-    with pytest.raises(ValueError, match="expected the one block own first, with count 1"):
-        EntityEncoder((("landmark", 3, 4),), 32)
+@ways
+@torch.no_grad()
+def test_own_blocks_are_read_as_one_wherever_they_stand(layers, embedding):
+    encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
+    parts = encoder(
+        layers, embedding, (("own", 2, 1), ("landmark", 3, 4), ("agent", 5, 2), ("own", 1, 1))
+    )
+    assert parts.state_dict().keys() == encode.state_dict().keys()
+    other = torch.cat([x[:, :2], x[:, 3:], x[:, 2:3]], 1)
+    torch.testing.assert_close(parts(other), encode(x), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_without_own_numbers_a_learned_vector_stands_for_them():
+    schema = (("landmark", 3, 4),)
+    encode, x = encoder(0, "linear", schema), torch.from_numpy(drawn()[:, 3:15])
+    embed = EntityEmbedding(schema, 32)
+    assert embed(x[:, None]).shape == (7, 1, 32) and embed(x)[0].tolist() == embed(x)[1].tolist()
+    before = encode(x)
+    encode.maps[0].vector += 1
+    assert before.isfinite().all() and (encode(x) - before).abs().max() > 1e-2
+
+
+@ways
+@torch.no_grad()
+def test_the_cells_of_a_grid_are_always_there_and_have_a_place(layers, embedding):
+    schema = (("grid:image", 3, 4), ("own", 13, 1))
+    encode, x = encoder(layers, embedding, schema), torch.from_numpy(drawn(present=0.0))
+    x[:, :12] = torch.arange(12.0) / 12
+    x[:, 0] = 0  # no flag
+    cells = x[:, :12].view(-1, 4, 3)
+    moved = torch.cat([cells[:, [1, 0, 2, 3]].flatten(1), x[:, 12:]], 1)
+    assert (encode(moved) - encode(x)).abs().max() > 1e-2
+    _, present = encode.entities(x)
+    assert present.shape == (7, 5) and present.all()
+    for layer in encode.maps[1:]:
+        layer.places.weight.zero_()
+    near(encode(moved), encode(x))
+
+
+@torch.no_grad()
+def test_data_without_grids_have_the_weights_of_published_models():
+    torch.manual_seed(0)
+    encode = EntityEncoder(LAYOUT, 32)
+    torch.manual_seed(0)
+    expected = [torch.nn.Linear(size, 32) for size in (3, 3, 5)]
+    for number, linear in enumerate(expected):
+        assert torch.equal(encode.state_dict()[f"maps.{number}.0.weight"], linear.weight)
+    names = {name.split(".")[0] for name in encode.state_dict()}
+    assert names == {"maps", "layers", "out"}
+    maps = [name for name in encode.state_dict() if name.startswith("maps")]
+    assert maps == [f"maps.{i}.0.{weight}" for i in range(3) for weight in ("weight", "bias")]
 
 
 def test_aimed_actions_are_learned_in_any_order_of_entities():

@@ -300,4 +300,5 @@ def files(*, minari_id: str = "", **options: object) -> list[Path]:
     return minari.files(minari_id=minari_id) if minari_id else []
 
 
-READER = DatasetReader(version=1, files=files, data_options=data_options, worded=worded)
+# Version 2: the spec has each one-hot group, and the cells of the view `grid` as entities.
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decisionllm.schema import Json, Spec
+from decisionllm.schema import GRID_PREFIX, Json, Spec, one_hot_groups
 
 VIEW = 7  # cells on a side
 AGENT_X, AGENT_Y = 3, 6
@@ -21,7 +21,9 @@ MOST_OBJECTS = 20
 OWN_SIZE = NUM_DIRECTIONS + NUM_TYPES + OBJECT_TYPES + 1 + NUM_COLOURS + 3
 OBJECT_SIZE = 1 + OBJECT_TYPES + NUM_COLOURS + NUM_STATES + 4
 SCHEMA = (("own", OWN_SIZE, 1), ("object", OBJECT_SIZE, MOST_OBJECTS))
-CELL_SIZE = NUM_TYPES + NUM_COLOURS + NUM_STATES
+CELL_PARTS = NUM_TYPES, NUM_COLOURS, NUM_STATES
+NUM_CELLS = VIEW * VIEW
+GRID_SCHEMA = ((f"{GRID_PREFIX}image", sum(CELL_PARTS), NUM_CELLS), ("own", NUM_DIRECTIONS, 1))
 VIEWS = ("objects", "grid")
 
 
@@ -40,8 +42,15 @@ def spec_of(view: str, horizon: int) -> Spec:
     if view == "objects":
         size = OWN_SIZE + OBJECT_SIZE * MOST_OBJECTS
         return Spec(size, 1, horizon, num_actions=7, entity_schema=SCHEMA)
-    size = VIEW * VIEW * CELL_SIZE + NUM_DIRECTIONS
-    return Spec(size, 1, horizon, num_actions=7, categorical=((0, size),))
+    sizes = [*CELL_PARTS * NUM_CELLS, NUM_DIRECTIONS]
+    return Spec(
+        sum(sizes),
+        1,
+        horizon,
+        num_actions=7,
+        entity_schema=GRID_SCHEMA,
+        categorical=one_hot_groups(sizes),
+    )
 
 
 def encode(images: np.ndarray, directions: np.ndarray, view: str) -> np.ndarray:

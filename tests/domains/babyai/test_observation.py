@@ -12,6 +12,7 @@ from decisionllm.domains.babyai.observation import (
     OWN_SIZE,
     encode,
     mirror_view,
+    spec_of,
     stack_observations,
 )
 
@@ -89,6 +90,10 @@ def test_the_grid_view_has_each_cell_and_the_direction():
     assert np.flatnonzero(cells[1, 2]).tolist() == [DOOR, 11 + GREY, 17 + LOCKED]
     assert np.flatnonzero(cells[0, 0]).tolist() == [EMPTY]
     assert row[-4:].tolist() == [0, 0, 1, 0]
+    spec = spec_of("grid", 64)
+    assert spec.entity_schema == (("grid:image", 20, 49), ("own", 4, 1))
+    assert spec.categorical[:4] == ((0, 11), (11, 6), (17, 3), (20, 11))
+    assert len(spec.categorical) == 148 and spec.categorical[-1] == (980, 4)
 
 
 def test_many_observations_are_encoded_as_one_by_one():
