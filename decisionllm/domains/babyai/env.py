@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.checks import at_least, one_of
 from decisionllm.datasets.wordings import is_held_out, spread
-from decisionllm.domains.babyai.dataset import TEXTS
+from decisionllm.domains.babyai.dataset import TEXTS, check_frames
 from decisionllm.domains.babyai.levels import (
     NUM_ACTIONS,
     Bot,
@@ -57,7 +57,8 @@ class BabyAI(Env):
         horizon: most steps of a mission; 0: the limit of MiniGrid, which depends on the mission.
 
     Raises:
-        ValueError: there is no such level, view or text.
+        ValueError: there is no such level, view or text, or a level whose missions have no sentence
+            frame with text=paraphrased.
         ImportError: MiniGrid is not installed.
     """
 
@@ -80,6 +81,8 @@ class BabyAI(Env):
         one_of("env.text", text, TEXTS)
         at_least("env.horizon", horizon, 0)
         levels = parse_levels("env.level", level)
+        if text == "paraphrased":
+            check_frames("env", levels)
         self.name = f"babyai-{'+'.join(levels)}"
         self.view = view
         self.text = text
