@@ -166,10 +166,11 @@ def test_paraphrased_missions_have_the_facts_of_each():
 
 def test_a_level_without_sentence_frames_is_refused_before_it_is_played(tmp_path, capsys):
     data = ("dataset=babyai", "dataset.level=[GoToObj,GoToSeqS5R2]", "dataset.episodes=100000")
-    assert command("train", *data, "text=paraphrased", f"cache_dir={tmp_path}") == 1
+    folders = (f"cache_dir={tmp_path / 'cache'}", f"run={tmp_path / 'run'}")
+    assert command("train", *data, "text=paraphrased", *folders) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "dataset.level=GoToSeqS5R2, text=paraphrased: no sentence frame fits the mission" in line
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "cache").exists()
     with pytest.raises(ValueError, match="env.level=OpenTwoDoors, text=paraphrased: .*; take text"):
         BabyAI(1, level=["OpenDoor", "OpenTwoDoors"], text="paraphrased")
 
