@@ -960,9 +960,7 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "minigrid"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(
-        ValueError, match="^env.id=minigrid:B.*import of minigrid .*; install the"
-    ):
+    with pytest.raises(ValueError, match="^env.id=minigrid:B.*import of minigrid .*; install the"):
         make(1, id="minigrid:BabyAI-GoToLocal-v0")
 
 
