@@ -11,7 +11,7 @@ import pytest
 
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import Spec
-from tests.conftest import NANO, PATIENCE, command, make_policy
+from tests.conftest import LOOP, NANO, PATIENCE, command, make_policy
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,7 @@ FEW = {
 WITHOUT = EXAMPLES / "bid_without_torch.py"
 JOURNEYS = EXAMPLES / "ten_journeys.py"
 WORDS = EXAMPLES / "words_on_a_maze.py"
+ROOM = EXAMPLES / "words_in_a_room.py"
 BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaconf", "fastapi")
 ALONE = (
     "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; "
@@ -34,7 +35,7 @@ ALONE = (
 
 @pytest.mark.parametrize(
     "path",
-    sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS}),
+    sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS, ROOM}),
     ids=lambda path: path.stem,
 )
 def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
@@ -71,6 +72,21 @@ def test_words_are_drawn_on_a_maze(tmp_path, monkeypatch):
     )
     runpy.run_path(str(WORDS), run_name="__main__")
     assert out.stat().st_size > 10_000
+
+
+def test_words_are_drawn_in_a_room(tmp_path, monkeypatch, capsys):
+    data = ("dataset=babyai", "dataset.level=[GoToObj,PickupLoc]", "dataset.episodes=8", *NANO)
+    few = ("head=discrete", "model.condition_on=none", f"cache_dir={tmp_path}")
+    for text in ("paraphrased", "none"):
+        assert command("train", *LOOP, *data, *few, f"text={text}", f"run={tmp_path}/{text}") == 0
+    out = tmp_path / "pictures" / "babyai.png"
+    runs = [f"{tmp_path}/paraphrased", f"{tmp_path}/none"]
+    names = ["--names", "reads", "reads nothing"]
+    monkeypatch.setattr(sys, "argv", ["room", *runs, f"--out={out}", "--episodes=4", *names])
+    runpy.run_path(str(ROOM), run_name="__main__")
+    assert out.stat().st_size > 10_000
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in printed[-3:-1]] == names[1:]
 
 
 def journeys():

@@ -2,6 +2,7 @@
 its observations that is a text; and in what Minari records of both. The option `task_from`.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,13 +78,19 @@ def find_texts(values: Values) -> dict[str, str]:
 
 def to_text(value: Any) -> str | None:
     """Return a text as str, bytes read as UTF-8; of a column of equal texts the text; else None."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
-        value = value.reshape(-1).tolist()
+    value = column_of(value)
     if isinstance(value, list | tuple) and len(value) and all(each == value[0] for each in value):
         value = value[0]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return str(value) if isinstance(value, str) else None
+
+
+def column_of(value: Any) -> Any:
+    """Return an array that may hold texts as a list, any other value as it is."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
+        return value.reshape(-1).tolist()
+    return value
 
 
 def task_of(values: Values, task_from: str, option: str = "env.task_from") -> str:
@@ -103,7 +110,20 @@ def task_of(values: Values, task_from: str, option: str = "env.task_from") -> st
     text = to_text(values[task_from])
     if text is None:
         raise ValueError(
-            f"{option}: expected one text for each episode as {task_from}, got {values[task_from]!r}; "
-            "name one that holds a text, the same throughout an episode"
+            f"{option}: expected one text for each episode as {task_from}, got "
+            f"{describe_no_text(values[task_from])}"
         )
     return text
+
+
+def describe_no_text(value: Any) -> str:
+    """Return what a message says of a value that is not one text, and what to do."""
+    column = column_of(value)
+    if isinstance(column, list | tuple):
+        for step, text in enumerate(column):
+            if to_text(text) is not None and text != column[0]:
+                return (
+                    f"{column[0]!r} and, after step {step}, {text!r}; end the episode where its text "
+                    "changes, or name another one"
+                )
+    return f"{reprlib.repr(value)}; name one that holds a text, the same throughout an episode"

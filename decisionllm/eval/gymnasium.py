@@ -300,7 +300,8 @@ def make(
         raise ValueError(f"env.id: {error} {hint}") from error
     except (ImportError, *ERRORS) as error:
         what = f"env.id={id}, env.arguments={dict(arguments)}"
-        raise ValueError(f"{what}: could not be made ({error})") from error
+        fix = "; install the package that it needs" if isinstance(error, ImportError) else ""
+        raise ValueError(f"{what}: could not be made ({error}){fix}") from error
     return GymnasiumEnv(
         envs,
         task=words,

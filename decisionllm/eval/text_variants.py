@@ -32,12 +32,23 @@ SHOULD = {
     "paraphrase, trained": KEEP,
     "paraphrase, new frames": KEEP,
     "paraphrase, unseen words": KEEP,
+    "paraphrase, new action words": KEEP,
+    "paraphrase, new object words": KEEP,
+    "paraphrase, both new": KEEP,
     "other task": CHANGE,
     "contrast": AS_OTHER,
     "contrast, reversed": AS_OTHER,
     "no text": EITHER,
 }
 OTHER_TASK = "other task"
+# {variant: kind of held-out frames}
+PARAPHRASES = {
+    "paraphrase, new frames": "new_frames",
+    "paraphrase, unseen words": "unseen_words",
+    "paraphrase, new action words": "action_words",
+    "paraphrase, new object words": "object_words",
+    "paraphrase, both new": "both",
+}
 
 PAIR_KEYS = ("text", "other", "same")
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -144,9 +155,9 @@ def text_variants(text: str, tasks: TaskTexts, rng: np.random.Generator) -> dict
         "capitals": text.lower() if text.isupper() else text.upper(),
         "typing error": swap_letters(text, rng),
         "politeness": ask_politely(text),
-        "paraphrase, new frames": tasks.paraphrase(text, "new_frames", rng),
-        "paraphrase, unseen words": tasks.paraphrase(text, "unseen_words", rng),
     }
+    for name, kind in PARAPHRASES.items():
+        variants[name] = tasks.paraphrase(text, kind, rng)
     if tasks.is_paraphrased:
         variants["paraphrase, trained"] = tasks.paraphrase(text, "trained", rng)
     other = tasks.draw_other_text(text, rng)

@@ -81,7 +81,7 @@ class TrajectoryTokenizer(nn.Module):
         if entities != "pooled" and not entity_blocks(spec.entity_schema):
             raise ValueError(
                 f"tokenizer.entities={entities}: expected observations with an entity schema, got "
-                "no entities; take tokenizer.entities=pooled"
+                "no entities; take tokenizer.entities=pooled, or data whose Spec has entity_schema"
             )
         share("tokenizer.hide_actions", hide_actions)
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:

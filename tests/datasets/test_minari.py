@@ -585,6 +585,18 @@ def test_a_text_of_the_observations_is_the_task_and_comes_back_from_an_export():
     assert next(template.episodes).task == "Go left. (0, 0.01)"
 
 
+def test_texts_of_the_observations_that_cannot_be_read_are_refused():
+    space = spaces.Dict(mission=spaces.Text(50), remark=spaces.Text(50), place=BOX)
+    seen = {"mission": ["Go.", "Go.", "Stop.", "Go."], "remark": ["x"] * 4, "place": rows(4)}
+    put("mine/spoken-v0", [(seen, rows(3), [0, 0, 1])], observation_space=space)
+    for options, message in (
+        ({"text": "episode"}, "it is one of observation.mission, observation.remark, where"),
+        ({"task_from": "observation.mission"}, "got 'Go.' and, after step 2, 'Stop.'; end the epi"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(load(minari_id="mine/spoken-v0", **options).episodes)
+
+
 def test_an_export_into_a_space_with_a_text_has_the_tasks(tmp_path):
     episodes = [episode([1, 2], task=task, group=i) for i, task in enumerate(["Go.", "Köln"])]
     path = from_episodes(episodes, tmp_path / "store", name="mine")["path"]

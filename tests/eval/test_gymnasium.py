@@ -3,6 +3,7 @@ seeds, and by hand.
 """
 
 import json
+import sys
 import warnings
 from dataclasses import replace
 
@@ -953,6 +954,14 @@ def test_a_text_of_the_observation_that_is_not_read_is_said(room):
 def test_texts_of_the_observation_that_cannot_be_read_are_refused(options, message, room):
     with pytest.raises(ValueError, match=message):
         rollout(still, make(1, id=room, **options), seed=0)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minigrid"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "minigrid", None)
+    with pytest.raises(ValueError, match="^env.id=minigrid:B.*import of minigrid .*; install the"):
+        make(1, id="minigrid:BabyAI-GoToLocal-v0")
 
 
 class Cells(gym.Env):

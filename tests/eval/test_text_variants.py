@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from decisionllm.domains.babyai.missions import facts_by_mission
 from decisionllm.domains.maze2d.dataset import goal_facts, task_text
 from decisionllm.eval.text_variants import (
     Pair,
@@ -88,6 +89,18 @@ def test_a_policy_of_one_wording_is_asked_in_held_out_frames():
     variants = text_variants(task_text("umaze", (1, 1)), TaskTexts([], facts), draws())
     assert "paraphrase, trained" not in variants and "paraphrase, new frames" in variants
     assert variants["other task"] in facts and "contrast, reversed" in variants
+
+
+def test_a_mission_is_asked_with_each_kind_of_new_words():
+    facts = facts_by_mission(["go to the red ball", "go to the blue key"])
+    variants = text_variants("go to the red ball", TaskTexts([], facts, frames=0), draws())
+    paraphrases = {name for name in variants if name.startswith("paraphrase, ")}
+    kinds = ("trained", "new action words", "new object words", "both new")
+    assert paraphrases == {f"paraphrase, {kind}" for kind in kinds}
+    assert variants["paraphrase, both new"] in (
+        "Proceed to the crimson sphere.",
+        "Pay the scarlet orb a visit.",
+    )
 
 
 def test_pairs_are_read_from_yaml_json_and_csv(tmp_path):

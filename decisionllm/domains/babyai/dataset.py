@@ -16,6 +16,7 @@ from decisionllm.datasets.store import DatasetReader, Store, with_texts
 from decisionllm.domains.babyai.levels import (
     NUM_ACTIONS,
     Bot,
+    first_missions,
     make_level,
     parse_levels,
     reset_level,
@@ -93,6 +94,8 @@ def load(
     share("dataset.noise", noise)
     check_seed("dataset.seed", seed)
     levels = parse_levels("dataset.level", level)
+    if text == "paraphrased" and not minari_id:
+        check_frames("dataset", levels)
     horizon = max(step_limit(name) for name in levels)
     info: Json = {"env": "babyai", "level": levels, "text": text, "view": view, "mirror": mirror}
     info["renamed"] = renamed
@@ -282,9 +285,25 @@ def texts(missions: Sequence[str], *, text: str, seed: int) -> list[str]:
     return list(missions)
 
 
-def data_options(*, text: str = "none", **options: object) -> Json:
-    """See `datasets.store`: the canonical text is the mission."""
+def check_frames(group: str, levels: Sequence[str]) -> None:
+    """Raise a ValueError if a level has missions that text=paraphrased has no sentence frame for.
+
+    Args:
+        group: of the options, `dataset` or `env`, for the message.
+        levels: their names.
+    """
+    for level in levels:
+        facts_by_mission(first_missions(level), f"{group}.level={level}, text=paraphrased")
+
+
+def data_options(*, text: str = "none", **options: Any) -> Json:
+    """See `datasets.store`: the canonical text is the mission.
+
+    Levels without sentence frames are refused here, before their demonstrations are made.
+    """
     one_of("dataset.text", text, TEXTS)
+    if text == "paraphrased" and not options.get("minari_id"):
+        check_frames("dataset", parse_levels("dataset.level", options["level"]))
     return {**options, "text": "mission"}
 
 

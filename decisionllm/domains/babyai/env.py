@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.checks import at_least, one_of
 from decisionllm.datasets.wordings import is_held_out, spread
-from decisionllm.domains.babyai.dataset import TEXTS
+from decisionllm.domains.babyai.dataset import TEXTS, check_frames
 from decisionllm.domains.babyai.levels import (
     NUM_ACTIONS,
     Bot,
@@ -29,9 +29,10 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TILE = 16  # pixels of a cell in pictures
+TILE = 32  # pixels of a cell in pictures
 
 
 @register(
@@ -57,7 +58,8 @@ class BabyAI(Env):
         horizon: most steps of a mission; 0: the limit of MiniGrid, which depends on the mission.
 
     Raises:
-        ValueError: there is no such level, view or text.
+        ValueError: there is no such level, view or text, or a level whose missions have no sentence
+            frame with text=paraphrased.
         ImportError: MiniGrid is not installed.
     """
 
@@ -80,6 +82,8 @@ class BabyAI(Env):
         one_of("env.text", text, TEXTS)
         at_least("env.horizon", horizon, 0)
         levels = parse_levels("env.level", level)
+        if text == "paraphrased":
+            check_frames("env", levels)
         self.name = f"babyai-{'+'.join(levels)}"
         self.view = view
         self.text = text
@@ -182,24 +186,12 @@ class BabyAI(Env):
         made = figure(3.2 * len(drawn), 7, title)
         panels = made.subplots(2, len(drawn), squeeze=False)
         for column, episode in enumerate(drawn):
-            env = make_level(str(episode.outcome["level"]))
-            mission = reset_level(env, int(episode.outcome["seed"]))["mission"]
-            frames = [render(env)]
-            places = [tuple(env.agent_pos)]
-            for action in episode.actions[:, 0].astype(int).tolist():
-                env.step(action)
-                places.append(tuple(env.agent_pos))
-            frames.append(render(env))
-            x, y = np.array(places).T + 0.5
+            mission, frames, path = replay_mission(episode)
             for panel, frame in zip(panels[:, column], frames, strict=True):
-                panel.imshow(frame, extent=(0, env.width, env.height, 0))
-                panel.set_axis_off()
+                draw_frame(panel, frame)
             panels[0, column].set_title(wrapped(episode.task or mission, 32), fontsize=8)
-            panels[1, column].plot(x, y, color="white", linewidth=1)
-            panels[1, column].plot(x[0], y[0], "o", color="white", markersize=4)
-            result = "success" if has_succeeded(episode) else "no success"
-            steps = f"{result} after {len(episode.rewards)} steps"
-            panels[1, column].set_title(steps, fontsize=8)
+            draw_path(panels[1, column], path)
+            panels[1, column].set_title(describe_end(episode), fontsize=8)
         return made
 
     def baselines(self, seed: int) -> dict[str, Begin]:
@@ -227,6 +219,45 @@ class BabyAI(Env):
 def has_succeeded(episode: Episode) -> bool:
     """Return whether an episode ended with its reward."""
     return bool(episode.rewards.sum() > 0)
+
+
+def describe_end(episode: Episode) -> str:
+    """Return "success after 5 steps", or the same of no success."""
+    result = "success" if has_succeeded(episode) else "no success"
+    return f"{result} after {len(episode.rewards)} steps"
+
+
+def replay_mission(episode: Episode) -> tuple[str, list[np.ndarray], np.ndarray]:
+    """Play a mission again by the recorded actions of an episode with the outcomes of `BabyAI`.
+
+    Returns:
+        MiniGrid's text of the mission; the first and the last frame, see `render`; and the path of
+        the agent (T + 1, 2), in cells to the right and downwards.
+    """
+    env = make_level(str(episode.outcome["level"]))
+    mission = reset_level(env, int(episode.outcome["seed"]))["mission"]
+    frames = [render(env)]
+    places = [tuple(env.agent_pos)]
+    for action in episode.actions[:, 0].astype(int).tolist():
+        env.step(action)
+        places.append(tuple(env.agent_pos))
+    frames.append(render(env))
+    return str(mission), frames, np.array(places) + 0.5
+
+
+def draw_frame(axis: "Axes", frame: np.ndarray) -> None:
+    """Draw a picture of `render`, in cells."""
+    rows, columns = frame.shape[0] // TILE, frame.shape[1] // TILE
+    axis.imshow(frame, extent=(0, columns, rows, 0))
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)
+
+
+def draw_path(axis: "Axes", path: np.ndarray) -> None:
+    """Draw the path of an agent (T + 1, 2), which begins with a dot."""
+    x, y = path.T
+    axis.plot(x, y, color="white", linewidth=1)
+    axis.plot(x[0], y[0], "o", color="white", markersize=4)
 
 
 def success_by(labels: np.ndarray, successes: np.ndarray) -> dict[str, Json]:

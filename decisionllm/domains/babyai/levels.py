@@ -94,6 +94,16 @@ def reset_level(env: Any, seed: int) -> dict[str, Any]:
 
 
 @cache
+def first_missions(name: str) -> tuple[str, ...]:
+    """Return the missions of a level's first 20 training seeds, a sample of what it says.
+
+    Every level that joins instructions does so in 12 of them or more.
+    """
+    env = make_level(name)
+    return tuple(reset_level(env, seed)["mission"] for seed in training_seeds(0, 20).tolist())
+
+
+@cache
 def step_limit(name: str) -> int:
     """Return the most steps that any mission of a level can have.
 

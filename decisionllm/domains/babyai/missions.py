@@ -197,8 +197,14 @@ def add_article(article: str, noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-def facts_by_mission(missions: Iterable[str]) -> dict[str, Facts]:
+def facts_by_mission(
+    missions: Iterable[str], option: str = "dataset.text=paraphrased"
+) -> dict[str, Facts]:
     """Return the facts of these missions, {mission: facts}: the `wordings` of a dataset's info.
+
+    Args:
+        missions: texts of BabyAI.
+        option: that asks for them, to begin a message with.
 
     Raises:
         ValueError: a mission has several clauses or is none of BabyAI's.
@@ -211,8 +217,7 @@ def facts_by_mission(missions: Iterable[str]) -> dict[str, Facts]:
             facts = None
         if facts is None:
             raise ValueError(
-                "dataset.text=paraphrased: no sentence frame fits the mission "
-                f"{mission!r}; take text=mission"
+                f"{option}: no sentence frame fits the mission {mission!r}; take text=mission"
             )
         facts_of[mission] = facts
     return facts_of

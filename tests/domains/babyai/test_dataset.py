@@ -14,6 +14,7 @@ from decisionllm.domains.babyai.dataset import (
     demonstrate,
     load,
 )
+from decisionllm.domains.babyai.env import BabyAI
 from decisionllm.domains.babyai.levels import (
     Bot,
     evaluation_seeds,
@@ -24,7 +25,7 @@ from decisionllm.domains.babyai.levels import (
 )
 from decisionllm.domains.babyai.observation import encode, stack_observations
 from decisionllm.domains.babyai.symmetries import mirror_demonstration
-from tests.conftest import node
+from tests.conftest import command, node
 from tests.datasets.test_minari import put
 
 
@@ -161,6 +162,17 @@ def test_paraphrased_missions_have_the_facts_of_each():
     assert {facts["library"] for facts in source.info["wordings"].values()} == {"babyai-go-to"}
     with pytest.raises(ValueError, match="no sentence frame fits the mission '.*'; take text=miss"):
         list(load(level="GoToSeq", episodes=1, text="paraphrased").episodes)
+
+
+def test_a_level_without_sentence_frames_is_refused_before_it_is_played(tmp_path, capsys):
+    data = ("dataset=babyai", "dataset.level=[GoToObj,GoToSeqS5R2]", "dataset.episodes=100000")
+    folders = (f"cache_dir={tmp_path / 'cache'}", f"run={tmp_path / 'run'}")
+    assert command("train", *data, "text=paraphrased", *folders) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "dataset.level=GoToSeqS5R2, text=paraphrased: no sentence frame fits the mission" in line
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(ValueError, match="env.level=OpenTwoDoors, text=paraphrased: .*; take text"):
+        BabyAI(1, level=["OpenDoor", "OpenTwoDoors"], text="paraphrased")
 
 
 def test_a_level_may_be_named_by_its_id():

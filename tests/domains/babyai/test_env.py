@@ -79,6 +79,11 @@ def test_data_and_environment_have_one_layout():
         assert env.num_actions == source.spec.num_actions
 
 
+def test_a_level_that_does_not_exist_is_refused_by_near_names():
+    with pytest.raises(ValueError, match="^env.level: .* such as GoToLocal, .*, got 'GoToLocl'$"):
+        BabyAI(1, level=["GoToObj", "GoToLocl"])
+
+
 def test_pictures_show_the_missions_with_their_ends():
     env = BabyAI(5, level="GoToLocal")
     figure = env.draw(rollout(env.baselines(0)["bot"], env, seed=0), "bot")
