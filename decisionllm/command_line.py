@@ -202,7 +202,12 @@ class Composed:
             return
         if key in self.known:
             value = selected(self.config, key, strict=True)
-            OmegaConf.update(self.config, key, typed(key, value, selected(self.defaults, key)))
+            default = selected(self.defaults, key)
+            target = selected(self.config, f"{at}._target_", strict=True) if at else None
+            # an experiment may name one level where the option also takes several
+            if {type(value), type(default)} == {str, list} and is_open(target, name):
+                default = None
+            OmegaConf.update(self.config, key, typed(key, value, default))
         elif not self.takes_any_keys(at):
             raise UsageError(unknown_key(key, self.known))
 

@@ -105,6 +105,15 @@ def test_what_does_not_exist_is_named_with_the_nearest_that_does(
     assert said.startswith("decisionllm: ") and USAGE[words] in said and said.count("\n") == 1
 
 
+def test_several_values_replace_the_one_of_an_experiment(tmp_path, monkeypatch, capsys):
+    """Both levels are read: the second is refused by its name."""
+    monkeypatch.chdir(tmp_path)
+    level = "dataset.level=[GoToLocal,Nowhere]"
+    assert command("train", "experiment=babyai-rooms", level, "run=a") == 1
+    said = capsys.readouterr().err
+    assert "dataset.level: expected a BabyAI level of MiniGrid" in said and "got 'Nowhere'" in said
+
+
 def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys):
     """As the message above says it, in a shell; ~ is the home folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
