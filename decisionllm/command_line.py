@@ -203,13 +203,25 @@ class Composed:
         if key in self.known:
             value = selected(self.config, key, strict=True)
             default = selected(self.defaults, key)
-            target = selected(self.config, f"{at}._target_", strict=True) if at else None
-            # an experiment may name one level where the option also takes several
-            if {type(value), type(default)} == {str, list} and is_open(target, name):
+            # an experiment may give one level where the option also takes several
+            if {type(value), type(default)} == {str, list} and self.takes_lists(at, name):
                 default = None
             OmegaConf.update(self.config, key, typed(key, value, default))
         elif not self.takes_any_keys(at):
             raise UsageError(unknown_key(key, self.known))
+
+    def takes_lists(self, at: str, name: str) -> bool:
+        """Whether an option takes a list as well as one value: it has no default, or refers to
+        another option, which is checked itself. at: its node.
+        """
+        from omegaconf import OmegaConf
+
+        if not at:
+            return False
+        target = selected(self.config, f"{at}._target_", strict=True)
+        return OmegaConf.is_interpolation(self.node_of(f"{at}.{name}"), name) or is_open(
+            target, name
+        )
 
     def node_of(self, key: str) -> Any:
         """The node that holds a key, or a UsageError if a part of the key has a dot itself."""
