@@ -166,12 +166,10 @@ class TrajectoryTokenizer(nn.Module):
         normed: Tensor = self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
         return normed
 
-    def entity_tokens(self, observations: Tensor) -> EntityTokens | None:
+    def entity_tokens(self, observations: Tensor) -> EntityTokens:
         """Embed the entities of observations (B, T, S), standardised, as tokens beside those of
-        `forward`; None if they are pooled.
+        `forward`; of a tokenizer that does not pool them.
         """
-        if self.entities == "pooled":
-            return None
         embedded, step, present = self.observations.entities(observations)
         return EntityTokens(
             embedded=self.norm(embedded),

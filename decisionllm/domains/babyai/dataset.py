@@ -207,15 +207,17 @@ def open_recorded(minari_id: str, levels: Sequence[str]) -> Source:
     if id.startswith("BabyAI-"):
         own = parse_levels("dataset.minari_id", id)
         if not set(own) <= set(levels):
-            wanted = f"{own[0]}, the level of {minari_id}"
             raise ValueError(
-                f"dataset.level: expected {wanted}, got {', '.join(levels)}; give dataset.level={own[0]}"
+                f"dataset.level: expected {own[0]}, the level of {minari_id}, got "
+                f"{', '.join(levels)}; give dataset.level={own[0]}"
             )
     recorded = minari.load(minari_id=minari_id, text="episode", task_from="observation.mission")
     parts, actions = recorded.info["observation_parts"], recorded.spec.num_actions
     if parts != MINIGRID_PARTS or actions != NUM_ACTIONS:
-        wanted = f"observations of {MINIGRID_PARTS} and {NUM_ACTIONS} actions, as MiniGrid's are"
-        raise ValueError(f"{minari_id}: expected {wanted}, got {parts} and {actions}")
+        raise ValueError(
+            f"{minari_id}: expected observations of {MINIGRID_PARTS} and {NUM_ACTIONS} actions, as "
+            f"MiniGrid's are, got {parts} and {actions}"
+        )
     return recorded
 
 

@@ -66,7 +66,7 @@ def parse_levels(option: str, level: str | Sequence[str]) -> list[str]:
     for word in listed(level):
         name = re.sub(r"^BabyAI-|-v\d+$", "", word)
         if name not in ids:
-            lower_case = {known.lower(): known for known in ids}
+            lower_case = {level_name.lower(): level_name for level_name in ids}
             near = get_close_matches(name.lower(), lower_case, 3, 0.4) or ["gotolocal"]
             examples = ", ".join(lower_case[each] for each in near)
             raise ValueError(
