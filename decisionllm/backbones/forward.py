@@ -25,6 +25,7 @@ from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers
 from decisionllm.backbones.families import layout_of
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
+from decisionllm.backbones.packing import PackedTokens, Rows, TokenLayout
 from decisionllm.backbones.parts import LoadTokenizer, TextReader
 from decisionllm.backbones.recorded import ReadRows, Recorded
 from decisionllm.backbones.summary import TextSummary
@@ -288,7 +289,8 @@ class Backbone(nn.Module):
         outputs = slice(*output_positions.indices(n))
         whole = entities.append_to(tokens)
         places = entities.positions(positions)
-        return self._run(whole, places, visible, extend_trajectory, outputs, texts)[0]
+        layout = PackedTokens(entities.real(n), outputs)
+        return self._run(whole, places, visible, extend_trajectory, outputs, texts, layout)[0]
 
     def text_places(self, words: int) -> int:
         """How many keys a text of at most so many tokens has."""
@@ -433,6 +435,7 @@ class Backbone(nn.Module):
         extend: Extend,
         output_positions: slice,
         texts: TextAttention | None = None,
+        tokens: TokenLayout | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 
@@ -440,29 +443,37 @@ class Backbone(nn.Module):
             visible: (B or 1, n, M) bool.
             extend: see `Extend`.
             texts: whose keys stand before these.
+            tokens: how they lie between the attentions; None: as rows.
 
         Returns:
             Hidden states, and the new keys and values of each block.
         """
         assert self.layout is not None
         layout = self.layout
+        tokens = tokens or Rows(output_positions)
         blocks = layout.blocks(self.core)[self.text_layers :]
-        x, rope = layout.enter(self.core, x.to(self.dtype), positions)
+        states = tokens.pack(x.to(self.dtype))
+        x, rope = layout.enter(self.core, states, tokens.pack(positions))
         bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device)
         bias = bias.masked_fill(~visible, float("-inf"))[:, None]
 
         def step(i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             block = blocks[i]
-            out = output_positions if i == len(blocks) - 1 else ALL
+            last = i == len(blocks) - 1
+            out = tokens.outputs if last else ALL
             q, k, v = layout.project(block, x, rope, out)
+            k, v = tokens.rows(k), tokens.rows(v)
             if out == slice(0, 0):
                 return x[:, out], k, v
             dropout = layout.attention_dropout(block) if self.model.training else 0.0
             all_k, all_v = extend(i, k, v)
-            given = q, all_k, all_v, bias[:, :, out], dropout
+            q = tokens.output_rows(q) if last else tokens.rows(q)
+            seen = bias[:, :, output_positions] if last else bias
+            given = q, all_k, all_v, seen, dropout
             mixed = attend(*given) if texts is None else texts.attend(i, *given)
-            heads_joined = mixed.transpose(1, 2).flatten(2)  # (B, H, n, d) -> (B, n, H d)
-            return layout.finish(block, x[:, out], heads_joined), k, v
+            joined = mixed.transpose(1, 2).flatten(2)  # (B, H, n, d) -> (B, n, H d)
+            joined = tokens.pack_outputs(joined) if last else tokens.pack(joined)
+            return layout.finish(block, x[:, out], joined), k, v
 
         keys, values = [], []
         for i, block in enumerate(blocks):
@@ -474,7 +485,7 @@ class Backbone(nn.Module):
             keys.append(k)
             values.append(v)
         if output_positions != slice(0, 0):
-            x = layout.norm(self.core, x)
+            x = tokens.unpack_outputs(layout.norm(self.core, x))
         return x, keys, values
 
     def checkpoint_gradients(self, wanted: bool) -> None:

@@ -27,6 +27,11 @@ class EntityTokens(NamedTuple):
         """Put the entities behind the tokens of their rows: (B, n, D) -> (B, n + E, D)."""
         return torch.cat([tokens, self.embedded.to(tokens.dtype)], 1)
 
+    def real(self, n: int) -> Tensor:
+        """Return which of the n + E tokens are not padding of entities, (B, n + E) bool."""
+        of_trajectory = self.present.new_ones(len(self.present), n)
+        return torch.cat([of_trajectory, self.present], 1)
+
     def positions(self, positions: Tensor) -> Tensor:
         """Give entities the position of their observation token: (B or 1, n) -> (B, n + E)."""
         return torch.cat(self._at_observations(positions), 1)
