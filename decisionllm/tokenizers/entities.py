@@ -69,12 +69,20 @@ class EntityMaps(nn.Module):
         entity_schema: blocks (kind, width, count) of an observation, see `schema.EntityBlock`.
         width: D.
         make_map: number of inputs -> the map of a kind.
+        hide: an entity of a step is absent with this probability in training; 1: always, also
+            when it acts.
     """
 
     def __init__(
-        self, entity_schema: EntitySchema, width: int, make_map: Callable[[int], nn.Module]
+        self,
+        entity_schema: EntitySchema,
+        width: int,
+        make_map: Callable[[int], nn.Module],
+        *,
+        hide: float = 0.0,
     ) -> None:
         super().__init__()
+        self.hide = hide
         self.own_blocks = [block for block in entity_columns(entity_schema) if block.is_own]
         self.entity_blocks = entity_blocks(entity_schema)
         own_size = sum(block.width * block.num_entities for block in self.own_blocks)
@@ -105,7 +113,10 @@ class EntityMaps(nn.Module):
             part = observations[..., block.columns].unflatten(-1, (block.num_entities, block.width))
             encodings.append(encode(part))
             first = part[..., 0]
-            present.append(first > 0.5 if block.has_flag else torch.ones_like(first).bool())
+            here = first > 0.5 if block.has_flag else torch.ones_like(first).bool()
+            if self.hide and (self.training or self.hide == 1):
+                here = here & (torch.rand(here.shape, device=here.device) >= self.hide)
+            present.append(here)
         return encodings, present
 
 
@@ -122,6 +133,7 @@ class EntityEncoder(EntityMaps):
         width: D, width of the backbone.
         embedding: of a `TrajectoryTokenizer`; the map of each kind is linear or has two layers.
         layers: attention layers among the entities and the own numbers before the pooling.
+        hide: see `EntityMaps`.
     """
 
     def __init__(
@@ -131,6 +143,7 @@ class EntityEncoder(EntityMaps):
         *,
         embedding: str = "linear",
         layers: int = 0,
+        hide: float = 0.0,
     ) -> None:
         D = inner(width)
 
@@ -141,7 +154,7 @@ class EntityEncoder(EntityMaps):
                 deeper = [nn.GELU(), nn.Linear(D, D)]
             return nn.Sequential(nn.Linear(size, D), *deeper)
 
-        super().__init__(entity_schema, D, make_map)
+        super().__init__(entity_schema, D, make_map, hide=hide)
         self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))
         self.out = nn.Linear(D, width)
 
@@ -177,6 +190,7 @@ class EntityEmbedding(EntityMaps):
         entity_schema: see `EntityMaps`; with entities.
         width: D, width of the backbone.
         embedding: the map of each kind is `linear`, or has two layers.
+        hide: see `EntityMaps`.
     """
 
     def __init__(
@@ -185,9 +199,10 @@ class EntityEmbedding(EntityMaps):
         width: int,
         *,
         embedding: str = "linear",
+        hide: float = 0.0,
     ) -> None:
         hidden = [] if embedding == "linear" else [width]
-        super().__init__(entity_schema, width, lambda size: mlp(size, *hidden, width))
+        super().__init__(entity_schema, width, lambda size: mlp(size, *hidden, width), hide=hide)
 
     def forward(self, observations: Tensor) -> Tensor:
         """The own numbers of observations (..., S) -> (..., D)."""

@@ -51,10 +51,13 @@ class TrajectoryTokenizer(nn.Module):
         hide_observations: numbers of an observation that the model never reads, such as "0-2,5".
         hide_actions: an action is replaced by a learned token with this probability in training; 1:
             always, also when it acts.
+        hide_entities: an entity of a step is absent with this probability in training; 1: always,
+            also when it acts.
 
     Raises:
-        ValueError: an unknown embedding or kind of timesteps, hide_actions is not within 0 .. 1, an
-            observation lacks a number to hide, or more than MOST_TIMESTEPS learned timesteps.
+        ValueError: an unknown embedding or kind of timesteps, hide_actions or hide_entities is not
+            within 0 .. 1, an observation lacks a number or entities to hide, or more than
+            MOST_TIMESTEPS learned timesteps.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class TrajectoryTokenizer(nn.Module):
         entity_layers: int = 0,
         hide_observations: str = "",
         hide_actions: float = 0.0,
+        hide_entities: float = 0.0,
     ) -> None:
         super().__init__()
         one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
@@ -78,12 +82,18 @@ class TrajectoryTokenizer(nn.Module):
         more_than_0("tokenizer.scale", scale)
         one_of("tokenizer.entities", entities, ("pooled", "current", "all"))
         at_least("tokenizer.entity_layers", entity_layers, 0)
-        if entities != "pooled" and not entity_blocks(spec.entity_schema):
-            raise ValueError(
-                f"tokenizer.entities={entities}: expected observations with an entity schema, got "
-                "no entities; take tokenizer.entities=pooled, or data whose Spec has entity_schema"
-            )
         share("tokenizer.hide_actions", hide_actions)
+        share("tokenizer.hide_entities", hide_entities)
+        for option, value, without in (
+            ("entities", entities, "pooled"),
+            ("hide_entities", hide_entities, 0),
+        ):
+            if value != without and not entity_blocks(spec.entity_schema):
+                raise ValueError(
+                    f"tokenizer.{option}={value}: expected observations with an entity schema, got "
+                    f"no entities; take tokenizer.{option}={without}, or data whose Spec has "
+                    "entity_schema"
+                )
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
             wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
             remedy = "take tokenizer.timesteps=none or a smaller horizon"
@@ -102,13 +112,16 @@ class TrajectoryTokenizer(nn.Module):
         self.null_return = nn.Parameter(torch.zeros(width)) if null_return else None
         self.entities = entities
         if entities != "pooled":
-            self.observations: Any = EntityEmbedding(spec.entity_schema, width, embedding=embedding)
+            self.observations: Any = EntityEmbedding(
+                spec.entity_schema, width, embedding=embedding, hide=hide_entities
+            )
         elif spec.entity_schema:
             self.observations = EntityEncoder(
                 spec.entity_schema,
                 width,
                 embedding=embedding,
                 layers=entity_layers,
+                hide=hide_entities,
             )
         elif embedding == "waves":
             self.observations = Waves(spec.observation_dim, width)

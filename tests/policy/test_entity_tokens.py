@@ -202,6 +202,23 @@ def test_the_library_reads_the_same_with_the_same_mask():
     near(out.last_hidden_state[0, L : L + n : 2], hidden)
 
 
+@pytest.mark.parametrize("entities", ["pooled", "current"])
+@torch.no_grad()
+def test_entities_can_be_hidden(entities):
+    observations = draw_observations((5,))
+    without = draw_observations((5,), share=0.0)
+    always, half = (
+        make_model(SPEC, head="discrete", entities=entities, hide_entities=share)
+        for share in (1.0, 0.5)
+    )
+    near(read(always, observations), read(always, without))
+    # when it acts, it reads them all
+    near(read(half, observations), read(half, observations))
+    assert (read(half, observations) - read(half, without)).abs().max() > 1e-2
+    half.train()
+    assert (read(half, observations) - read(half, observations)).abs().max() > 1e-2
+
+
 def test_what_cannot_have_entity_tokens_is_refused():
     plain = Spec(observation_dim=3, action_dim=1, horizon=15, num_actions=4)
     with pytest.raises(
@@ -212,6 +229,10 @@ def test_what_cannot_have_entity_tokens_is_refused():
         with pytest.raises(ValueError, match="expected observations with an entity schema"):
             alone = replace(plain, entity_schema=own_blocks)
             make_model(alone, head="discrete", entities="current")
+    with pytest.raises(ValueError, match="got no entities; take tokenizer.hide_entities=0"):
+        make_model(plain, head="discrete", hide_entities=0.3)
+    with pytest.raises(ValueError, match="tokenizer.hide_entities: expected a share"):
+        make_model(SPEC, head="discrete", hide_entities=-1.0)
     with pytest.raises(ValueError, match="tokenizer.entities: expected"):
         make_model(SPEC, head="discrete", entities="each")
     with pytest.raises(ValueError, match="expected a head that points at no entities"):
