@@ -22,6 +22,7 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 from decisionllm.trust import trusting_user
 
+MOST_VALUES = 24  # of an observation or an action that are printed
 # keys of a store's info that are no options of its dataset
 NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults", "unread")
 
@@ -179,9 +180,9 @@ def _numbers(store: Store, seen: Survey) -> Iterator[str]:
     spec = store.spec
     some = 100 * (store.rewards != 0).mean()
     yield f"  reward       mean {store.rewards.mean():.4f}, {some:.1f} % of steps not 0"
-    mean = seen.mean.round(2).tolist()
-    deviation = seen.deviation.round(2).tolist()
-    yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
+    mean = ", ".join(first_values(seen.mean.round(2)))
+    deviation = ", ".join(first_values(seen.deviation.round(2)))
+    yield f"  observation  {spec.observation_dim} numbers, mean [{mean}], deviation [{deviation}]"
     taken = seen.actions
     if spec.num_actions:
         yield f"  action       one of {spec.num_actions}, taken {seen.counts.tolist()}"
@@ -201,6 +202,14 @@ def _texts(store: Store) -> str:
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     found = f"{len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens"
     return f"  text         {found}; of episode 0: {store.tasks[store.task[0]]!r}"
+
+
+def first_values(values: np.ndarray, pattern: str = "") -> list[str]:
+    """Return the first MOST_VALUES of values (n,), as text, and how many are left out."""
+    texts = [format(value, pattern) for value in values[:MOST_VALUES].tolist()]
+    if len(values) > MOST_VALUES:
+        texts.append(f"... {len(values) - MOST_VALUES} more")
+    return texts
 
 
 def quantiles(values: np.ndarray) -> str:
@@ -236,8 +245,8 @@ def window(
     else:
         yield "  no text"
     for t in range(length):
-        observation = " ".join(f"{x:7.3f}" for x in shown.observations[0, t])
-        action = " ".join(f"{x:6.3f}" for x in shown.actions[0, t])
+        observation = " ".join(first_values(shown.observations[0, t], "7.3f"))
+        action = " ".join(first_values(shown.actions[0, t], "6.3f"))
         togo = f"R {shown.returns_to_go[0, t]:8.2f}"
         yield f"  t={shown.timesteps[0, t]:<4d} {togo}   o {observation}   a {action}"
     if length < T:

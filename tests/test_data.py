@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from decisionllm.data import card, data, window
+from decisionllm.data import card, data, first_values, window
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.spaces import action_spec
 from decisionllm.datasets.store import open_store, write
@@ -109,6 +109,11 @@ def test_the_mean_of_millions_of_steps_is_exact(tmp_path):
         ),
     )
     assert lines(store)["observation"] == "2 numbers, mean [16.3, 16.3], deviation [0.0, 0.0]"
+
+
+def test_of_a_wide_observation_the_first_numbers_are_printed():
+    assert first_values(np.arange(26.0), ".1f")[22:] == ["22.0", "23.0", "... 2 more"]
+    assert first_values(np.arange(24.0))[23:] == ["23.0"]
 
 
 def test_a_window_by_hand(tmp_path):
