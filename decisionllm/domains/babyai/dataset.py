@@ -55,6 +55,7 @@ def load(
     noise: float = 0.0,
     mirror: bool = False,
     renamed: int = 0,
+    drop_objects: float = 0.0,
     minari_id: str = "",
     text: str = "none",
     seed: int = 0,
@@ -75,6 +76,8 @@ def load(
         mirror: add each episode mirrored, with left and right swapped in actions and missions.
         renamed: add so many copies of each episode in worlds whose objects have other colours and
             types, and missions that say so; see `symmetries.add_renamed`.
+        drop_objects: probability for the objects of one colour and type that the mission does not
+            name to be missing in a copy of `renamed`.
         minari_id: read all episodes of this Minari dataset, whose observations are MiniGrid's, in
             place of new demonstrations.
         text: `none`; `mission`: the mission of the episode; `paraphrased`: the mission in the
@@ -89,6 +92,12 @@ def load(
     """
     at_least("dataset.episodes", episodes, 1)
     at_least("dataset.renamed", renamed, 0)
+    share("dataset.drop_objects", drop_objects)
+    if drop_objects and not renamed:
+        raise ValueError(
+            "dataset.drop_objects: expected 0 with dataset.renamed=0, since only copies have fewer "
+            f"objects, got {drop_objects:g}; give dataset.renamed=10"
+        )
     one_of("dataset.view", view, VIEWS)
     one_of("dataset.text", text, TEXTS)
     share("dataset.noise", noise)
@@ -98,7 +107,7 @@ def load(
         check_frames("dataset", levels)
     horizon = max(step_limit(name) for name in levels)
     info: Json = {"env": "babyai", "level": levels, "text": text, "view": view, "mirror": mirror}
-    info["renamed"] = renamed
+    info |= {"renamed": renamed, "drop_objects": drop_objects}
     if minari_id:
         if noise:
             raise ValueError(f"dataset.noise: expected 0 with dataset.minari_id, got {noise}")
@@ -119,7 +128,8 @@ def load(
         demonstrations = add_mirrored(demonstrations)
     if renamed:
         info["name"] += f"-renamed{renamed}"
-        demonstrations = add_renamed(demonstrations, renamed, seed)
+        info["name"] += f"-drop{drop_objects:g}" if drop_objects else ""
+        demonstrations = add_renamed(demonstrations, renamed, drop_objects, seed)
     made = (to_episode(each, view) for each in demonstrations)
     return Source(spec_of(view, horizon), write_texts(made, text, seed, info), info)
 

@@ -60,6 +60,10 @@ class Description:
     def __str__(self) -> str:
         return join_words(self.article, self.color, self.type, self.place)
 
+    def may_mean(self, color: str, type: str) -> bool:
+        """Return whether an object of this colour and type can be the one that is named."""
+        return self.color in (None, color) and self.type in ("object", type)
+
 
 @dataclass(frozen=True)
 class Clause:
@@ -84,6 +88,12 @@ class Mission:
 
     clauses: tuple[Clause, ...]
     connectors: tuple[str, ...]  # of `then`, `and`, `after you`; one fewer than clauses
+
+    @property
+    def descriptions(self) -> list[Description]:
+        """Return every object that the mission names."""
+        objects = [clause.object for clause in self.clauses]
+        return objects + [clause.target for clause in self.clauses if clause.target]
 
     def __str__(self) -> str:
         text = str(self.clauses[0])

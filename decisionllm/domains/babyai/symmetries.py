@@ -1,5 +1,5 @@
-"""Symmetries of BabyAI's worlds: what a demonstration would have been in the mirrored world, and in
-one whose objects have other colours and types.
+"""Symmetries of BabyAI's worlds: what a demonstration would have been in the mirrored world, in one
+whose objects have other colours and types, and in one with fewer objects.
 """
 
 import re
@@ -9,8 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from decisionllm.domains.babyai.levels import LEFT, NUM_ACTIONS, RIGHT
-from decisionllm.domains.babyai.missions import mirror
-from decisionllm.domains.babyai.observation import DOOR, is_object, mirror_view
+from decisionllm.domains.babyai.missions import mirror, parse
+from decisionllm.domains.babyai.observation import (
+    AGENT_X,
+    AGENT_Y,
+    DOOR,
+    EMPTY,
+    is_object,
+    mirror_view,
+)
 
 # in the order of MiniGrid's numbers
 COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
@@ -55,13 +62,20 @@ def mirror_demonstration(demonstration: Demonstration) -> Demonstration:
 
 
 def add_renamed(
-    demonstrations: Iterable[Demonstration], copies: int, seed: int
+    demonstrations: Iterable[Demonstration], copies: int, drop_objects: float, seed: int
 ) -> Iterator[Demonstration]:
     """Each demonstration, then copies in worlds whose objects have other colours and types, in one
     group.
 
     Colours are permuted at random. So are the types key, ball and box where no door is seen or
     named, since only a key opens one.
+
+    Args:
+        demonstrations: the originals.
+        copies: of each.
+        drop_objects: probability for the objects of one colour and type that the mission does not
+            name to be missing in a copy, see `drop_unnamed_objects`.
+        seed: of the copies.
     """
     rng = np.random.default_rng((seed, 1))
     for demonstration in demonstrations:
@@ -69,7 +83,31 @@ def add_renamed(
         for _ in range(copies):
             colors = rng.permutation(len(COLORS))
             types = np.append(0, 1 + rng.permutation(len(TYPES) - 1))
-            yield rename_demonstration(demonstration, colors, types)
+            copy = rename_demonstration(demonstration, colors, types)
+            yield drop_unnamed_objects(copy, drop_objects, rng) if drop_objects else copy
+
+
+def drop_unnamed_objects(
+    demonstration: Demonstration, probability: float, rng: np.random.Generator
+) -> Demonstration:
+    """Return a demonstration in a world without some of the objects that its mission does not name.
+
+    Keys, balls and boxes of one colour and type are all there or all missing. They stay if the
+    mission may mean them, or if they are carried. What was done still succeeds: no path becomes
+    longer where an object is missing.
+    """
+    kind, color, _ = np.moveaxis(demonstration.images, -1, 0)
+    is_movable = is_object(kind) & (kind != DOOR)
+    named = parse(demonstration.mission).descriptions
+    images = demonstration.images.copy()
+    for i, type_name in enumerate(TYPES):
+        for j, color_name in enumerate(COLORS):
+            these = is_movable & (kind == DOOR + i) & (color == j)
+            is_named = any(each.may_mean(color_name, type_name) for each in named)
+            is_carried = these[:, AGENT_X, AGENT_Y].any()
+            if these.any() and not is_named and not is_carried and rng.random() < probability:
+                images[these] = EMPTY, 0, 0
+    return replace(demonstration, images=images)
 
 
 def rename_demonstration(

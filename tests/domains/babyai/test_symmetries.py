@@ -1,11 +1,16 @@
 """Renamed worlds: colours and types are others in what is seen and said, and nothing else is."""
 
 import numpy as np
+import pytest
 
 from decisionllm.domains.babyai.dataset import load
-from decisionllm.domains.babyai.symmetries import Demonstration, rename_demonstration
+from decisionllm.domains.babyai.symmetries import (
+    Demonstration,
+    drop_unnamed_objects,
+    rename_demonstration,
+)
 
-WALL, DOOR, KEY, BALL, BOX = 2, 4, 5, 6, 7
+EMPTY, WALL, DOOR, KEY, BALL, BOX = 1, 2, 4, 5, 6, 7
 RED, GREEN, GREY = 0, 1, 5
 
 
@@ -46,6 +51,40 @@ def test_types_stay_where_a_door_is_seen_or_named():
         renamed = rename_demonstration(made, [1, 0, 2, 3, 4, 5], [0, 2, 3, 1])
         assert renamed.mission == mission.replace("red", "green")
         assert renamed.images[0, 2, 3].tolist() == [KEY, GREEN, 0]
+
+
+def test_objects_that_the_mission_does_not_name_can_be_missing():
+    cells = {
+        (0, 0): (WALL, GREY, 0),
+        (1, 1): (DOOR, RED, 2),
+        (2, 3): (KEY, RED, 0),
+        (4, 3): (BOX, GREEN, 0),
+        (5, 3): (BALL, RED, 0),
+        (3, 6): (BALL, GREY, 0),  # carried
+    }
+    rng = np.random.default_rng(0)
+    for mission, missing in (
+        ("put the red key next to a green box", {(5, 3)}),
+        ("pick up a key on your left", {(4, 3), (5, 3)}),
+        ("go to the red object", {(4, 3)}),
+        ("go to the grey ball, then pick up a box", {(2, 3), (5, 3)}),
+    ):
+        made = make_demonstration(mission, cells)
+        fewer = drop_unnamed_objects(made, 1.0, rng)
+        gone = {cell for cell in cells if fewer.images[0][cell].tolist() == [EMPTY, 0, 0]}
+        assert gone == missing
+        assert np.array_equal(fewer.images[1], fewer.images[0])
+        assert np.array_equal(drop_unnamed_objects(made, 0.0, rng).images, made.images)
+
+
+def test_objects_are_missing_in_copies_alone():
+    options = {"level": "GoToLocal", "episodes": 3, "text": "mission", "renamed": 2}
+    plain, fewer = (list(load(**options, drop_objects=p).episodes) for p in (0, 1))
+    for i, (before, after) in enumerate(zip(plain, fewer, strict=True)):
+        is_there = [each.observations[:, 29::18].sum() for each in (before, after)]
+        assert is_there[1] == is_there[0] if i % 3 == 0 else is_there[1] < is_there[0]
+    with pytest.raises(ValueError, match="dataset.drop_objects: expected 0 with dataset.renamed=0"):
+        load(level="GoToLocal", drop_objects=0.5)
 
 
 def test_renamed_episodes_follow_their_own_in_one_group():
