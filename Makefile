@@ -73,7 +73,7 @@ test: $(READY_DEV)
 
 # what is not marked slow or serving, in under two minutes on two cores
 quick: $(READY_DEV)
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/serving -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/bidding/server -m "not slow"
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -16,9 +16,9 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from benchmarks import measure
-from decisionllm.domains.auction.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
-from decisionllm.domains.auction.rules import roster
-from tests.domains.auction.auctionnet_draws import auctionnet_settle
+from decisionllm.bidding.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
+from decisionllm.bidding.rules import roster
+from tests.bidding.auctionnet_draws import auctionnet_settle
 
 COUNTS = ("won", "exposed", "conversions", "done")
 

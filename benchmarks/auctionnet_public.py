@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.played import append, replay_options, scores_of_runs
-from decisionllm.domains.auction.env import Auction
+from decisionllm.bidding.env import Auction
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.runs import directory

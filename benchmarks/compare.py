@@ -23,10 +23,10 @@ from scipy import stats
 
 from benchmarks.played import append
 from decisionllm.__main__ import run as run_command
-from decisionllm.compare import Judged, build_estimators, judge
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import prepare
 from decisionllm.estimates.acting import policy_actions
+from decisionllm.estimates.compare import Judged, build_estimators, judge
 from decisionllm.estimates.log import logged
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import ScriptedPlayer, rollout

@@ -15,9 +15,9 @@ import h5py
 import numpy as np
 
 from benchmarks.large_log import options_of, resident_mb, watched
-from decisionllm.datasets import team
-from decisionllm.domains.maze2d import dataset as maze2d
 from decisionllm.runs import directory
+from decisionllm.teams import dataset as team
+from decisionllm.worlds.maze2d import dataset as maze2d
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 AGENTS, S, LENGTH = 5, 80, 100

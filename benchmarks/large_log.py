@@ -21,13 +21,13 @@ import numpy as np
 
 from benchmarks import measure
 from decisionllm import TrainConfig, choice
+from decisionllm.commands.train import train
 from decisionllm.config import LogOptions, OptimOptions
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
 from decisionllm.runs import directory
 from decisionllm.schema import Episode, Spec
-from decisionllm.train import train
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 LENGTH, S, A, T = 300, 20, 2, 20

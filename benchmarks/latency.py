@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.policy import loading
 from decisionllm.runs import directory
+from decisionllm.teams.spread.env import SpreadTeams
 
 ROWS = Path(__file__).parent / "latency.jsonl"
 

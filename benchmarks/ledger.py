@@ -19,8 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
+from decisionllm import executors
 from decisionllm.runs import directory
-from decisionllm.scaling import executors, grid, ledger
+from decisionllm.scaling import grid, ledger
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
 RUNS, SECONDS, WORKERS = 60, 0.5, 2

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.evaluate import evaluate
+from decisionllm.commands.evaluate import evaluate
 
 ROWS = Path(__file__).parent / "multiagent.jsonl"
 CRASHES = (0, 2, 4, 8)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.large_log import options_of, resident_mb, watched
-from decisionllm.domains.auction import auctionnet
-from decisionllm.domains.auction.campaign import STEPS
+from decisionllm.bidding import auctionnet
+from decisionllm.bidding.campaign import STEPS
 from decisionllm.runs import directory
 
 RESULTS = Path(__file__).with_suffix(".jsonl")

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.datasets.wordings import Wordings, held_out_kinds
-from decisionllm.domains.maze2d.dataset import goal_facts
 from decisionllm.registry import build, choice
 from decisionllm.runs import directory
 from decisionllm.schema import Json
+from decisionllm.worlds.maze2d.dataset import goal_facts
 
 ROWS = Path(__file__).with_name("reading.jsonl")
 ABOVE = 6  # blocks that read both text and trajectory

@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks import load
 from benchmarks.serve import ROWS, drawn
-from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.policy import loading
 from decisionllm.runs import directory
-from tests.serving.in_process import CampaignManager
+from tests.bidding.server.in_process import CampaignManager
 
 CAMPAIGNS, TICKS = 16, 24
 ROUNDS, SECONDS = 3, 4.0  # of the closed loop

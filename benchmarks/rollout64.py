@@ -11,9 +11,9 @@ import torch
 
 from benchmarks import measure
 from benchmarks.dt_step import pair
-from decisionllm.domains.maze2d.env import Maze2D
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy.policy import Policy
+from decisionllm.worlds.maze2d.env import Maze2D
 
 TARGET = 100.0
 

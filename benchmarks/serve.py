@@ -23,17 +23,17 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from decisionllm.domains.auction.journal import Journal
-from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.server.app import create_app
+from decisionllm.bidding.server.campaigns import CampaignManager
+from decisionllm.bidding.server.models import Model, Models
+from decisionllm.bidding.server.service import Service
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
-from decisionllm.serving.app import create_app
-from decisionllm.serving.campaigns import CampaignManager
-from decisionllm.serving.models import Model, Models
-from decisionllm.serving.service import Service
 
 ROWS = Path(__file__).parent / "serve.jsonl"
 OBSERVED = ObservationSpec("minimal", "budget_and_cpa", "expected_value", "informative")

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.domains.auction.campaign import STEPS, score
-from decisionllm.domains.auction.market import (
+from decisionllm.bidding.campaign import STEPS, score
+from decisionllm.bidding.market import (
     PUBLISHED,
     Bidder,
     Market,
@@ -37,8 +37,8 @@ from decisionllm.domains.auction.market import (
     scaled_traffic,
     settle,
 )
-from decisionllm.domains.auction.rules import PID, TargetCPA, roster
-from decisionllm.domains.auction.win_curve import WinCurve, counted, fit
+from decisionllm.bidding.rules import PID, TargetCPA, roster
+from decisionllm.bidding.win_curve import WinCurve, counted, fit
 from decisionllm.eval.intervals import over_episodes
 
 ARMS = ("none", "outcome", "price")

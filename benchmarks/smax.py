@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.multiagent import Row, Verdicts, rows, score
-from decisionllm.datasets.team import Log, source
-from decisionllm.datasets.team_worlds import SEEDS, generate
-from decisionllm.domains.smax.dataset import game
-from decisionllm.domains.smax.env import SmaxTeams
-from decisionllm.domains.smax.world import STOP, TEACHERS
+from decisionllm.teams.dataset import Log, source
+from decisionllm.teams.simulated_logs import SEEDS, generate
+from decisionllm.teams.smax.dataset import game
+from decisionllm.teams.smax.env import SmaxTeams
+from decisionllm.teams.smax.world import STOP, TEACHERS
 
 ROWS = Path(__file__).parent / "smax.jsonl"
 CRASHES = (20, 10, 0)

@@ -37,11 +37,11 @@ import numpy as np
 
 from benchmarks import load
 from benchmarks.serve import ROWS, drawn
-from decisionllm.domains.auction.journal import Journal
-from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.policy import loading
 from decisionllm.runs import directory
-from tests.serving.in_process import CampaignManager
+from tests.bidding.server.in_process import CampaignManager
 
 CLIENTS = 4
 TOKEN = "the token of the soak"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.domains.spread.world import HORIZON, Spread, pushes
+from decisionllm.teams.spread.world import HORIZON, Spread, pushes
 
 
 class Play:

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.multiagent import ROWS, Row
-from decisionllm.datasets.team import collect, write
-from decisionllm.domains.spread import tag
 from decisionllm.eval.intervals import over_episodes
-from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.policy import loading
 from decisionllm.protocols import Player
 from decisionllm.registry import build
 from decisionllm.runs import directory
+from decisionllm.teams.dataset import collect, write
+from decisionllm.teams.pettingzoo import PettingZooTeams
+from decisionllm.teams.spread import tag
 
 SCRIPTED: dict[str, Callable[..., Any]] = {"chasers": tag.chase, "prey": tag.flee}
 # role -> the other one, and its type

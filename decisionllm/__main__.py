@@ -25,12 +25,26 @@ from decisionllm.command_line import (
     undecodable,
 )
 from decisionllm.help import help_of
+from decisionllm.registry import PACKAGE
 from decisionllm.sweep import run_directory, swept_keys
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-COMMANDS = {
+# where the function of a command is; one that is not there is no command
+MODULES = {
+    "data": "commands.data",
+    "train": "commands.train",
+    "baseline": "commands.baseline",
+    "evaluate": "commands.evaluate",
+    "compare": "estimates.compare",
+    "serve": "bidding.serve",
+    "export": "export.export",
+    "backup": "bidding.backup",
+    "journal": "bidding.journal_command",
+    "scale": "scaling.scale",
+}
+EXPLANATIONS = {
     "data": "make or import a dataset and print its card",
     "train": "fit a policy to a dataset",
     "baseline": "fit AWAC, CQL, IQL, ReBRAC or TD3+BC to a dataset, by d3rlpy",
@@ -44,6 +58,11 @@ COMMANDS = {
         "plan and run a study of model size, data volume and quality, fit a scaling law, "
         "write the report"
     ),
+}
+COMMANDS = {
+    name: EXPLANATIONS[name]
+    for name, module in MODULES.items()
+    if (PACKAGE / module.replace(".", "/")).with_suffix(".py").exists()
 }
 HELP = {"-h", "--help"}
 IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
@@ -162,7 +181,7 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
         if state.mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
             config.run = run_directory(config, swept_keys(overrides), given)
         options = checked_options(config, command, state.runtime.choices, given)
-        function = vars(import_module(f"decisionllm.{command}"))[command]
+        function = vars(import_module(f"decisionllm.{MODULES[command]}"))[command]
         function(options)
     except InterpolationKeyError as error:
         return fail(2, f"{', '.join(unfilled(config))}: expected values of their own; {error}")

@@ -60,8 +60,9 @@ class UsageError(Exception):
 
 def configs() -> Path:
     """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
-    here = Path(__file__).resolve().parent
-    return next(folder for folder in (here / "configs", here.parent / "configs") if folder.is_dir())
+    package = registry.PACKAGE.resolve()
+    folders = (package / "configs", package.parent / "configs")
+    return next(folder for folder in folders if folder.is_dir())
 
 
 def with_defaults(command: str, given: Json) -> Node:

@@ -20,20 +20,23 @@ from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).parent
 SEARCHED = (
-    "datasets/*.py",
-    "domains/*/*.py",
-    "eval/*.py",
-    "estimates/*.py",
     "backbones/*.py",
+    "baselines/*.py",
+    "datasets/*.py",
+    "eval/*.py",
     "models/heads.py",
     "models/imagined.py",
     "models/inverse_dynamics.py",
-    "models/team_imagined.py",
     "models/landmarks.py",
     "models/objectives/*.py",
     "policy/imagined.py",
-    "baselines/*.py",
     "tokenizers/trajectory.py",
+    "worlds/*/*.py",
+    "teams/*.py",
+    "teams/*/*.py",
+    "bidding/*.py",
+    "estimates/*.py",
+    "export/*.py",
 )
 # Groups of functions that the package looks up by name, see `function`; they are no options.
 #   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`;
@@ -123,11 +126,11 @@ def _marks(node: ast.FunctionDef | ast.ClassDef) -> Iterator[ast.Call]:
 
 
 def _own_modules() -> Iterator[tuple[str, Path]]:
-    """(name, file) of the modules of the package that are searched."""
+    """(name, file) of the modules of the package that are searched, the core's first."""
     files: list[Path] = []
     for pattern in SEARCHED:
-        files += PACKAGE.glob(pattern)
-    for path in sorted(files):
+        files += sorted(PACKAGE.glob(pattern))
+    for path in files:
         name = path.relative_to(PACKAGE.parent).with_suffix("")
         yield ".".join(name.parts), path
 

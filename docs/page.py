@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from decisionllm import serve
+from decisionllm.bidding import serve
+from decisionllm.bidding.campaign import STEPS
+from decisionllm.bidding.market import PUBLISHED
+from decisionllm.bidding.server import protocol
+from decisionllm.bidding.simulation import Entries, PriceReplay
 from decisionllm.command_line import configs
-from decisionllm.domains.auction.campaign import STEPS
-from decisionllm.domains.auction.market import PUBLISHED
-from decisionllm.domains.auction.simulation import Entries, PriceReplay
-from decisionllm.serving import protocol
 
 # advertiser: campaign; the last one is shown
 NAMES = {19: "garden chairs", 33: "tea", 3: "winter boots", 8: "running shoes"}

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from decisionllm import TrainConfig, choice
-from decisionllm.config import DataOptions, LogOptions
-from decisionllm.domains.auction.campaign import STEPS, score
-from decisionllm.domains.auction.market import (
+from decisionllm.bidding.campaign import STEPS, score
+from decisionllm.bidding.market import (
     Bidder,
     BidderContext,
     Market,
@@ -23,9 +22,10 @@ from decisionllm.domains.auction.market import (
     opportunities,
     settle,
 )
-from decisionllm.domains.auction.rules import roster
-from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy
-from decisionllm.train import train
+from decisionllm.bidding.rules import roster
+from decisionllm.bidding.server.auctionnet_strategy import DecisionLLMBiddingStrategy
+from decisionllm.commands.train import train
+from decisionllm.config import DataOptions, LogOptions
 
 
 class Player(Bidder):

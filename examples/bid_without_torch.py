@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.domains.auction.campaign import STEPS
-from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy
+from decisionllm.bidding.campaign import STEPS
+from decisionllm.bidding.server.auctionnet_strategy import DecisionLLMBiddingStrategy
 
 
 def main() -> None:

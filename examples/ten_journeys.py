@@ -279,8 +279,8 @@ def pettingzoo_team(folder: Path) -> None:
     """A parallel environment of two teams; one of them is trained."""
     from mpe2 import simple_tag_v3
 
-    from decisionllm.datasets.team import collect, write
-    from decisionllm.domains.spread import tag
+    from decisionllm.teams.dataset import collect, write
+    from decisionllm.teams.spread import tag
 
     env = simple_tag_v3.parallel_env(max_cycles=10)
     write(
@@ -462,7 +462,7 @@ def minari_export(folder: Path) -> None:
 
 def onnx_export(folder: Path) -> None:
     """A policy that acts without torch, as the run does."""
-    from decisionllm.policy.exported import ExportedPolicy
+    from decisionllm.export.exported_policy import ExportedPolicy
 
     command(f"train dataset=synthetic run={folder}/run {FEW}")
     command(f"export run={folder}/run path={folder}/onnx")

@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 
 from decisionllm import TrainConfig, choice
+from decisionllm.commands.evaluate import evaluate
+from decisionllm.commands.train import train
 from decisionllm.config import LogOptions
-from decisionllm.evaluate import evaluate
-from decisionllm.train import train
 
 MINARI_ID = "cartpole/random-v0"
 

@@ -13,17 +13,17 @@ from functools import partial
 from pathlib import Path
 
 import decisionllm
-from decisionllm.domains.babyai.env import (
+from decisionllm.eval.intervals import over_episodes
+from decisionllm.eval.pictures import figure, wrapped
+from decisionllm.eval.rollout import rollout
+from decisionllm.registry import build, choice
+from decisionllm.worlds.babyai.env import (
     describe_end,
     draw_frame,
     draw_path,
     has_succeeded,
     replay_mission,
 )
-from decisionllm.eval.intervals import over_episodes
-from decisionllm.eval.pictures import figure, wrapped
-from decisionllm.eval.rollout import rollout
-from decisionllm.registry import build, choice
 
 MISSIONS = 4
 SEED = 7

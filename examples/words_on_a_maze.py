@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 
 import decisionllm
 from decisionllm.datasets.wordings import spread
-from decisionllm.domains.maze2d.dataset import task_text
-from decisionllm.domains.maze2d.env import draw_maze, path
-from decisionllm.domains.maze2d.maze import GOAL_RADIUS
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build, choice
+from decisionllm.worlds.maze2d.dataset import task_text
+from decisionllm.worlds.maze2d.env import draw_maze, path
+from decisionllm.worlds.maze2d.maze import GOAL_RADIUS
 
 BALLS = 8
 SEED = 7

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm import hardware
+from decisionllm import executors, hardware
 from decisionllm.__main__ import run
 from decisionllm.config import ModelOptions
 from decisionllm.datasets import sampling, store
@@ -21,7 +21,6 @@ from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
 from decisionllm.registry import build, discover
-from decisionllm.scaling import executors
 from decisionllm.schema import Episode, Spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
@@ -34,9 +33,9 @@ BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests of tests/serving."""
+    """Mark the tests of tests/bidding/server."""
     for item in items:
-        if item.path.parent.name == "serving":
+        if item.path.parent.name == "server":
             item.add_marker("serving")
 
 

@@ -16,11 +16,11 @@ import torch
 
 import benchmarks
 from benchmarks import measure
+from decisionllm.bidding import simulation
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
-from decisionllm.domains.auction import simulation
-from decisionllm.models.team_world import own_first
 from decisionllm.scaling import law
+from decisionllm.teams.learned_world import own_first
 from tests.conftest import NANO, command, episode
 
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
@@ -184,7 +184,7 @@ def no_days_of_a_small_market():
 
 def trained_on_small_days(tmp_path, monkeypatch, *words):
     """The folder of two days of a small market, on which a bidder was trained into `run` beside it."""
-    from decisionllm.domains.auction.market import PUBLISHED
+    from decisionllm.bidding.market import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"
@@ -427,7 +427,7 @@ def test_shading_is_compared_over_the_same_campaigns():
 
 def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):
     from benchmarks import omar
-    from decisionllm.datasets import team
+    from decisionllm.teams import dataset as team
 
     monkeypatch.setattr(omar, "MEDIUM", -1e9)
     monkeypatch.setattr(

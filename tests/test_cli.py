@@ -366,7 +366,7 @@ def test_somebody_elses_reader_and_environment_have_the_text_of_the_run(
     (tmp_path / "fourthlab.py").write_text(
         """
 from dataclasses import replace
-from decisionllm.domains.synthetic import dataset, env
+from decisionllm.worlds.synthetic import dataset, env
 def load(*, text="none"):
     source = dataset.load(episodes=40)
     return replace(source, episodes=[replace(e, task=text) for e in source.episodes])

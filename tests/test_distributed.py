@@ -18,10 +18,10 @@ import torch
 
 import decisionllm
 from decisionllm import distributed
+from decisionllm.commands.train import check_sharded_texts, interruptible
 from decisionllm.runs import checkpoint
-from decisionllm.train import check_sharded_texts, interruptible
+from tests.commands.test_train import same_bits, saved
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
-from tests.test_train import same_bits, saved
 
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 SHARDED = {
@@ -69,7 +69,7 @@ CASES = {  # what accelerate is given, and words of the run
 }
 TWO = """
 import json, os, signal, sys
-import decisionllm.train
+import decisionllm.commands.train
 from decisionllm.__main__ import run
 from decisionllm.datasets import sampling
 path, cases = sys.argv[1], json.loads(sys.argv[2])

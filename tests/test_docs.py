@@ -323,7 +323,8 @@ def test_a_default_is_as_one_writes_it_on_the_command_line():
 
 def test_every_route_of_the_server_is_documented():
     sources = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "decisionllm" / "serving").glob("*.py")
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "decisionllm" / "bidding" / "server").glob("*.py")
     )
     paths = set(re.findall(r"\broutes?r?\.(?:get|post|delete)\(\s*\"(/[^\"]+)\"", sources))
     page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.domains.auction.observation import ObservationSpec
+from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, PATIENCE, command, make_policy
 
@@ -109,7 +109,7 @@ def test_a_journey_arrives(name, tmp_path, monkeypatch):
 
 def test_the_exported_bidder_needs_no_torch(tmp_path):
     pytest.importorskip("onnxscript")
-    from decisionllm.export import write
+    from decisionllm.export.export import write
 
     spec = ObservationSpec("minimal", "progress", "expected_value", "none")
     policy = make_policy(

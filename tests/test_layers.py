@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
     {"schema", "registry", "files", "checks", "randomness"},
     {"config", "protocols", "distributed", "hardware", "sweep", "progress"},
-    {"trust"},
+    {"trust", "executors"},
     {"command_line"},
     {"help"},
     {"tokenizers"},
@@ -20,12 +20,9 @@ FLOORS = (
     {"runs"},
     {"policy"},
     {"eval"},
-    {"estimates"},
-    {"domains"},
-    {"serving"},
-    {"train", "baseline", "evaluate", "serve", "export", "backup"},
-    {"scaling", "compare"},  # trains and evaluates
-    {"data", "scale", "journal"},
+    {"commands"},
+    {"worlds", "teams", "estimates", "export"},
+    {"bidding", "scaling"},
     {"__init__", "__main__"},
 )
 # imported where they are used
@@ -59,7 +56,7 @@ OPTIONAL = {
 }
 # only serve imports them
 HTTP = {
-    f"decisionllm.serving.{name}"
+    f"decisionllm.bidding.server.{name}"
     for name in (
         "access",
         "answers",

@@ -11,19 +11,19 @@ import transformers
 import yaml
 
 from decisionllm import registry, trust
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.serve import folder_of, loaded
+from decisionllm.commands.train import train
 from decisionllm.config import GROUPS, TrainConfig
 from decisionllm.datasets import minari
 from decisionllm.datasets.mixture import evaluation_parts
 from decisionllm.datasets.store import open_store, prepare
-from decisionllm.domains.auction.journal import Journal
-from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.single import Single
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
-from decisionllm.serve import folder_of, loaded
+from decisionllm.teams.pettingzoo import PettingZooTeams
 from decisionllm.tokenizers.text import own_tokenizer
-from decisionllm.train import train
 from tests.conftest import LOOP, NANO, command, episode, make_store, node
 
 TRAP = {"_target_": "trap.spring", "path": "/etc"}
@@ -99,7 +99,7 @@ NAMES = (
     "runpy.run_path",
     "builtins.exec",
     "decisionllm.files.write_json",
-    "decisionllm.data.console",
+    "decisionllm.commands.data.console",
     "decisionllm.datasets.arrays.np.save",
     "decisionllm.eval.single.export",
     "decisionllm.models.heads.GaussianHead.__init__",
@@ -166,11 +166,11 @@ def test_every_registered_choice_is_read_as_before(tmp_path):
 
 def test_partners_that_the_package_has_are_registered(tmp_path):
     """As experiment=tag names them."""
-    tag = "decisionllm.domains.spread.tag"
+    tag = "decisionllm.teams.spread.tag"
     options = {"id": "mpe2.simple_tag_v3", "partners": {"agent": f"{tag}.flee", "b": "random"}}
     trust.check_config({"env": node("env", "pettingzoo", **options)}, "run")
     options["partners"]["agent"] = f"{tag}.teachers"
-    with pytest.raises(ValueError, match=r"trust=\[decisionllm.domains.spread.tag.teachers\]"):
+    with pytest.raises(ValueError, match=r"trust=\[decisionllm.teams.spread.tag.teachers\]"):
         trust.check_config({"env": node("env", "pettingzoo", **options)}, "run")
 
 
@@ -276,7 +276,7 @@ def test_an_own_environment_is_typed_for_one_evaluation(own):
     assert command("train", *words) == 0
     out = (f"out={path}/out", "episodes=2", "report=false", "baselines=false")
     (path / "ownenv.py").write_text(
-        "from decisionllm.domains.synthetic.env import PointEnv\nclass Own(PointEnv): pass\n",
+        "from decisionllm.worlds.synthetic.env import PointEnv\nclass Own(PointEnv): pass\n",
         encoding="utf-8",
     )
     assert command("evaluate", f"run={path}/plain", *out, "+env._target_=ownenv.Own") == 0

@@ -524,7 +524,7 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
 
 
 def _label(node: Node) -> str:
-    """The first word of a store's folder: `maze2d` for decisionllm.domains.maze2d.dataset."""
+    """The first word of a store's folder: `maze2d` for decisionllm.worlds.maze2d.dataset."""
     module = node["_target_"].rpartition(".")[0]
     return str(module.removesuffix(".dataset").rpartition(".")[2])
 

@@ -1,7 +1,7 @@
 """Task texts in many wordings: sentence frames with named fields, filled with the facts of a task.
 
-A library is a file: `domains/NAME/frames.yaml` is that of the domain NAME, `domains/NAME/frames/*.yaml`
-are those of a domain with several sorts of tasks (`NAME-FILE`), and teams have `team_frames.yaml`:
+A library is a file: `NAME/frames.yaml` in the folder NAME of a neighbour; `NAME/frames/FILE.yaml`
+are those of a world with several sorts of tasks (`NAME-FILE`):
 
 - `fields`: the facts that a frame may name. A field `other_x` is the fact x of another task, for
   contrasts: "not row {other_row}, but row {row}".
@@ -30,11 +30,10 @@ from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.registry import PACKAGE
 from decisionllm.schema import Window
 
-FILES = {"teams": Path(__file__).with_name("team_frames.yaml")}
-FILES |= {file.parent.name: file for file in PACKAGE.glob("domains/*/frames.yaml")}
+FILES = {file.parent.name: file for file in PACKAGE.glob("**/frames.yaml")}
 FILES |= {
     f"{file.parent.parent.name}-{file.stem.replace('_', '-')}": file
-    for file in PACKAGE.glob("domains/*/frames/*.yaml")
+    for file in PACKAGE.glob("**/frames/*.yaml")
 }
 TRAINED = "trained"
 OTHER = "other_"
@@ -83,7 +82,7 @@ Facts = Mapping[str, Any]  # of a task: `library`, the name of a file, and the v
 
 @dataclass(frozen=True)
 class Library:
-    """The sentence frames of a domain."""
+    """The sentence frames of a library."""
 
     frames: dict[str, list[str]]  # by kind: `trained` and each kind of held-out frames
     world: str  # the sentence that names the world of a task; empty: there is one world
@@ -97,7 +96,7 @@ class Library:
 
 @cache
 def library(name: str) -> Library:
-    """The sentence frames of a domain, or those of teams; see `read`."""
+    """The sentence frames of a library, see `read`."""
     one_of("wordings", name, sorted(FILES))
     return read(FILES[name])
 

@@ -28,8 +28,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
+from decisionllm.executors import Worker
 from decisionllm.files import atomic, explained, write_json
 from decisionllm.schema import Json
 
@@ -51,26 +52,6 @@ WHY = {
 Run = Callable[[Path, Any], Json]  # folder, job -> result, JSON values
 Say = Callable[[str], object]
 States = dict[str, str]
-
-
-class Worker(Protocol):
-    """A worker that an executor started, with the members of multiprocessing.Process.
-
-    Attributes:
-        exitcode: None while it works, below 0 if it was killed.
-        reason: why it failed, where it has not printed that itself.
-    """
-
-    reason: str
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    def is_alive(self) -> bool: ...
-
-    def terminate(self) -> None: ...
-
-    def join(self) -> None: ...
 
 
 def encode(job: object) -> tuple[str, bytes]:

@@ -17,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from decisionllm import executors
 from decisionllm.backbones.cut import blocks_of
+from decisionllm.commands.evaluate import evaluate
+from decisionllm.commands.train import train
 from decisionllm.config import flat, train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import read_windows, to_batch
 from decisionllm.datasets.store import Store, prepare
-from decisionllm.evaluate import evaluate
 from decisionllm.files import read_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
@@ -31,9 +33,8 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node, is_none
 from decisionllm.runs import directory
 from decisionllm.runs.model import make_model
-from decisionllm.scaling import executors, ledger
+from decisionllm.scaling import ledger
 from decisionllm.schema import Batch, Json, Report, Spec, Window
-from decisionllm.train import train
 from decisionllm.trust import trusting
 
 BATCH = 128  # windows in one forward pass of the held-out loss

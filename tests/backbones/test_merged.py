@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from decisionllm import hardware
 from decisionllm.backbones.build import pretrained
 from decisionllm.backbones.merged import save_merged
-from decisionllm.export import language_model
+from decisionllm.export.export import language_model
 from decisionllm.policy import loading
 from tests.backbones import test_gguf
 from tests.backbones.test_backbones import write

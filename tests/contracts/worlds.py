@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.registry import build, discover
+from tests.bidding.test_journal_dataset import serve
 from tests.conftest import episode, make_store, node
 from tests.datasets.test_minari import put, rows
-from tests.domains.auction.test_journal_dataset import serve
 from tests.eval.test_gymnasium import counted
-from tests.eval.test_pettingzoo import ISLAND
+from tests.teams.test_pettingzoo import ISLAND
 
 TEAM_LOG = Path(__file__).parents[1] / "fixtures" / "smax" / "log"
 MAZES = [name for name in discover()["dataset"] if name.startswith("maze2d-")]
@@ -21,12 +21,12 @@ SHORT_DAY = {"periods": "3", "positions": "0,9", "opportunities": 2000}
 # what needs more than a moment, or is no single source -> the file that tests it
 ELSEWHERE = {
     "dataset": {
-        "smax": "domains/smax/test_env.py",
+        "smax": "teams/smax/test_env.py",
         "imagined": "policy/test_imagined.py",
         "embodiments": "datasets/test_mixture.py",
-        "team_imagined": "models/test_team_world.py",
+        "team_imagined": "teams/test_learned_world.py",
     },
-    "env": {"smax": "domains/smax/test_env.py"},
+    "env": {"smax": "teams/smax/test_env.py"},
 }
 
 

@@ -11,10 +11,10 @@ from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.batches import check_targets, open_data
 from decisionllm.datasets.store import prepare, write
 from decisionllm.datasets.windows import of_store
-from decisionllm.domains.spread import dataset as spread
-from decisionllm.domains.spread.world import HORIZON, Spread
 from decisionllm.protocols import Source
 from decisionllm.schema import Spec
+from decisionllm.teams.spread import dataset as spread
+from decisionllm.teams.spread.world import HORIZON, Spread
 from tests.conftest import episode, make_store, node
 
 # columns of velocity and place, and of the places of six landmarks and six agents after their

@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import team
 from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.formats.team_log import Log, common_meta
 from decisionllm.datasets.store import write
+from decisionllm.teams import dataset as team
 from tests.conftest import near
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"

@@ -12,8 +12,8 @@ import pytest
 from hydra import initialize_config_dir
 
 from decisionllm.command_line import configs, store_choices
+from decisionllm.commands.data import card
 from decisionllm.config import train_config
-from decisionllm.data import card
 from decisionllm.datasets import sampling, store, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
@@ -511,7 +511,7 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
     )
     for folder in (tmp_path / "a" / "stores").glob("mixture-*"):
         shutil.rmtree(folder)
-    monkeypatch.setattr("decisionllm.domains.maze2d.dataset.generate", None)  # a call would fail
+    monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.generate", None)  # a call would fail
     again = store.prepare(data, tmp_path / "a")
     monkeypatch.undo()
     alone = store.write(tmp_path / "b", store.build(store.data_node(data)))

@@ -22,10 +22,10 @@ import pytest
 
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import Column, DatasetReader, open_store, prepare, read, write
-from decisionllm.domains.maze2d import dataset as maze2d
 from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
+from decisionllm.worlds.maze2d import dataset as maze2d
 from tests.conftest import episode, make_store, node
 
 
@@ -371,7 +371,7 @@ def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
 def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
     chosen = node("dataset", "maze2d-umaze", steps=3000, text="goal")
     older = replace(maze2d.READER, version=1)
-    monkeypatch.setattr("decisionllm.domains.maze2d.dataset.READER", older)
+    monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.READER", older)
     before = prepare(chosen, tmp_path)
     monkeypatch.undo()
     assert prepare(chosen, tmp_path).path != before.path and prepare(chosen, tmp_path).facts
@@ -393,7 +393,7 @@ def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
 def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkeypatch):
     one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
     newer = DatasetReader(version=2)
-    monkeypatch.setattr("decisionllm.domains.synthetic.dataset.READER", newer, raising=False)
+    monkeypatch.setattr("decisionllm.worlds.synthetic.dataset.READER", newer, raising=False)
     assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 

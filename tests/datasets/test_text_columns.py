@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.data import card
+from decisionllm.commands.data import card
 from decisionllm.datasets import text_columns
 from decisionllm.datasets.arrays import from_episodes, load, open_folder
 from decisionllm.datasets.store import prepare

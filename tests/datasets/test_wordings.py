@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from decisionllm.datasets.team_texts import task_text as team_task
-from decisionllm.datasets.team_texts import team_facts
+from decisionllm.bidding.observation import task_facts
+from decisionllm.bidding.observation import task_text as task_text_of_campaign
 from decisionllm.datasets.wordings import (
     FILES,
     Wordings,
@@ -21,13 +21,13 @@ from decisionllm.datasets.wordings import (
     render,
     spread,
 )
-from decisionllm.domains.auction.observation import task_facts
-from decisionllm.domains.auction.observation import task_text as task_text_of_campaign
-from decisionllm.domains.babyai.missions import facts_by_mission
-from decisionllm.domains.maze2d.dataset import goal_facts, task_text
-from decisionllm.domains.spread.dataset import load as spread_log
-from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.schema import Window
+from decisionllm.teams.spread.dataset import load as spread_log
+from decisionllm.teams.spread.env import SpreadTeams
+from decisionllm.teams.texts import task_text as team_task
+from decisionllm.teams.texts import team_facts
+from decisionllm.worlds.babyai.missions import facts_by_mission
+from decisionllm.worlds.maze2d.dataset import goal_facts, task_text
 
 KINDS = ("new_frames", "contrast", "unseen_words")
 INSTRUCTION_KINDS = ("action_words", "object_words", "both")
@@ -181,7 +181,7 @@ def test_the_first_frames_are_used_and_too_many_are_refused():
 
 
 def test_libraries_are_named_for_their_domain_and_file():
-    assert {*ONE_TASK} == {"auction", "maze2d", "teams"}
+    assert {*ONE_TASK} == {"bidding", "maze2d", "teams"}
     assert {*INSTRUCTIONS} == {
         "babyai-go-to",
         "babyai-open",
@@ -247,7 +247,7 @@ def test_distinct_contrasts_are_used_only_where_another_task_differs():
     assert frames.index("Not {other_contrast}: open {object}.") == 4
 
 
-def test_tasks_of_several_domains_stand_side_by_side():
+def test_tasks_of_several_worlds_stand_side_by_side():
     campaign = task_facts(2900.0, 100.0, 3)
     facts = (
         goal_facts("umaze")

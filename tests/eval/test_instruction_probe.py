@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from decisionllm.domains.maze2d.dataset import goal_facts, task_text
-from decisionllm.domains.maze2d.env import Maze2D
 from decisionllm.eval.instruction_probe import ActionScale, probe_texts, understood
 from decisionllm.eval.text_variants import Pair, TaskTexts
 from decisionllm.schema import Episode, Spec
+from decisionllm.worlds.maze2d.dataset import goal_facts, task_text
+from decisionllm.worlds.maze2d.env import Maze2D
 
 GOALS = ("north", "south", "east", "west")
 TEXTS = [f"Walk to the goal in the {goal}." for goal in GOALS]

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval.layout import check_actions, check_env
 from decisionllm.schema import Spec
+from decisionllm.worlds.synthetic.env import PointEnv
 
 
 def an_env(*parts):

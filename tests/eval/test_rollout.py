@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from decisionllm.domains.maze2d.env import Maze2D
-from decisionllm.domains.synthetic import point
-from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
+from decisionllm.worlds.maze2d.env import Maze2D
+from decisionllm.worlds.synthetic import point
+from decisionllm.worlds.synthetic.env import PointEnv
 from tests.conftest import make_policy
 
 

@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from decisionllm.domains.babyai.missions import facts_by_mission
-from decisionllm.domains.maze2d.dataset import goal_facts, task_text
 from decisionllm.eval.text_variants import (
     Pair,
     TaskTexts,
@@ -18,6 +16,8 @@ from decisionllm.eval.text_variants import (
     text_variants,
     toggle_full_stop,
 )
+from decisionllm.worlds.babyai.missions import facts_by_mission
+from decisionllm.worlds.maze2d.dataset import goal_facts, task_text
 
 TASKS = ["Walk north.", "Walk south."]
 

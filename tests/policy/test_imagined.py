@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import decisionllm
-from decisionllm.data import card
+from decisionllm.commands.data import card
 from decisionllm.datasets.store import open_store, prepare, write
-from decisionllm.domains.maze2d.dataset import goal_facts
 from decisionllm.policy.imagined import support_faults, tasks_of
 from decisionllm.protocols import Source
 from decisionllm.runs.checkpoint import todays_names
 from decisionllm.schema import History, Spec
+from decisionllm.worlds.maze2d.dataset import goal_facts
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import permutation
-from decisionllm import serve
+from decisionllm.bidding import serve
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.policy.policy import Policy

@@ -8,7 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from decisionllm.scaling import executors, ledger
+from decisionllm import executors
+from decisionllm.scaling import ledger
 
 
 def note(folder, job):

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from decisionllm.scaling import executors, ledger
+from decisionllm import executors
+from decisionllm.scaling import ledger
 from tests.conftest import PATIENCE
 from tests.scaling.spawned import book, die, driver, fail, fill, held, hold, jobs, note, overflow
 

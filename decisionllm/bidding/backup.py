@@ -1,0 +1,117 @@
+"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it; and the
+way back.
+"""
+
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from decisionllm.bidding.journal import COPIED, Journal, RowCheck, resolve_path, usable
+from decisionllm.bidding.server.reservations import open_file, rewind
+from decisionllm.files import explained
+from decisionllm.registry import Node
+
+# what a backup copies beside the journal, see `journal.COPIED`
+CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
+REPLACED = "replaced"  # suffix of what a restore puts aside
+SHOWN = 5  # most faults that are logged
+logger = logging.getLogger(__name__)
+
+
+def backup(config: Node) -> None:
+    """Copy a journal (see configs/backup.yaml)."""
+    with usable(config["journal"]):
+        with closing(Journal(config["journal"], read_only=True)) as journal:
+            journal.backup(config["to"])
+        with closing(Journal(config["to"], read_only=True)) as copy:
+            found = copy.check_rows()
+            copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
+    beside = "".join(f", and {CONTENT[name]}" for name in copied)
+    print(f"{config['to']}: {found.campaigns:,} campaigns of {config['journal']}{beside}")
+    warn_of_faults(config["to"], found)
+
+
+def restore(journal: str | Path, copy: str | Path) -> list[Path]:
+    """Put a copy that `backup` made in the place of a journal, which is kept beside it. Damaged
+    rows of the copy are logged; a server leaves them out.
+
+    Args:
+        journal: file of campaigns and ticks; no server may run with it.
+        copy: file that `backup` wrote.
+
+    Returns:
+        The files that were put aside.
+
+    Raises:
+        ValueError: the file of the copy is damaged or there is no room for it, the journal is in
+            use or has a hard link, one was put aside before, or the file of its bids is damaged.
+            The journal is as it was.
+    """
+    journal = Path(resolve_path(journal))
+    with closing(Journal(copy, read_only=True)) as source:
+        with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
+            warn_of_faults(copy, source.check_rows())
+        # what is refused is refused before a long copy is made
+        check_unused(journal)
+        paths_aside(journal)
+        bids = Path(f"{journal}.bids")
+        if bids.is_file():
+            open_file(bids).close()
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".restored-", dir=journal.parent) as folder:
+            failed = f"from: {copy} could not be copied to {journal.parent}"
+            remedy = "make room; the journal is as it was"
+            with explained(failed, sqlite3.Error, OSError, remedy=remedy):
+                source.backup(Path(folder, journal.name))
+            # a server may have started while the copy was made
+            check_unused(journal)
+            aside = paths_aside(journal)
+            for old, new in aside:
+                old.rename(new)
+            for file in Path(folder).iterdir():
+                file.rename(journal.with_name(file.name))
+        rewind(bids, lambda id: source.steps(id) - 1)
+    return [new for _, new in aside]
+
+
+def warn_of_faults(path: str | Path, found: RowCheck) -> None:
+    """Log damaged and missing rows of a copy."""
+    if found.faults:
+        shown = "; ".join(found.faults[:SHOWN])
+        logger.warning("%s has %d faults, as its journal had: %s", path, len(found.faults), shown)
+
+
+def check_unused(journal: str | Path) -> None:
+    """Raise a ValueError if another process has a journal open. A damaged one counts as unused."""
+    if not Path(journal).is_file():
+        return
+    with closing(sqlite3.connect(journal, timeout=0)) as file:
+        try:
+            # SQLite changes this only for a file that nobody else has open
+            (mode,) = file.execute("PRAGMA journal_mode=DELETE").fetchone()
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"journal: {journal} is in use ({error}); stop the server") from error
+        except sqlite3.DatabaseError:
+            return
+    if mode != "delete":
+        raise ValueError(f"journal: {journal} is in use; stop the server")
+
+
+def paths_aside(journal: Path) -> list[tuple[Path, Path]]:
+    """(path, new path) of a journal and of the files beside it that must not be ahead of it.
+
+    Raises:
+        ValueError: there is a file at a new path.
+    """
+    pairs = []
+    for name in ("", ".snapshot", *[f".{name}" for name in COPIED]):
+        for part in ("", "-wal", "-shm"):  # the file, and what SQLite keeps of it
+            old = journal.with_name(f"{journal.name}{name}{part}")
+            new = journal.with_name(f"{journal.name}.{REPLACED}{name}{part}")
+            if new.exists():
+                raise ValueError(f"{new} is there already, from an earlier restore: move it away")
+            if old.exists():
+                pairs.append((old, new))
+    return pairs

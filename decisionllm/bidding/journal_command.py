@@ -1,0 +1,78 @@
+"""`decisionllm journal report | verify | prune | restore`: what an operator does with a journal."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from decisionllm.bidding.backup import restore
+from decisionllm.bidding.journal import Journal, usable
+from decisionllm.checks import one_of
+from decisionllm.schema import Json
+
+SHOWN = 20  # most faults that are printed
+DAY = 86_400.0  # seconds
+
+
+def journal(config: Json) -> None:
+    """Do one thing with a journal (see configs/journal.yaml).
+
+    Raises:
+        ValueError: it is no journal, or damaged, or an option cannot be.
+    """
+    one_of("journal", config["action"], ACTIONS)
+    with usable(config["journal"]):
+        ACTIONS[config["action"]](config)
+
+
+def report(config: Json) -> None:
+    """Print what each model achieved, and whether they differ by more than noise."""
+    from decisionllm.bidding.server import ab_report
+
+    with closing(Journal(config["journal"], read_only=True)) as file:
+        found = ab_report.report(file)
+    text = json.dumps(found.as_dict()) if config["json"] else ab_report.text(found)
+    print(text)
+
+
+def verify(config: Json) -> None:
+    """Compare every row with its checksum, and look for rows that are missing."""
+    with closing(Journal(config["journal"], read_only=True)) as file:
+        found = file.check_rows()
+    known = f"{found.campaigns:,} campaigns, {found.ticks:,} ticks"
+    if found.faults:
+        shown = "; ".join(found.faults[:SHOWN])
+        raise ValueError(f"{config['journal']}: {len(found.faults)} faults in {known}: {shown}")
+    without = f", {found.unchecked:,} of them without a checksum" * bool(found.unchecked)
+    print(f"{config['journal']}: {known}{without}: as they were written")
+
+
+def prune(config: Json) -> None:
+    """Remove campaigns that ended long ago."""
+    if config["days"] <= 0:
+        raise ValueError(f"days: expected a number above 0, got {config['days']}")
+    if not Path(config["journal"]).is_file():  # a server would make a new journal there
+        raise ValueError(f"journal: expected a journal of a server, got {config['journal']}")
+    with closing(Journal(config["journal"])) as file:
+        count = file.prune(time.time() - config["days"] * DAY)
+    print(
+        f"{config['journal']}: {count:,} campaigns that ended {config['days']:g} days ago removed"
+    )
+
+
+def restored(config: Json) -> None:
+    """Put a backup in the place of the journal."""
+    if config["from"] is None:
+        raise ValueError("from: expected a file that `decisionllm backup` wrote, got none")
+    aside = restore(config["journal"], config["from"])
+    kept = f"; what was there is {', '.join(map(str, aside))}" * bool(aside)
+    print(f"{config['journal']}: restored from {config['from']}{kept}")
+
+
+ACTIONS: dict[str, Callable[[Json], None]] = {
+    "report": report,
+    "verify": verify,
+    "prune": prune,
+    "restore": restored,
+}

@@ -1,0 +1,224 @@
+"""Routes by which a token holder with the right `operate` changes the served models."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from fastapi import APIRouter, Response
+
+from decisionllm.bidding.server import schemas
+from decisionllm.bidding.server.answers import errors, json_text
+from decisionllm.bidding.server.campaigns import RequestError
+from decisionllm.bidding.server.model_folder import Chosen, ModelFolder, beside_ticks, parse
+from decisionllm.bidding.server.models import Choice, Model, check_new, with_share
+from decisionllm.bidding.server.service import Service
+from decisionllm.bidding.server.watched_file import WatchedFile
+
+logger = logging.getLogger("decisionllm.bidding.server")
+ANOTHER = "another change is being made"
+# seconds that a change waits for a replica that moves campaigns after the last one
+PATIENCE = 3.0  # most clients give up after 5
+
+
+class ModelChanges:
+    """Takes models over, one change at a time, and follows the changes of other replicas.
+
+    Args:
+        service: whose models change.
+        folder: that they are loaded from.
+    """
+
+    def __init__(self, service: Service, folder: ModelFolder) -> None:
+        self.service = service
+        self.models = service.models
+        self.folder = folder
+        self.lock = asyncio.Lock()  # of what this replica serves
+        self.changing = False  # this replica makes a change of its own
+        self.models.is_coming = folder.knows
+
+    async def take_over(self, run: str, share: float, *, move: bool) -> schemas.ServedModels:
+        """Load a run, check it on the journal, and let it open a share of the new campaigns."""
+        with self._alone():
+            model, checked = await asyncio.to_thread(self._checked, run)
+            async with self._behind_the_last():
+                if model.name not in self.models.loaded:
+                    self.models.add(model)
+                choice = with_share(self.models.choice, model.name, share)
+                before: Choice | None = self.models.choice
+                if choice == before:  # a request sent again does not lose the way back
+                    before = self.models.before
+                moved = await self._change(choice, before, move=move)
+        return await self.served(checked=checked, moved=moved)
+
+    async def roll_back(self, *, move: bool) -> schemas.ServedModels:
+        """Go back to the choice before the last change; twice is refused, not undone."""
+        with self._alone():
+            async with self._behind_the_last():
+                before = self.models.before
+                if before is None:
+                    raise RequestError(409, "models", "there is no earlier choice to go back to")
+                moved = await self._change(before, None, move=move)
+        return await self.served(moved=moved)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """This replica makes no other change in the block."""
+        if self.changing:
+            raise RequestError(409, "models", ANOTHER)
+        self.changing = True
+        try:
+            yield
+        finally:
+            self.changing = False
+
+    @asynccontextmanager
+    async def _behind_the_last(self) -> AsyncIterator[None]:
+        """No replica makes a change in the block, which begins with the last choice of all."""
+        async with self.lock, self._locked(PATIENCE) as free:
+            if not free:
+                raise RequestError(409, "models", ANOTHER)
+            try:
+                await self._follow()
+            except ValueError as error:
+                message = f"the last choice cannot be followed: {error}"
+                raise RequestError(503, "models", message) from error
+            yield
+
+    @asynccontextmanager
+    async def _locked(self, patience: float = 0.0) -> AsyncIterator[bool]:
+        """See `ModelFolder.locked`."""
+        try:
+            async with self.folder.locked(patience) as free:
+                yield free
+        except OSError as error:
+            raise RequestError(503, "models", f"the choice could not be saved: {error}") from error
+
+    def _checked(self, run: str) -> tuple[Model, int]:
+        """A run of the folder as a model, and the number of ticks that it was checked on."""
+        try:
+            with beside_ticks():
+                model = self.folder.load(run)
+                known = self.models.loaded.get(model.name)
+                if known is not None:
+                    return known, 0
+                return model, check_new(model, self.models.current)
+        except ValueError as error:
+            raise RequestError(422, "run", str(error)) from error
+
+    async def _change(self, choice: Choice, before: Choice | None, *, move: bool) -> int:
+        # kept before it is served: a restart never goes back behind what a client has seen
+        await asyncio.to_thread(self.folder.keep, self.models, choice, before, move=move)
+        return await self.service.change(choice, before, move=move)
+
+    async def served(self, **more: int | None) -> schemas.ServedModels:
+        """The loaded models, the one with the largest share first."""
+        found = await asyncio.to_thread(self.service.journal.open_models)
+        open_campaigns = {name: count for name, count, _ in found}
+        rows = [
+            schemas.ServedModel(
+                model=model.name,
+                run=str(model.info.get("run", "")),
+                share=self.models.choice.get(model.name, 0.0),
+                open=open_campaigns.get(model.name, 0),
+            )
+            for model in list(self.models.loaded.values())
+        ]
+        rows.sort(key=lambda row: -row.share)
+        return schemas.ServedModels(models=rows, before=self.models.before, **more)
+
+    # -- other replicas --
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Follow the file of the choice, which other replicas change, until the end of the block."""
+        if self.folder.kept is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def take(content: bytes) -> None:
+            parse(content)
+            followed = asyncio.run_coroutine_threadsafe(self._followed(), loop)
+            if not followed.result():
+                watched.seen = None  # the next look takes it again
+
+        watched = WatchedFile(self.folder.kept, take, optional=True)
+        async with watched.run():
+            yield
+
+    async def _followed(self) -> bool:
+        """Follow the last choice, and move campaigns that this or another replica has opened with
+        an old model since it was made.
+
+        Returns:
+            Whether that is done; otherwise it is to be tried again.
+
+        Raises:
+            ValueError: the models of the choice cannot be loaded.
+        """
+        async with self.lock:
+            try:
+                chosen = await self._follow()
+                if chosen is None or not chosen.move:
+                    return True
+                async with self._locked() as free:
+                    if not free or chosen != await asyncio.to_thread(self.folder.read):
+                        return False
+                    await self.service.change(self.models.choice, self.models.before, move=True)
+            except sqlite3.Error as error:
+                self.service.failed(error)
+                return False
+            except RequestError:  # the journal takes no write
+                return False
+        return True
+
+    async def _follow(self) -> Chosen | None:
+        """Serve the last choice, in whatever replica it was made. Returns it; None: there is none.
+
+        The file is read here, within the lock: what was read before may be older than a change of
+        this replica.
+        """
+        chosen = await asyncio.to_thread(self.folder.read)
+        if chosen is not None:
+            loaded, before = await asyncio.to_thread(self._load, chosen)
+            self.models.add_new(loaded)
+            await self.service.change(chosen.choice, before, move=False)
+        return chosen
+
+    def _load(self, chosen: Chosen) -> tuple[dict[str, Model], Choice | None]:
+        """The loaded models with those of a choice, and what a rollback goes back to."""
+        loaded = dict(self.models.loaded)
+        before = self.folder.load_chosen(loaded, chosen, self.service.journal)
+        for name in loaded.keys() - self.models.loaded.keys():
+            with beside_ticks():
+                check_new(loaded[name], self.models.current)
+        return loaded, before
+
+
+def router(changes: ModelChanges) -> APIRouter:
+    """The routes of changes."""
+    routes = APIRouter(tags=["models"])
+
+    @routes.get(
+        "/v1/models", response_model=schemas.ServedModels, responses=errors(401, 503, usual=())
+    )
+    async def models() -> schemas.ServedModels:
+        """The loaded models, their shares of new campaigns and their open campaigns."""
+        return await changes.served()
+
+    @routes.post("/v1/models", response_model=schemas.ServedModels, responses=errors(409))
+    async def take_over(request: schemas.TakeOver) -> Response:
+        """Load a run of the folder of models, and let it open a share of the new campaigns."""
+        move = request.campaigns == "move"
+        served = await changes.take_over(request.run, request.share, move=move)
+        return json_text(served.model_dump_json())
+
+    @routes.post("/v1/models/rollback", response_model=schemas.ServedModels, responses=errors(409))
+    async def roll_back(request: schemas.Rollback) -> Response:
+        """Go back to the choice before the last change."""
+        served = await changes.roll_back(move=request.campaigns == "move")
+        return json_text(served.model_dump_json())
+
+    return routes

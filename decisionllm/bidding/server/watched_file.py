@@ -1,0 +1,88 @@
+"""A file that is read again when it changes, without a restart and off the event loop."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from decisionllm.bidding.server.repeated import repeated
+
+logger = logging.getLogger("decisionllm.bidding.server")
+EVERY = 1.0  # seconds between two looks
+# seconds: a file that was changed so short ago may change again without a new time stamp
+SETTLED = 2.0
+# device, inode, time of the last change in ns, size, mode, user
+Identity = tuple[int, int, int, int, int, int]
+
+
+class WatchedFile:
+    """Gives the content of a file to `take`, now and whenever the file changes.
+
+    Args:
+        path: of the file.
+        take: called with the bytes, in a thread. A ValueError refuses them: what was taken before
+            stays, and the log names the reason once.
+        check: called with the status of the file and the bytes before they are taken. A ValueError
+            refuses them likewise.
+        optional: that there is no file is no fault.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        take: Callable[[bytes], object],
+        *,
+        check: Callable[[os.stat_result, bytes], object] = lambda status, content: None,
+        optional: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.take = take
+        self.check = check
+        self.optional = optional
+        self.seen: Identity | None = None  # None: read again at the next look
+        self.fault = ""  # why the file is not taken, as it was logged
+
+    def read(self) -> None:
+        """Take the content of the file.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: `check` or `take` refused it.
+        """
+        with self.path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read()
+        settled = abs(time.time() - found.st_mtime) > SETTLED  # the clock may have gone back
+        self.check(found, content)  # again at the next look if it refuses: a folder may be changed
+        self.seen = _identity(found) if settled else None
+        self.take(content)
+
+    def look(self) -> None:
+        """Read the file if it has changed; a file that cannot be taken is logged."""
+        if self.optional and not self.path.exists():
+            return
+        try:
+            if self.seen == _identity(self.path.stat()):
+                return
+            self.read()
+            self.fault = ""
+        except (OSError, ValueError) as error:
+            if str(error) != self.fault:
+                logger.error("%s is not taken, what was read before counts: %s", self.path, error)
+            self.fault = str(error)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Look every second until the end of the block."""
+        async with repeated(EVERY, partial(asyncio.to_thread, self.look)):
+            yield
+
+
+def _identity(found: os.stat_result) -> Identity:
+    file = found.st_dev, found.st_ino
+    content = found.st_mtime_ns, found.st_size
+    return *file, *content, found.st_mode, found.st_uid

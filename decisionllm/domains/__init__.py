@@ -1,1 +1,0 @@
-"""Worlds, one folder each: simulator, dataset, environment with its score, players, task texts."""

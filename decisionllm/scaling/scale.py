@@ -1,0 +1,100 @@
+"""The command `scale`: plan a study of size, data volume and quality, run, fit, report."""
+
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from decisionllm import executors
+from decisionllm.checks import one_of
+from decisionllm.files import check_writable
+from decisionllm.registry import Node
+from decisionllm.runs import directory
+from decisionllm.scaling import grid, ledger, report
+from decisionllm.scaling.run import FLOPS, execute
+from decisionllm.schema import Json
+from decisionllm.trust import trusting_user
+
+ACTIONS = ("plan", "run", "status", "retry", "report")
+
+
+@trusting_user
+def scale(config: Node) -> Path:
+    """Apply config["action"] to config["study"].
+
+    Args:
+        config: plain dicts, see configs/scale.yaml.
+
+    Returns:
+        The path of the report, or of the ledger.
+
+    Raises:
+        ValueError: an option or the study is not valid; nothing is written.
+        OSError: a worker could not write, or an executor is not available.
+    """
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    say = console.print
+    action = config["action"]
+    one_of("action", action, ACTIONS)
+    out = Path(config["out"])
+    if config["read"]:
+        return report.write(Path(config["read"]).parent, report.read(config["read"]), say=say)
+
+    study = grid.check(config["study"])
+    if action in ("run", "retry", "report"):
+        check_writable(out, "study.json", "report.html")
+    if action in ("run", "retry"):
+        # an executor that is not available fails first
+        with executors.from_config(config) as executor:
+            runs = grid.Grid(study, config["cache_dir"])
+            if action == "retry":
+                failed = ledger.retry(out, runs.all_jobs(out))
+                say(f"{len(failed)} failed runs are planned again")
+            run_missing(runs, config, executor, say)
+    else:
+        runs = grid.Grid(study, config["cache_dir"])
+    if action == "plan":
+        grid.estimate(runs, config, say)
+        return out
+    jobs = runs.all_jobs(out)
+    states = ledger.status(out, jobs)
+    if action == "status":
+        ledger.Progress(out, say)(states)
+        return out
+    runs.check_rates(out)
+    found = {
+        "study": study,
+        "versions": directory.versions(),
+        "flops": FLOPS,
+        "tuned": runs.tuning_losses(out),
+        "runs": [row(runs, out, name, state, jobs[name]) for name, state in states.items()],
+    }
+    return report.write(out, found, say=say)
+
+
+def run_missing(
+    runs: grid.Grid,
+    config: Node,
+    executor: executors.Executor,
+    say: ledger.Say,
+) -> None:
+    """Do the runs that are neither done nor failed, first those that choose the learning rates."""
+    out = Path(config["out"])
+    start, workers, threads = executor
+    options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes", "trust")}
+    run = partial(execute, **options, threads=threads)
+    for find_jobs in (runs.tuning, partial(runs.jobs, out)):
+        runs.check_rates(out)
+        names = ledger.plan(out, find_jobs())
+        progress = ledger.Progress(out, say)
+        ledger.drive(out, names, run, start, workers, progress=progress)
+
+
+def row(runs: grid.Grid, out: Path, name: str, state: str, job: grid.Job) -> Json:
+    """A run as a row of the report; `reference`: the size and quality on whose data its loss is
+    measured.
+    """
+    result = ledger.result(out / name) if state in ledger.ENDED else {}
+    axes = job["axes"]
+    reference = ", ".join(runs.first_like((axes["size"], axes["mixture"])))
+    return {"run": name, "state": state, **axes, "reference": reference, **result}

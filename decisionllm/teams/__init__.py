@@ -1,0 +1,1 @@
+"""Many agents in one world: their logs, worlds and models."""

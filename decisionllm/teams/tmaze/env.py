@@ -1,0 +1,38 @@
+"""The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is
+right, in percent."""
+
+from decisionllm.registry import register
+from decisionllm.teams.team_env import WorldTeams
+from decisionllm.teams.tmaze.dataset import game
+from decisionllm.teams.tmaze.world import TMaze
+
+
+@register(
+    "env",
+    "tmaze",
+    text="${text}",
+    agents="${dataset.agents}",
+    length="${dataset.length}",
+    frames="${text_wordings}",
+)
+class TMazeTeams(WorldTeams[TMaze]):
+    """num_episodes teams.
+
+    Args:
+        agents, length, text: as in the dataset.
+        wordings, frames: see TeamEnv.
+    """
+
+    def __init__(
+        self,
+        num_episodes: int,
+        *,
+        agents: int = 3,
+        length: int = 4,
+        text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
+    ) -> None:
+        self.name = f"tmaze, {agents} agents, length {length}"
+        made = game(agents, length)
+        super().__init__(made, num_episodes, text=text, wordings=wordings, frames=frames)

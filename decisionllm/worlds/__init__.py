@@ -1,0 +1,1 @@
+"""Worlds: datasets with their environments, one folder each."""
