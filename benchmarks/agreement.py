@@ -22,9 +22,9 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
-from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import build
 from decisionllm.runs import directory
+from decisionllm.teams.session import TeamSession
 
 
 def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndarray, int, float]:

@@ -29,6 +29,7 @@ SEARCHED = (
     "models/inverse_dynamics.py",
     "models/landmarks.py",
     "models/objectives/*.py",
+    "models/sequence.py",
     "policy/imagined.py",
     "tokenizers/trajectory.py",
     "worlds/*/*.py",
@@ -47,7 +48,20 @@ SEARCHED = (
 #   estimator: (log, discount, seed) -> `protocols.Estimator`, of `decisionllm compare`
 #   policy: (tensors, device) -> what acts, of a run that another command than `train` wrote
 #   partner: (observations, infos) -> actions, dicts by agent, of env=pettingzoo
-FUNCTIONS = ("export", "raw_export", "final_observations", "estimator", "policy", "partner")
+#   model: the subclass of `SequenceModel` that is trained with team.execution=NAME
+#   sampler: (steps, store, episodes, options of a Sampler) -> its windows with team.execution=NAME
+#   summary: (store) -> lines of the card of a store
+FUNCTIONS = (
+    "export",
+    "raw_export",
+    "final_observations",
+    "estimator",
+    "policy",
+    "partner",
+    "model",
+    "sampler",
+    "summary",
+)
 Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
 
@@ -82,6 +96,19 @@ def function(group: str, name: str) -> Callable[..., Any] | None:
         return None
     module, _, attribute = node["_target_"].rpartition(".")
     found: Callable[..., Any] = getattr(import_module(module), attribute)
+    return found
+
+
+def required_function(group: str, name: str, option: str) -> Callable[..., Any]:
+    """Return the function of this name in one of the groups FUNCTIONS.
+
+    Raises:
+        ValueError: there is none; the message names the option that asks for it.
+    """
+    found = function(group, name)
+    if found is None:
+        names = ", ".join(function_names(group))
+        raise ValueError(f"{option}={name}: expected one of {names}, got {name}")
     return found
 
 

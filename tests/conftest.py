@@ -16,11 +16,9 @@ from decisionllm import executors, hardware
 from decisionllm.__main__ import run
 from decisionllm.config import ModelOptions
 from decisionllm.datasets import sampling, store
-from decisionllm.models.sequence import SequenceModel
-from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
-from decisionllm.registry import build, discover
+from decisionllm.registry import build, discover, required_function
 from decisionllm.schema import Episode, Spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
@@ -186,7 +184,7 @@ def make_model(
         "our forward differs from the library's: the plain one would hide it"
     )
     torch.manual_seed(seed)
-    kind = SequenceModel if execution == "per_agent" else TeamSequenceModel
+    kind = required_function("model", execution, "team.execution")
     head_node = node("head", head, **head_options or {})
     tokenizer_node = node("tokenizer", "trajectory", **tokenizer)
     options = ModelOptions(condition_on=condition_on)

@@ -14,7 +14,6 @@ from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import Survey, reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
-from decisionllm.datasets.team_card import coverage
 from decisionllm.executors import of_files
 from decisionllm.files import check_writable
 from decisionllm.registry import Node, function, function_names, no_choice
@@ -114,8 +113,10 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield f"{store.info['name']}"
     yield from _origin(store)
     yield from _episodes(store)
-    if store.agent is not None:
-        yield from coverage(store)
+    for name in function_names("summary"):
+        summarise = function("summary", name)
+        assert summarise is not None
+        yield from summarise(store)
     if return_horizon:
         yield f"  next {return_horizon:<7d} {quantiles(next_returns(store, return_horizon))}"
     seen = survey(store)

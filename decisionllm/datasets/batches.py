@@ -10,10 +10,9 @@ from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import sampling
 from decisionllm.datasets.sampling import Sampler, SamplerOptions, TextSampler
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.datasets.windows import Steps, collate, of_store
 from decisionllm.datasets.wordings import Wordings
-from decisionllm.registry import build, is_none
+from decisionllm.registry import build, is_none, required_function
 from decisionllm.schema import Batch, Json, Window
 
 if TYPE_CHECKING:
@@ -240,8 +239,9 @@ def make_sampler(
         "discount": discount,
     }
     if not one_agent_reads(config):
-        alone = 0.5 if config.team.execution == "both" else 0.0
-        return TeamSampler(steps, store, episodes, alone=alone, **options)
+        make_sampler = required_function("sampler", config.team.execution, "team.execution")
+        of_teams: Sampler = make_sampler(steps, store, episodes, options)
+        return of_teams
     rows_per_text = config.data.rows_per_text
     if rows_per_text == 1:
         return Sampler(steps, episodes, **options)
@@ -269,7 +269,7 @@ def texts_of(sampler: Sampler, store: Store, words: Wordings | None) -> Sequence
     """The texts of the windows of a sampler, by their number. words: see `reworded`."""
     if words is not None:
         return words
-    return sampler.tasks if isinstance(sampler, TeamSampler) else store.tasks
+    return store.tasks if sampler.tasks is None else sampler.tasks
 
 
 def by_part(store: Store, option: str, value: object) -> Json:

@@ -39,6 +39,9 @@ class Sampler:
             all, or (E,) of each episode of the log.
     """
 
+    # the texts that `Window.text_index` counts; None: those of the log
+    tasks: Sequence[str] | None = None
+
     def __init__(
         self,
         steps: Steps,

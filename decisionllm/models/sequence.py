@@ -2,6 +2,9 @@
 (B, T) out.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,13 +13,13 @@ from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective, Planner
-from decisionllm.registry import Node, build, choice, is_none
+from decisionllm.registry import Node, build, choice, is_none, register
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.entity_tokens import EntityTokens
-from decisionllm.tokenizers.team import TeamTokenizer
 from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer
 
 
+@register("model", "per_agent")
 class SequenceModel(nn.Module):
     """A language model that reads a task text and a trajectory, and predicts the action at each
     observation.
@@ -35,7 +38,10 @@ class SequenceModel(nn.Module):
         ValueError: an option is unknown, or two do not fit together.
     """
 
-    team: TeamTokenizer | None  # of `TeamSequenceModel`
+    # of a model that reads teams: what lays their members out as one list
+    team: nn.Module | None
+    # (policy, tasks, horizon, target_returns, groups) -> `EpisodeBuffer`; None: a `Session`
+    begin_session: Callable[..., Any] | None = None
 
     def __init__(
         self,
@@ -99,8 +105,8 @@ class SequenceModel(nn.Module):
                 f"{type(self.head).__name__}; {fix}"
             )
 
-    def _team_tokenizer(self) -> TeamTokenizer | None:
-        """What lays the members of a team out as one list; None: each row is read alone."""
+    def _team_tokenizer(self) -> nn.Module | None:
+        """Return what lays the members of a team out as one list; None: each row is read alone."""
         return None
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

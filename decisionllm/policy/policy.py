@@ -16,12 +16,11 @@ from torch import Tensor
 from decisionllm.checks import one_of, share
 from decisionllm.config import DECODES
 from decisionllm.models.heads import check_decode
-from decisionllm.policy.buffer import check_allowed
+from decisionllm.policy.buffer import EpisodeBuffer, check_allowed
 from decisionllm.policy.deciding import Direct, ValuePlan
 from decisionllm.policy.one_step import Decide, columns, traced
 from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
-from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import Node
 from decisionllm.schema import History, Json, Targets, one_number
 
@@ -177,7 +176,7 @@ class Policy(WindowReader):
         horizon: int,
         target_returns: Targets = None,
         groups: np.ndarray | None = None,
-    ) -> Session | TeamSession:
+    ) -> EpisodeBuffer:
         """Begin N episodes in which `act` of the session takes one step at a time.
 
         Args:
@@ -199,6 +198,9 @@ class Policy(WindowReader):
                 "team.execution=joint: the env names no groups of agents; take "
                 "team.execution=per_agent"
             )
-        if self.model.team is not None:
-            return TeamSession(self, tasks, horizon, target_returns, groups)
+        if self.model.begin_session is not None:
+            session: EpisodeBuffer = self.model.begin_session(
+                self, tasks, horizon, target_returns, groups
+            )
+            return session
         return Session(self, tasks, horizon, target_returns)

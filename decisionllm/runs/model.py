@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 
 from decisionllm.backbones.readers import attach
-from decisionllm.config import TrainConfig, one_agent_reads
+from decisionllm.config import TrainConfig
 from decisionllm.datasets.mixture import Part, embodiment_parts
 from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.models.team import TeamSequenceModel
 from decisionllm.randomness import seeded
-from decisionllm.registry import build
+from decisionllm.registry import build, required_function
 from decisionllm.schema import Spec
 
 
@@ -21,14 +20,17 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     backbone = build(config.backbone, config.seed)
-    kind = SequenceModel if one_agent_reads(config) else TeamSequenceModel
+    kind = required_function("model", config.team.execution, "team.execution")
 
     def reading(spec: Spec, part: Part) -> SequenceModel:
         head = part.head or config.head
         tokenizer = config.tokenizer | (part.tokenizer or {})
         objective = config.objective
         planner = config.planner
-        return kind(spec, backbone, head, tokenizer, config.model, objective, planner)
+        model: SequenceModel = kind(
+            spec, backbone, head, tokenizer, config.model, objective, planner
+        )
+        return model
 
     with seeded(config.seed):
         model: Model

@@ -11,10 +11,10 @@ import torch
 import decisionllm
 from decisionllm.datasets import windows
 from decisionllm.datasets.batches import to_batch
-from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.models.objectives.advantage import AdvantageWeighted, expectile_loss
 from decisionllm.models.objectives.likelihood import masked_mean
 from decisionllm.schema import Episode
+from decisionllm.teams.windows import TeamSampler
 from tests.conftest import NANO, command, make_model, make_store, metrics, node
 from tests.models.test_sequence import CONTINUOUS, make_batch
 

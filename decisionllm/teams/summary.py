@@ -5,17 +5,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from decisionllm.datasets.store import Store
+from decisionllm.registry import register
 from decisionllm.schema import differs
 
 
-def coverage(store: Store) -> Iterator[str]:
-    """Facts of a log of many agents for its card, as lines of text.
+@register("summary", "agents")
+def summarise_agents(store: Store) -> Iterator[str]:
+    """Facts of a log of many agents for its card, as lines of text; none of another log.
 
     Joint actions and observations are those of all agents of a group at one step; equal ones are
     equal to the last bit.
     """
-    if store.start is None or store.agent is None or store.loss_mask is None:
-        raise ValueError(f"{store.path}: expected a store of many agents")
+    if store.agent is None:
+        return
+    assert store.start is not None, "a store of many agents has it"
+    assert store.loss_mask is not None, "a store of many agents has it"
     assert store.return_after_exit is not None, "a store of many agents has it"
     start = np.repeat(store.start - store.offsets[:-1], store.lengths)
     step = start + np.arange(len(store.rewards))

@@ -12,9 +12,26 @@ from decisionllm.datasets.draws import Draw, of_step
 from decisionllm.datasets.sampling import Sampler, SamplerOptions
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut
+from decisionllm.registry import register
 from decisionllm.schema import Window, differs
-from decisionllm.tokenizers.team import POOL
+from decisionllm.teams.tokenizer import POOL
 from decisionllm.tokenizers.text import of_team
+
+
+@register("sampler", "joint")
+def sample_teams(
+    steps: Steps, store: Store, episodes: np.ndarray, options: SamplerOptions
+) -> "TeamSampler":
+    """Return a sampler of windows of whole teams."""
+    return TeamSampler(steps, store, episodes, **options)
+
+
+@register("sampler", "both")
+def sample_teams_and_agents(
+    steps: Steps, store: Store, episodes: np.ndarray, options: SamplerOptions
+) -> "TeamSampler":
+    """Return a sampler of windows of whole teams, half of which are split into teams of one."""
+    return TeamSampler(steps, store, episodes, alone=0.5, **options)
 
 
 class TeamSampler(Sampler):

@@ -12,13 +12,13 @@ import torch
 from benchmarks import permutation
 from decisionllm.bidding import serve
 from decisionllm.datasets import store, windows
-from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.policy.policy import Policy
-from decisionllm.policy.team_session import TeamSession
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, History, Spec
+from decisionllm.teams.session import TeamSession
+from decisionllm.teams.tokenizer import POOL
+from decisionllm.teams.windows import TeamSampler
 from decisionllm.tokenizers import text
-from decisionllm.tokenizers.team import POOL
 from tests.conftest import MAX_RETURN, NANO, command, make_model, node
 
 pytestmark = pytest.mark.numeric

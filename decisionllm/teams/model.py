@@ -2,14 +2,22 @@
 of those before it.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.schema import Batch
-from decisionllm.tokenizers.team import Lists, TeamTokenizer
+from decisionllm.policy.reading import WindowReader
+from decisionllm.registry import register
+from decisionllm.schema import Batch, Targets
+from decisionllm.teams.session import TeamSession
+from decisionllm.teams.tokenizer import Lists, TeamTokenizer
 
 
+@register("model", "joint")
+@register("model", "both")
 class TeamSequenceModel(SequenceModel):
     """`SequenceModel` whose rows are the members of teams; a row without a team is a team of one.
 
@@ -19,6 +27,17 @@ class TeamSequenceModel(SequenceModel):
     """
 
     team: TeamTokenizer
+
+    def begin_session(
+        self,
+        policy: WindowReader,
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Targets,
+        groups: np.ndarray | None,
+    ) -> TeamSession:
+        """Begin the episodes of a policy of this model, see `Policy.begin`."""
+        return TeamSession(policy, tasks, horizon, target_returns, groups)
 
     def _team_tokenizer(self) -> TeamTokenizer:
         of_one_agent = self.objective if self.objective.predicts_return else self.planner

@@ -3,6 +3,7 @@ before it.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from decisionllm.backbones.cache import SessionCache
 from decisionllm.datasets.windows import collate, distinct, window_start
-from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.policy.reading import WindowReader
 from decisionllm.schema import Batch, Targets, Window
+from decisionllm.teams.tokenizer import POOL
 from decisionllm.tokenizers import text
-from decisionllm.tokenizers.team import POOL
+
+if TYPE_CHECKING:
+    from decisionllm.teams.model import TeamSequenceModel
 
 
 class TeamSession(EpisodeBuffer):
@@ -145,8 +148,7 @@ class TeamSession(EpisodeBuffer):
         """The same from the cache: the first turn reads the step, or the window, the others one
         token each.
         """
-        model = self.policy.model
-        assert isinstance(model, TeamSequenceModel)
+        model = cast("TeamSequenceModel", self.policy.model)
         if self.cache is None:
             self.cache = self._open_cache(model)
         # one step more, for the actions taken there
@@ -177,7 +179,7 @@ class TeamSession(EpisodeBuffer):
         """The first row of each team."""
         return np.searchsorted(self.team, np.arange(self.team[-1] + 1))
 
-    def _open_cache(self, model: TeamSequenceModel) -> SessionCache:
+    def _open_cache(self, model: "TeamSequenceModel") -> SessionCache:
         """A cache with room for the windows of the largest team."""
         ids, mask = (each.to(self.policy.device) for each in self.texts)
         texts = model.backbone.read_text(ids, mask)
