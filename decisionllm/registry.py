@@ -50,6 +50,7 @@ SEARCHED = (
 #   partner: (observations, infos) -> actions, dicts by agent, of env=pettingzoo
 #   model: the subclass of `SequenceModel` that is trained with team.execution=NAME
 #   sampler: (steps, store, episodes, options of a Sampler) -> its windows with team.execution=NAME
+#   env_imports: (node of env=NAME) -> `trust.Import`s, what its options import
 #   summary: (store) -> lines of the card of a store
 FUNCTIONS = (
     "export",
@@ -60,6 +61,7 @@ FUNCTIONS = (
     "partner",
     "model",
     "sampler",
+    "env_imports",
     "summary",
 )
 Thing = TypeVar("Thing")

@@ -20,11 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from decisionllm import registry
 from decisionllm.config import default_options
 
-# packages of the extra `marl`, whose environments are named by their module
-ENVIRONMENT_PACKAGES = ("mpe2", "pettingzoo")
 # entry point of an exported environment, whose argument `env` is a config node
 EXPORTED = "decisionllm.eval.single:Single"
-SCRIPTED_PARTNERS = ("random", "noop")
 # "${text}", which OmegaConf replaces by another value of the same config; other forms compute
 # values, and may make nodes that no check has seen
 REFERENCE = re.compile(r"\$\{[\w.]+\}")
@@ -214,21 +211,6 @@ def gymnasium_imports(node: registry.Node) -> Iterator[Import]:
             yield Import(option, str(text), module)
 
 
-def pettingzoo_imports(node: registry.Node) -> Iterator[Import]:
-    """Of an environment of PettingZoo: its id is a module, and a partner may be a function."""
-    module = str(node.get("id"))
-    if module.partition(".")[0] not in ENVIRONMENT_PACKAGES:
-        yield Import("id", module, module)
-    partners = node.get("partners")
-    if not isinstance(partners, dict):
-        return
-    for agents, policy in partners.items():
-        text = str(policy)
-        scripted = (*SCRIPTED_PARTNERS, *registry.function_targets("partner"))
-        if text not in scripted and not is_run(text):
-            yield Import(f"partners.{agents}", text, text)
-
-
 def minari_env_imports(node: registry.Node) -> Iterator[Import]:
     """Of the environment of a Minari dataset, which the dataset describes: its entry points."""
     id, metadata = minari_metadata(node)
@@ -294,18 +276,16 @@ def is_registered_entry_point(text: str) -> bool:
     return any(spec.entry_point == text for spec in gymnasium.registry.values())
 
 
-def is_run(policy: str) -> bool:
-    """Whether the policy of a partner is the folder of a run, not a dotted path."""
-    return "/" in policy or Path(policy, "run.json").is_file()
-
-
 @cache
 def imports_by_target() -> dict[str, Callable[[registry.Node], Iterator[Import]]]:
     """What the options of a node import, by its `_target_`."""
     choices = registry.discover()
-    return {
+    functions: dict[str, Callable[[registry.Node], Iterator[Import]]] = {
         choices["env"]["gymnasium"]["_target_"]: gymnasium_imports,
-        choices["env"]["pettingzoo"]["_target_"]: pettingzoo_imports,
         choices["env"]["minari"]["_target_"]: minari_env_imports,
         choices["dataset"]["minari"]["_target_"]: minari_data_imports,
     }
+    for name in registry.function_names("env_imports"):
+        target = choices["env"][name]["_target_"]
+        functions[target] = registry.required_function("env_imports", name, "env")
+    return functions

@@ -8,9 +8,9 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets import action_range
-from decisionllm.datasets.formats.team_log import MISSING, Log, TableRows
 from decisionllm.datasets.windows import received_before
 from decisionllm.schema import Episode, Json, differs
+from decisionllm.teams.formats.team_log import MISSING, Log, TableRows
 from decisionllm.teams.layout import Schema, canonical_rows, entity_schema, with_blocks
 
 Task = tuple[int, str]  # size of a team, and the name of an agent's type in meta["types"]

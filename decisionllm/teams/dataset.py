@@ -12,15 +12,15 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.action_range import separate_bounds
-from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.pettingzoo import collect
-from decisionllm.datasets.formats.team_log import Log, common_meta, read, read_meta, write
 from decisionllm.datasets.store import DatasetReader, Store
 from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
 from decisionllm.teams.agent_episodes import Stays, Task, stays_of
+from decisionllm.teams.formats import marl_archives
+from decisionllm.teams.formats.pettingzoo import collect
+from decisionllm.teams.formats.team_log import Log, common_meta, read, read_meta, write
 from decisionllm.teams.texts import TEXTS, task_text, team_facts
 from decisionllm.tokenizers.entities import vectors
 

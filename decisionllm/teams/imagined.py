@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from decisionllm.checks import at_least
-from decisionllm.datasets.formats.team_log import Log, joined
 from decisionllm.datasets.store import DatasetReader
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams import dataset as team
+from decisionllm.teams.formats.team_log import Log, joined
 from decisionllm.teams.joint_steps import JointSteps
 from decisionllm.teams.learned_world import TeamWorld
 from decisionllm.teams.teacher import TeamTD3, teach

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decisionllm.datasets.formats.team_log import Log, TableRows
 from decisionllm.schema import Json
 from decisionllm.teams.agent_episodes import stays_of
+from decisionllm.teams.formats.team_log import Log, TableRows
 from decisionllm.tokenizers.entities import EntitySchema
 
 

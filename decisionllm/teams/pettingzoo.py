@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.pettingzoo import (
+from decisionllm.datasets.spaces import as_dtype, in_words
+from decisionllm.policy import loading
+from decisionllm.registry import build, register
+from decisionllm.runs import directory
+from decisionllm.schema import Json
+from decisionllm.teams.dataset import meta_of
+from decisionllm.teams.formats.pettingzoo import (
     EVALUATION_SEEDS,
     Views,
     action_limits,
@@ -19,16 +25,11 @@ from decisionllm.datasets.formats.pettingzoo import (
     reset_env,
     step_env,
 )
-from decisionllm.datasets.formats.team_log import LIMITS
-from decisionllm.datasets.spaces import as_dtype, in_words
-from decisionllm.policy import loading
-from decisionllm.registry import build, register
-from decisionllm.runs import directory
-from decisionllm.schema import Json
-from decisionllm.teams.dataset import meta_of
+from decisionllm.teams.formats.team_log import LIMITS
 from decisionllm.teams.layout import canonical_rows, entity_schema, with_blocks
+from decisionllm.teams.partners import SCRIPTED_PARTNERS, is_run
 from decisionllm.teams.team_env import TeamEnv, start_seeds
-from decisionllm.trust import SCRIPTED_PARTNERS, is_run, trusting
+from decisionllm.trust import trusting
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Box, Discrete

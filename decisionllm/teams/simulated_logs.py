@@ -7,9 +7,9 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.team_log import Log, stacked
 from decisionllm.randomness import derive_seeds
 from decisionllm.schema import Json
+from decisionllm.teams.formats.team_log import Log, stacked
 
 # Logs draw their worlds with seeds from here on; evaluations stay below
 SEEDS = 1_000_000

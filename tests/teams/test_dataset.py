@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Se
 
 from decisionllm.commands.data import data
 from decisionllm.datasets import sampling, windows
-from decisionllm.datasets.formats.team_log import joined
 from decisionllm.datasets.store import prepare, write
 from decisionllm.teams import dataset as team
 from decisionllm.teams.dataset import Log, collect, load, read, source
+from decisionllm.teams.formats.team_log import joined
 from decisionllm.teams.layout import canonical, entity_schema
 from tests.conftest import near, node
 
@@ -376,7 +376,7 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
 def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("decisionllm.datasets.formats.team_log.ROWS", 10)
+    monkeypatch.setattr("decisionllm.teams.formats.team_log.ROWS", 10)
     parts = [toy((2,)), toy((2, 2))]
     parts[1].agents["group"] += 1
     parts[1].steps["group"] += 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.teams.formats.team_log import Log
 from decisionllm.teams.joint_steps import JointSteps
 
 KIND = {"low": [-1.0], "high": [1.0], "observations": {"2": [["own", 2, 1]]}}

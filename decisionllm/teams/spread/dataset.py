@@ -10,13 +10,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.store import DatasetReader
 from decisionllm.protocols import Source
 from decisionllm.randomness import derive_seeds
 from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams.dataset import source
+from decisionllm.teams.formats.team_log import Log
 from decisionllm.teams.simulated_logs import SEEDS
 from decisionllm.teams.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 

@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log, common_meta
 from decisionllm.datasets.store import write
 from decisionllm.teams import dataset as team
+from decisionllm.teams.formats import marl_archives
+from decisionllm.teams.formats.team_log import Log, common_meta
 from tests.conftest import near
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
@@ -140,7 +140,7 @@ def test_rows_of_b_are_never_joined(vaults):
 @pytest.mark.slow
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
-        "import sys; from pathlib import Path; from decisionllm.datasets.formats import "
+        "import sys; from pathlib import Path; from decisionllm.teams.formats import "
         "marl_archives; "
         f"list(marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); "
         f"sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"

@@ -19,10 +19,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.files import AGAIN, explained
 from decisionllm.schema import Json, are_numbers, refuse
+from decisionllm.teams.formats.team_log import Log
 
 # Required and optional columns of each format
 VAULT = ("observations", "actions", "rewards", "terminals", "truncations")

@@ -17,10 +17,10 @@ from decisionllm.datasets.env_results import (
     read_flag,
     read_reward,
 )
-from decisionllm.datasets.formats.team_log import TABLES, Log
 from decisionllm.datasets.spaces import AnySpace, flatten_one, observation_parts, text_parts
 from decisionllm.files import explained
 from decisionllm.schema import Json
+from decisionllm.teams.formats.team_log import TABLES, Log
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
