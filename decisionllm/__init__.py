@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from decisionllm.commands.evaluate import evaluate
+    from decisionllm.commands.train import train
     from decisionllm.config import TrainConfig
     from decisionllm.eval.rollout import rollout
     from decisionllm.policy.loading import load
@@ -27,9 +29,11 @@ __all__ = [
     "Spec",
     "TrainConfig",
     "choice",
+    "evaluate",
     "load",
     "register",
     "rollout",
+    "train",
 ]
 
 PUBLIC = {  # name -> where it is defined
@@ -39,9 +43,11 @@ PUBLIC = {  # name -> where it is defined
     "Spec": "schema:Spec",
     "TrainConfig": "config:TrainConfig",
     "choice": "registry:choice",
+    "evaluate": "commands.evaluate:evaluate",
     "load": "policy.loading:load",
     "register": "registry:register",
     "rollout": "eval.rollout:rollout",
+    "train": "commands.train:train",
 }
 
 

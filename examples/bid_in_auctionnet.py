@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm import TrainConfig, choice
+from decisionllm import TrainConfig, choice, train
 from decisionllm.bidding.campaign import STEPS, score
 from decisionllm.bidding.market import (
     Bidder,
@@ -24,7 +24,6 @@ from decisionllm.bidding.market import (
 )
 from decisionllm.bidding.rules import roster
 from decisionllm.bidding.server.auctionnet_strategy import DecisionLLMBiddingStrategy
-from decisionllm.commands.train import train
 from decisionllm.config import DataOptions, LogOptions
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
-from decisionllm import TrainConfig, choice
-from decisionllm.commands.evaluate import evaluate
-from decisionllm.commands.train import train
+from decisionllm import TrainConfig, choice, evaluate, train
 from decisionllm.config import LogOptions
 
 MINARI_ID = "cartpole/random-v0"
