@@ -128,12 +128,28 @@ def check_imports(named: Iterable[Import], where: object) -> None:
         return
     shown = [each.said() for each in refused[:MOST_NAMED]]
     more = " ..." * (len(refused) > MOST_NAMED)
+    if any(is_of_another_version(each.name) for each in refused):
+        raise ValueError(
+            f"{where}: expected modules of this version of decisionllm, got {', '.join(shown)}{more}; "
+            "train again, or replace them by their names in CHANGELOG.md"
+        )
     modules = ",".join(sorted({module_to_trust(each.name) for each in refused}))
     raise ValueError(
         f"{where}: expected registered choices, got {', '.join(shown)}{more}, whose code would be "
         f"executed; if you trust its author, add trust=[{modules}] to the command, or to "
         "decisionllm.load"
     )
+
+
+def is_of_another_version(name: str) -> bool:
+    """Return whether a dotted path names a module of this package that is not there."""
+    package, *parts = name.split(".")
+    place = registry.PACKAGE
+    for part in parts:
+        if not (place / part).is_dir():
+            return package == "decisionllm" and not (place / f"{part}.py").is_file()
+        place = place / part
+    return False
 
 
 def module_to_trust(name: str) -> str:

@@ -118,6 +118,14 @@ def test_only_registered_targets_are_built(name, tmp_path):
         loading.load(run)
 
 
+def test_modules_of_another_version_are_said_to_be_such(tmp_path):
+    run = foreign(tmp_path / "run", head={"_target_": "decisionllm.domains.maze2d.heads.Gone"})
+    with pytest.raises(ValueError, match="expected modules of this version of decisionllm, got"):
+        loading.load(run)
+    assert not trust.is_of_another_version("decisionllm.models.heads.GaussianHead.__init__")
+    assert not trust.is_of_another_version("mylab.domains.Head")
+
+
 @pytest.mark.parametrize(
     "text",
     [
