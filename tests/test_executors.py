@@ -20,7 +20,7 @@ from tests.scaling.test_scale import ONE, SMALL, listed
 
 pytestmark = pytest.mark.slow
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parent / "fixtures" / "auctionnet"
 CONFIG = {"executor": "ray", "workers": 0, "processes": 1, "gpus": 0.0, "address": "", "slurm": {}}
 
 
