@@ -16,7 +16,7 @@ from decisionllm.datasets.faults import Survey, reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
 from decisionllm.executors import of_files
 from decisionllm.files import check_writable
-from decisionllm.registry import Node, function, function_names, no_choice
+from decisionllm.registry import Node, function, function_names, no_choice, required_function
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 from decisionllm.trust import trusting_user
@@ -114,9 +114,7 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield from _origin(store)
     yield from _episodes(store)
     for name in function_names("summary"):
-        summarise = function("summary", name)
-        assert summarise is not None
-        yield from summarise(store)
+        yield from required_function("summary", name, "summary")(store)
     if return_horizon:
         yield f"  next {return_horizon:<7d} {quantiles(next_returns(store, return_horizon))}"
     seen = survey(store)
