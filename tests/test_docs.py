@@ -22,7 +22,7 @@ import pytest
 import yaml
 from hydra.errors import HydraException
 
-from decisionllm.__main__ import COMMANDS, with_action
+from decisionllm.__main__ import COMMANDS, MODULES, with_action
 from decisionllm.command_line import configs, store_choices
 from decisionllm.config import TrainConfig
 from tests.conftest import command
@@ -229,7 +229,7 @@ def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(tmp_path, monkeyp
         verb, *overrides = two_jobs(list(words))[1:]
         started = []
         monkeypatch.setitem(
-            vars(importlib.import_module(f"decisionllm.{verb}")), verb, started.append
+            vars(importlib.import_module(f"decisionllm.{MODULES[verb]}")), verb, started.append
         )
         code = command(verb, "--multirun", *overrides, f"hydra.sweep.dir={tmp_path}")
         folders = {config["run"] for config in started}
