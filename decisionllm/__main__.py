@@ -176,11 +176,11 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
     from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
     state = HydraConfig.get()
-    given = state.overrides.task
+    words = state.overrides.task
     try:
         if state.mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
-            config.run = run_directory(config, swept_keys(overrides), given)
-        options = checked_options(config, command, state.runtime.choices, given)
+            config.run = run_directory(config, swept_keys(overrides), words)
+        options = checked_options(config, command, state.runtime.choices, words)
         function = vars(import_module(f"decisionllm.{MODULES[command]}"))[command]
         function(options)
     except InterpolationKeyError as error:
@@ -226,23 +226,23 @@ def unfilled(config: "DictConfig") -> list[str]:
 
     from decisionllm.config import flat
 
-    found = []
+    keys = []
     as_given: Any = OmegaConf.to_container(config, resolve=False)
     for key in flat(as_given):
         try:
             OmegaConf.select(config, key)
         except InterpolationKeyError:
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def is_bare(word: str) -> bool:
-    """Whether a word behind a command is neither key=value nor a flag."""
+    """Return whether a word behind a command is neither key=value nor a flag."""
     return "=" not in word and not word.startswith(("-", "~"))
 
 
 def is_for_hydra(overrides: list[str]) -> bool:
-    """Whether the words have a flag, such as --multirun, or an option of Hydra's own."""
+    """Return whether the words have a flag, such as --multirun, or an option of Hydra's own."""
     return any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in overrides)
 
 

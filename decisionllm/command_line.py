@@ -65,7 +65,7 @@ def configs() -> Path:
     return next(folder for folder in folders if folder.is_dir())
 
 
-def with_defaults(command: str, given: Json) -> Node:
+def with_defaults(command: str, changes: Json) -> Node:
     """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
     an unknown one.
     """
@@ -73,10 +73,10 @@ def with_defaults(command: str, given: Json) -> Node:
 
     options = yaml.safe_load((configs() / f"{command}.yaml").read_text(encoding="utf-8"))
     options = {key: value for key, value in options.items() if key not in OF_HYDRA}
-    for key in given:
+    for key in changes:
         if key not in options:
             raise ValueError(unknown_key(key, options))
-    return merged(options, given)
+    return merged(options, changes)
 
 
 @cache
@@ -125,7 +125,9 @@ def policy_name(choice: str, *, _root_: "DictConfig") -> str:
     return safe or choice
 
 
-def checked_options(config: "DictConfig", command: str, chosen: Json, words: Iterable[str]) -> Node:
+def checked_options(
+    config: "DictConfig", command: str, choice_by_group: Json, words: Iterable[str]
+) -> Node:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
     nothing reads.
 
@@ -135,7 +137,7 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     Args:
         config: as Hydra composed it.
         command: whose config it is.
-        chosen: the choice of each group.
+        choice_by_group: the choice of each group.
         words: of the command line.
 
     Raises:
@@ -143,12 +145,14 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     """
     from omegaconf import OmegaConf
 
-    choices = [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
+    choices = [
+        f"{group}={name}" for group, name in choice_by_group.items() if name and "/" not in group
+    ]
     defaults = defaults_of(command, *choices)
-    given = {word.lstrip("+").partition("=")[0] for word in words}
+    user_keys = {word.lstrip("+").partition("=")[0] for word in words}
     OmegaConf.set_struct(config, False)
     references = references_to_runs(config)
-    Composed(config, defaults, given).check()
+    Composed(config, defaults, user_keys).check()
     options = plain(config)
     if "dataset" in options and registry.is_none(options["dataset"]):
         raise UsageError(no_dataset())
@@ -165,10 +169,10 @@ class Composed:
 
     config: "DictConfig"
     defaults: "DictConfig"  # the same without the words of the user
-    given: Collection[str]  # the keys of these words
+    user_keys: Collection[str]  # the keys of these words
 
     @cached_property
-    def known(self) -> list[str]:
+    def default_keys(self) -> list[str]:
         """The keys of the defaults."""
         return leaves(self.defaults)
 
@@ -192,7 +196,7 @@ class Composed:
 
         at, _, name = key.rpartition(".")
         node = self.node_of(key)
-        is_default = key in self.known and key not in self.given
+        is_default = key in self.default_keys and key not in self.user_keys
         replaced = bool(at) and self.is_replaced(at)
         if replaced and is_default and name != "_target_":
             del node[name]
@@ -201,7 +205,7 @@ class Composed:
             raise UsageError(f"{key}: expected a value, got none; give {key}=...")
         if replaced:
             return
-        if key in self.known:
+        if key in self.default_keys:
             value = selected(self.config, key, strict=True)
             default = selected(self.defaults, key)
             # an experiment may give one level where the option also takes several
@@ -209,10 +213,10 @@ class Composed:
                 default = None
             OmegaConf.update(self.config, key, typed(key, value, default))
         elif not self.takes_any_keys(at):
-            raise UsageError(unknown_key(key, self.known))
+            raise UsageError(unknown_key(key, self.default_keys))
 
     def takes_lists(self, at: str, name: str) -> bool:
-        """Whether an option takes a list as well as one value: it has no default, or refers to
+        """Return whether an option takes a list as well as one value: it has no default, or refers to
         another option, which is checked itself. at: its node.
         """
         from omegaconf import OmegaConf
@@ -236,17 +240,17 @@ class Composed:
         return node
 
     def is_replaced(self, node: str) -> bool:
-        """Whether the user gave a node another `_target_` than that of its choice."""
+        """Return whether the user gave a node another `_target_` than that of its choice."""
         target = f"{node}._target_"
         return bool(selected(self.config, target, strict=True) != selected(self.defaults, target))
 
     def takes_any_keys(self, at: str) -> bool:
-        """Whether a node, or one above it, is {} by default, or an option of a registered choice
+        """Return whether a node, or one above it, is {} by default, or an option of a registered choice
         that is null or missing by default, or that refers to an option that is.
         """
         for above in accumulate(at.split("."), "{}.{}".format):
             default = selected(self.defaults, above)
-            if default == {} or (default is None and above in self.known):
+            if default == {} or (default is None and above in self.default_keys):
                 return True
             parent, _, name = above.rpartition(".")
             if parent and is_open(selected(self.config, f"{parent}._target_", strict=True), name):
@@ -263,7 +267,7 @@ class Composed:
 
 
 def is_open(target: object, option: str) -> bool:
-    """Whether an option of a registered callable is null or missing by default."""
+    """Return whether an option of a registered callable is null or missing by default."""
     for choices in registry.discover().values():
         for node in choices.values():
             if node["_target_"] == target and node.get(option, "") in (None, "???"):
@@ -288,8 +292,8 @@ def selected(node: "DictConfig", key: str, *, strict: bool = False) -> Any:
     """
     from omegaconf import OmegaConf
 
-    found = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
-    return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+    value = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def references_to_runs(config: "DictConfig") -> Node:
@@ -349,8 +353,8 @@ def explain(command: str, words: list[str]) -> str | None:
 
     groups = choices_of_groups()
     try:
-        given = parsed(words)
-        return unknown_choice(given, groups) or unknown_option(command, given, groups)
+        overrides = parsed(words)
+        return unknown_choice(overrides, groups) or unknown_option(command, overrides, groups)
     except HydraException:
         return unquoted(words)
 
@@ -372,9 +376,9 @@ def undecodable(words: Iterable[str]) -> str | None:
     return None
 
 
-def unknown_choice(given: Sequence["Override"], groups: Mapping[str, list[str]]) -> str | None:
+def unknown_choice(overrides: Sequence["Override"], groups: Mapping[str, list[str]]) -> str | None:
     """The message for the first choice that does not exist, or None."""
-    for override in given:
+    for override in overrides:
         group = override.key_or_group
         for name in values_of(override):
             if group in groups and name not in groups[group]:
@@ -383,23 +387,25 @@ def unknown_choice(given: Sequence["Override"], groups: Mapping[str, list[str]])
 
 
 def unknown_option(
-    command: str, given: Sequence["Override"], groups: Mapping[str, list[str]]
+    command: str, overrides: Sequence["Override"], groups: Mapping[str, list[str]]
 ) -> str | None:
     """The message for the first key that is not in the config of these choices, or None."""
     import hydra
 
-    chosen = {}
-    for override in given:
+    choice_by_group = {}
+    for override in overrides:
         if override.key_or_group in groups:
-            chosen[override.key_or_group] = values_of(override)[-1]
+            choice_by_group[override.key_or_group] = values_of(override)[-1]
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        config = hydra.compose(command, [f"{group}={name}" for group, name in chosen.items()])
+        config = hydra.compose(
+            command, [f"{group}={name}" for group, name in choice_by_group.items()]
+        )
     keys = leaves(config)
-    for override in given:
+    for override in overrides:
         key = override.key_or_group
         if override.is_add() or key.partition(".")[0] == "hydra" or key in groups or key in keys:
             continue
-        needs_dataset = "dataset._target_" in keys and chosen.keys().isdisjoint(
+        needs_dataset = "dataset._target_" in keys and choice_by_group.keys().isdisjoint(
             ("dataset", "experiment")
         )
         if needs_dataset and key.startswith("dataset."):
@@ -417,7 +423,7 @@ def values_of(override: "Override") -> list[Any]:
 
 def choices_of_groups() -> dict[str, list[str]]:
     """The names that each group of the command line has."""
-    groups = {group: [*found] for group, found in registry.discover().items()}
+    groups = {group: [*choices] for group, choices in registry.discover().items()}
     for group in OPTIONAL:
         groups[group].append("none")
     for group in ("experiment", "study"):
@@ -427,10 +433,10 @@ def choices_of_groups() -> dict[str, list[str]]:
 
 def no_dataset() -> str:
     """The message where no dataset was chosen, with those there are."""
-    known = ", ".join(registry.discover()["dataset"])
+    names = ", ".join(registry.discover()["dataset"])
     return (
         "dataset: expected one, got none; give dataset=synthetic for a first try, "
-        f"experiment=..., or dataset=... of {known}"
+        f"experiment=..., or dataset=... of {names}"
     )
 
 
@@ -483,7 +489,7 @@ def in_quotes(value: str) -> str:
 
 
 def is_read(word: str) -> bool:
-    """Whether Hydra's parser reads this word."""
+    """Return whether Hydra's parser reads this word."""
     from hydra.errors import HydraException
 
     try:

@@ -60,11 +60,11 @@ def from_config(config: Node) -> AbstractContextManager[Executor]:
     one_of("executor", config["executor"], executors)
     processes, workers, gpus = (config[key] for key in ("processes", "workers", "gpus"))
     if processes < 1 or workers < 0 or gpus < 0:
-        given = [processes, workers, gpus]
-        raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {given}")
+        got = [processes, workers, gpus]
+        raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {got}")
     if gpus and config["executor"] in ("local", "inline"):
-        wanted = "executor=ray or slurm, which assign GPUs"
-        raise ValueError(f"gpus={gpus:g}: expected {wanted}; local workers share all")
+        expected = "executor=ray or slurm, which assign GPUs"
+        raise ValueError(f"gpus={gpus:g}: expected {expected}; local workers share all")
     return executors[config["executor"]](config)
 
 
@@ -181,13 +181,13 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
-        wanted = "Slurm's sbatch on this machine"
-        remedy = "without it +slurm.cluster=local"
-        raise OSError(f"executor=slurm: expected {wanted}, found none; {remedy}")
+        expected = "Slurm's sbatch on this machine"
+        fix = "without it +slurm.cluster=local"
+        raise OSError(f"executor=slurm: expected {expected}, found none; {fix}")
     workers, gpus = config["workers"], config["gpus"]
     if not workers or gpus % 1:
-        wanted = "workers=<jobs at once> and whole gpus"
-        raise ValueError(f"executor=slurm: expected {wanted}, got {workers} and {gpus:g}")
+        expected = "workers=<jobs at once> and whole gpus"
+        raise ValueError(f"executor=slurm: expected {expected}, got {workers} and {gpus:g}")
     if gpus:
         options["gpus_per_node"] = int(gpus)
     message = f"slurm: submitit does not take {options}"

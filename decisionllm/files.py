@@ -57,9 +57,9 @@ def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
         names: of the files that are written or appended to, if they are there already.
         option: that names the folder, for the message.
     """
-    remedy = f"make room or get the right to write there, or choose another {option}"
+    fix = f"make room or get the right to write there, or choose another {option}"
     failed = f"{folder}: could not be written"
-    with explained(failed, OSError, remedy=remedy, raised=OSError):
+    with explained(failed, OSError, remedy=fix, raised=OSError):
         made = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=existing_parent(folder)))
         try:
             (made / "written").write_bytes(b"written")
@@ -307,7 +307,7 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _is_cut_short(line: bytes) -> bool:
-    """Whether a writer was killed within this line: only the last one of a file can be."""
+    """Return whether a writer was killed within this line: only the last one of a file can be."""
     if line.endswith(b"\n"):
         return False
     try:

@@ -47,11 +47,11 @@ def groups_of(defaults: Sequence[str | dict[str, str | None]]) -> list[str]:
 
 def without_keys_of_hydra(source: str) -> str:
     """The text of a config file without its keys for Hydra, so that its comments remain."""
-    kept = []
+    lines = []
     is_option = True
     for line in source.splitlines():
         if line[:1].isalpha():  # a key of the top level
             is_option = line.partition(":")[0] not in OF_HYDRA
         if is_option:
-            kept.append(line)
-    return "\n".join(kept).strip()
+            lines.append(line)
+    return "\n".join(lines).strip()

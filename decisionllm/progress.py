@@ -47,14 +47,14 @@ class Lines:
         self.total = total
         self.done = 0
         self.began = time.monotonic()
-        self.said = self.began
+        self.last_print = self.began
 
     def advance(self, done: int) -> None:
         self.done += done
         now = time.monotonic()
-        if now - self.said < EVERY:
+        if now - self.last_print < EVERY:
             return
-        self.said = now
+        self.last_print = now
         left = (now - self.began) / self.done * (self.total - self.done)
         words = f"{self.title}: {self.done:,} of {self.total:,}, {left / 60:.0f} min left"
         print(words, file=sys.stderr, flush=True)

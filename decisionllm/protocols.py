@@ -293,8 +293,8 @@ class Objective(Protocol):
     """What a model is trained to minimise: a subclass of torch.nn.Module too, whose weights are
     trained with the model's.
 
-    It is built with the width D of the backbone and the spec of the data. Register it under
-    `@register("objective", name)`.
+    It is built with the width D of the backbone and the spec of the data. Its name is a row of
+    `objective` in `choices.py`.
 
     Attributes:
         condition_on: the value of `model.condition_on` that it needs; None: any.
@@ -343,7 +343,7 @@ class Planner(Protocol):
     """Values plans in a model of the world that is fitted to the log before training; each plan
     holds one candidate action for some steps. A subclass of torch.nn.Module too.
 
-    It is built with the spec of the data. Register it under `@register("planner", name)`. A state
+    It is built with the spec of the data. Its name is a row of `planner` in `choices.py`. A state
     is an observation with K numbers of its text, (..., S + K), in the model's units.
 
     Attributes:
@@ -500,7 +500,7 @@ class Estimate:
 class Estimator(Protocol):
     """Estimates the mean return of a policy from a log.
 
-    Register a class under `@register("estimator", name)`. It is built with the log (`Logged`), the
+    Its name is a row of `estimator` in `estimates/choices.py`. It is built with the log (`Logged`), the
     discount of a step and a seed, fits there what all policies share, and raises a ValueError for a
     log that it cannot use.
     """

@@ -140,7 +140,7 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None
 
 
 def are_numbers(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this type hold real numbers or bool, and no texts or Python objects."""
+    """Return whether arrays of this type hold real numbers or bool, and no texts or Python objects."""
     return dtype.kind in "biuf"
 
 
@@ -263,21 +263,23 @@ class Spec:
         for name in ("low", "high"):
             object.__setattr__(self, name, self._bounds(name))
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
-            wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
-            raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
+            expected = (
+                f"blocks of {self.observation_dim} numbers in all, the size of an observation"
+            )
+            raise ValueError(f"Spec.entity_schema: expected {expected}, got {blocks}")
         self._check_categorical()
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
             names = "Spec.observation_dim, action_dim, horizon"
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
             raise ValueError(f"{names}: expected sizes and a horizon above 0, got {got}")
         if self.num_actions < 0:
-            wanted = "a number of discrete actions, or 0 for continuous ones"
-            raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
+            expected = "a number of discrete actions, or 0 for continuous ones"
+            raise ValueError(f"Spec.num_actions: expected {expected}, got {self.num_actions}")
         if self.num_actions > MOST_ACTIONS:
-            wanted = f"at most {MOST_ACTIONS:,} discrete actions, whose indices float32 holds"
-            remedy = "give low and high if the integers of the log are amounts"
+            expected = f"at most {MOST_ACTIONS:,} discrete actions, whose indices float32 holds"
+            fix = "give low and high if the integers of the log are amounts"
             raise ValueError(
-                f"Spec.num_actions: expected {wanted}, got {self.num_actions:,}; {remedy}"
+                f"Spec.num_actions: expected {expected}, got {self.num_actions:,}; {fix}"
             )
         if not self.num_actions:
             self._check_bounds()
@@ -300,16 +302,16 @@ class Spec:
 
     def _bounds(self, name: str) -> tuple[float, ...]:
         """The bounds of this name as plain numbers, which JSON can hold."""
-        given = vars(self)[name]
-        array = np.asarray(given)
+        bounds = vars(self)[name]
+        array = np.asarray(bounds)
         if array.ndim > 1 or not are_numbers(array.dtype):
-            wanted = "a number for each number of an action"
+            expected = "a number for each number of an action"
             got = f"shape {array.shape}, {array.dtype}"
-            raise ValueError(f"Spec.{name}: expected {wanted}, got {got}")
+            raise ValueError(f"Spec.{name}: expected {expected}, got {got}")
         if array.ndim == 0:
             return (array.item(),) * self.action_dim
         # One by one: in an array, the 0 of (0, 0.5) would become 0.0, and the fingerprint another.
-        return tuple(np.asarray(bound).item() for bound in given)
+        return tuple(np.asarray(bound).item() for bound in bounds)
 
     def _check_bounds(self) -> None:
         """Raise a ValueError unless the bounds of continuous actions are finite and in order."""
@@ -527,9 +529,9 @@ class Report:
 
     def row(self) -> Json:
         """The line of results.jsonl, as a dict."""
-        found = {}
+        row = {}
         for name, value in vars(self).items():
             if name == "extra" or (name == "options" and value is None):
                 continue
-            found["return" if name == "mean_return" else name] = value
-        return found | self.extra
+            row["return" if name == "mean_return" else name] = value
+        return row | self.extra

@@ -51,10 +51,10 @@ def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]
         optim.lr.
     """
     values = dict(word.lstrip("+~").split("=", 1) for word in job if "=" in word)
-    known = {"run", *references(config, "run")}
+    covered = {"run", *references(config, "run")}
     if "run" not in values:  # each experiment has a run directory of its own name
-        known.add("experiment")
-    missing = [key for key in swept if key not in known]
+        covered.add("experiment")
+    missing = [key for key in swept if key not in covered]
     names = [last_word(key) for key in missing]
     directory = str(config.run)
     for key in missing:
@@ -79,15 +79,15 @@ def references(config: "DictConfig", key: str) -> set[str]:
     if not OmegaConf.is_dict(node) or name not in node:
         return set()
     value = node._get_node(name)._value()
-    found: set[str] = set()
+    names: set[str] = set()
     if not isinstance(value, str):
-        return found
+        return names
     for reference in INTERPOLATION.findall(value):
         if reference.startswith(CHOICE):
-            found.add(reference.removeprefix(CHOICE))
-        elif reference not in found:
-            found |= {reference, *references(config, reference)}
-    return found
+            names.add(reference.removeprefix(CHOICE))
+        elif reference not in names:
+            names |= {reference, *references(config, reference)}
+    return names
 
 
 def safe(value: str) -> str:

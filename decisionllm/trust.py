@@ -58,7 +58,7 @@ class Import(NamedTuple):
     text: str  # its value, such as mylab:Pump-v0
     name: str  # of the callable or module, such as mylab
 
-    def said(self) -> str:
+    def describe(self) -> str:
         named = "" if self.name in self.text else f" ({self.name})"
         return f"{self.option}={self.text}{named}"
 
@@ -126,7 +126,7 @@ def check_imports(named: Iterable[Import], where: object) -> None:
     refused = [each for each in named if not trust.covers(each)]
     if not refused:
         return
-    shown = [each.said() for each in refused[:MOST_NAMED]]
+    shown = [each.describe() for each in refused[:MOST_NAMED]]
     more = " ..." * (len(refused) > MOST_NAMED)
     if any(is_of_another_version(each.name) for each in refused):
         raise ValueError(
@@ -199,7 +199,7 @@ def registered_targets() -> frozenset[str]:
 
 
 def is_plain_reference(value: str) -> bool:
-    """Whether a text with "${" refers to another option, or is the default of a registered one."""
+    """Return whether a text with "${" refers to another option, or is the default of a registered one."""
     return bool(REFERENCE.fullmatch(value)) or value in default_texts()
 
 
@@ -275,7 +275,7 @@ def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:
 
 
 def is_registered_entry_point(text: str) -> bool:
-    """Whether an entry point is in Gymnasium's registry, to which Gymnasium-Robotics adds its own
+    """Return whether an entry point is in Gymnasium's registry, to which Gymnasium-Robotics adds its own
     when it is imported; or a wrapper of Gymnasium's own; or the environment that exports name.
     """
     import gymnasium

@@ -23,7 +23,7 @@ FLOORS = (
     {"commands"},
     {"worlds", "teams", "estimates", "export"},
     {"bidding", "scaling"},
-    {"__init__", "__main__"},
+    {"__init__", "__main__", "choices"},
 )
 # imported where they are used
 OPTIONAL = {

@@ -2,8 +2,10 @@
 refused by name.
 """
 
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +16,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import decisionllm
 from decisionllm import registry
 from decisionllm.__main__ import run
 from decisionllm.command_line import configs, store_choices
 from decisionllm.datasets.windows import of_store
-from decisionllm.registry import build, choice, discover
+from decisionllm.protocols import Env, Estimator, Objective, Planner
+from decisionllm.registry import build, choice, discover, function_targets
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
 from tests.conftest import episode, make_store
@@ -112,52 +116,83 @@ def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(chosen, tmp_
             assert build(chosen[group, name] | own, *supplied[group]) is not None
 
 
+def test_every_part_of_the_package_is_in_a_table():
+    """A module that defines an environment, an objective, a planner, an estimator or a reader of
+    datasets is named by a row of a table.
+    """
+    targets = [name for group in registry._read_tables() for name in function_targets(group)]
+    modules = {target.rpartition(".")[0] for target in targets}
+    for module in pkgutil.walk_packages(decisionllm.__path__, "decisionllm."):
+        if not module.name.endswith(("__main__", "bidding.server")):
+            importlib.import_module(module.name)
+    readers = [name for name, module in sys.modules.items() if "READER" in vars(module)]
+    parts = [
+        cls.__module__ for base in (Env, Objective, Planner, Estimator) for cls in leaves(base)
+    ]
+    own = {name for name in readers + parts if name.startswith("decisionllm.")}
+    assert len(own) > 20 and own <= modules, own - modules
+
+
+def leaves(base):
+    """The classes below a class that have no subclasses themselves."""
+    below = base.__subclasses__()
+    return [leaf for cls in below for leaf in leaves(cls)] or [base]
+
+
 @pytest.fixture
-def discovered(monkeypatch, tmp_path):
-    """What is found in a package that holds this one file."""
+def add_table(monkeypatch, tmp_path):
+    """A function that writes `heads.py` and the rows of a table for heads, and reads the table."""
 
-    def find(file, source):
-        package = tmp_path / "decisionllm"
-        (package / file).parent.mkdir(parents=True)
-        (package / file).write_text(source, encoding="utf-8")
-        monkeypatch.setattr(registry, "PACKAGE", package)
-        monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)
-        return discover.__wrapped__()
+    def add(rows, source):
+        (tmp_path / "heads.py").write_text(source, encoding="utf-8")
+        table = f"CHOICES = {{'head': {rows}}}\n"
+        (tmp_path / "choices.py").write_text(table, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "choices", raising=False)
+        merged = {"head": {"taken": {"_target_": "decisionllm.models.heads.BinsHead"}}}
+        registry._add_table(merged, "choices")
+        return merged["head"]
 
-    return find
+    yield add
+    sys.modules.pop("choices", None)
+    registry._read_definitions.cache_clear()
 
 
-def test_names_are_unique_and_say_where_they_are_taken(discovered):
-    mark = '@register("head", "mine")'
+def test_keyword_only_parameters_are_options_and_positional_ones_are_supplied(add_table):
+    """Rows of one callable differ in their defaults; an option without one must be given."""
+    rows = {"a": {"_target_": "heads.Load", "size": 3}, "b": {"_target_": "heads.Load"}}
+    source = "class Load:\n    def __init__(self, seed, *, path: str, size=1): ...\n"
+    nodes = add_table(rows, source)
+    assert nodes["a"] == {"_target_": "heads.Load", "path": "???", "size": 3}
+    assert nodes["b"] == {"_target_": "heads.Load", "path": "???", "size": 1}
+
+
+def test_two_rows_of_one_name_are_refused(add_table):
+    both = "head=taken is in two rows: decisionllm.models.heads.BinsHead and heads.one"
+    with pytest.raises(ValueError, match=both):
+        add_table({"taken": {"_target_": "heads.one"}}, "def one(): ...\n")
+
+
+def test_a_row_with_a_misspelt_option_says_what_there_is(add_table):
+    row = {"_target_": "heads.one", "num_binz": 3}
     with pytest.raises(
-        ValueError,
-        match=r"head=mine is registered twice: by decisionllm.models.heads.one and decisionllm.models.heads.two",
+        ValueError, match="head=mine: heads.one has no option num_binz; it has num_bins, deep"
     ):
-        discovered("models/heads.py", f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
-
-
-def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
-    mark = '@register("head", "mine", num_binz=3)'
-    with pytest.raises(
-        ValueError,
-        match=r"@register of decisionllm.models.heads.one: no option num_binz; it has num_bins, deep",
-    ):
-        discovered(
-            "models/heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n"
-        )
+        add_table({"mine": row}, "def one(width, *, num_bins: int = 8, deep=False): ...\n")
 
 
 @pytest.mark.parametrize(
     ("module", "wrong"),
     [
-        ("theirlab", "no option size; it has none"),
-        ("theirlabs", "expected a module, theirlabs is not there"),
+        ("theirlab", "theirlab.one has no option size; it has none"),
+        ("theirlabs", "No module named 'theirlabs'"),
     ],
 )
 def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
-    """Every command reads what the package registers."""
+    """Every command reads the table of the package."""
+    row = {"_target_": "theirlab.one", "size": 3}
     (tmp_path / "theirlab.py").write_text(
-        '@register("head", "mine", size=3)\ndef one(): ...\n', encoding="utf-8"
+        f"CHOICES = {{'head': {{'mine': {row}}}}}\ndef one(): ...\n", encoding="utf-8"
     )
     installed = tmp_path / "theirlab-1.dist-info"
     installed.mkdir()
@@ -180,18 +215,6 @@ def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert f"decisionllm: entry point decisionllm:mine ({module}) is wrong" in done.stderr
     assert wrong in done.stderr and "uninstall the package" in done.stderr
-
-
-def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(discovered):
-    """Presets of one callable differ in their defaults; an option without one must be given."""
-    marks = '@register("dataset", "a", size=3)\n@register("dataset", "b")'
-    source = f"{marks}\nclass Load:\n    def __init__(self, seed, *, path: str, size=1): ...\n"
-    assert discovered("datasets/mine.py", source) == {
-        "dataset": {
-            "a": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 3},
-            "b": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 1},
-        }
-    }
 
 
 def test_a_choice_made_in_python_takes_the_callables_own_defaults():

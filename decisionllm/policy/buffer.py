@@ -24,13 +24,13 @@ def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     Raises:
         ValueError: a target is not finite.
     """
-    found = np.array(targets, np.float64)  # None becomes NaN
+    resolved_targets = np.array(targets, np.float64)  # None becomes NaN
     left_out = np.array([target is None for target in targets], bool)
-    wrong = ~np.isfinite(found) & ~left_out
-    refuse("target_return", wrong, ": expected a finite number, got {}", found)
+    wrong = ~np.isfinite(resolved_targets) & ~left_out
+    refuse("target_return", wrong, ": expected a finite number, got {}", resolved_targets)
     if own is not None:
-        found[left_out] = own
-    return found
+        resolved_targets[left_out] = own
+    return resolved_targets
 
 
 class Conditioned(Protocol):
@@ -69,10 +69,10 @@ class EpisodeBuffer(Player):
         policy.check_horizon(horizon)
         self.policy = policy
         self.horizon = horizon
-        given: list[float | None] = [None] * N
+        targets: list[float | None] = [None] * N
         if target_returns is not None:
-            given = np.broadcast_to(target_returns, N).tolist()
-        self.targets = policy.resolve_targets(given)  # NaN: the predicted maximum return
+            targets = np.broadcast_to(target_returns, N).tolist()
+        self.targets = policy.resolve_targets(targets)  # NaN: the predicted maximum return
         self.observations = np.zeros((N, horizon, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, horizon, spec.action_dim), np.float32)
         self.rewards = np.zeros((N, horizon))
@@ -94,15 +94,15 @@ class EpisodeBuffer(Player):
                 rewards that the return-to-go needs are left out.
         """
         if rewards is None and self.needs_rewards():
-            wanted = "those of the last step, which the return-to-go is reduced by"
-            raise ValueError(f"rewards: expected {wanted}, got none")
+            expected = "those of the last step, which the return-to-go is reduced by"
+            raise ValueError(f"rewards: expected {expected}, got none")
         self.observe(observations, rewards, action_masks, self.active)
         actions = self.decide(self.active)
         self.record_action(actions, self.active)
         return actions
 
     def needs_rewards(self) -> bool:
-        """Whether a return-to-go of these episodes depends on the rewards of a step before."""
+        """Return whether a return-to-go of these episodes depends on the rewards of a step before."""
         policy = self.policy
         if not policy.return_conditioned or policy.return_horizon:
             return False
@@ -197,12 +197,12 @@ def check_sizes(spec: Spec, histories: Sequence[History]) -> None:
 
     Without this, numpy repeats the numbers of a narrower one.
     """
-    wanted = spec.observation_dim, spec.action_dim
+    trained = spec.observation_dim, spec.action_dim
     sizes = "observations of {} and actions of {} numbers"
     for i, history in enumerate(histories):
         got = history.observations.shape[1], history.actions.shape[1]
-        if got != wanted:
-            expected = f"{sizes.format(*wanted)}, as in training"
+        if got != trained:
+            expected = f"{sizes.format(*trained)}, as in training"
             raise ValueError(f"history {i}: expected {expected}, got {sizes.format(*got)}")
         masks = history.action_masks
         if masks is not None and masks.shape[1] != spec.num_actions:

@@ -75,10 +75,10 @@ def load(
             f"dataset.run={run}: expected a model whose members agree about some first step, got "
             "none; train it for longer"
         )
-    kept = sum(len(episode.rewards) for episode in made)
-    outside = round(1 - kept / int(played.lengths.sum()), 4)
+    num_steps = sum(len(episode.rewards) for episode in made)
+    outside = round(1 - num_steps / int(played.lengths.sum()), 4)
     facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
-    given: Json = {
+    info: Json = {
         "name": f"imagined({policy.info['dataset']['name']})",
         "env": "imagined",
         "run": run,
@@ -89,9 +89,9 @@ def load(
         "faults": support_faults(outside),
     }
     if text == "paraphrased":
-        given["wordings"] = facts
+        info["wordings"] = facts
     spec = replace(store.spec, horizon=max(steps, store.spec.horizon))
-    return Source(spec, made, given, facts)
+    return Source(spec, made, info, facts)
 
 
 def tasks_of(store: Store, rows: np.ndarray) -> list[str]:
@@ -216,14 +216,14 @@ def check_text(run: str, text: str, config: Json) -> str:
             would have other texts than the episodes.
     """
     read: str = config["dataset"].get("text", config["text"])
-    known = [read]
+    offered = [read]
     # Its data are those of text=paraphrased, so that its texts have facts.
     if data_node(config["dataset"] | {"text": "paraphrased"})["text"] == read:
-        known.append("paraphrased")
-    if text and text not in known:
-        wanted = f"{run} reads text={read}, and so must what imitates it"
+        offered.append("paraphrased")
+    if text and text not in offered:
+        reason = f"{run} reads text={read}, and so must what imitates it"
         raise ValueError(
-            f"dataset.text={text}: {wanted}; give {' or '.join(f'text={each}' for each in known)}"
+            f"dataset.text={text}: {reason}; give {' or '.join(f'text={each}' for each in offered)}"
         )
     return read
 

@@ -74,7 +74,7 @@ def traced(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide
 
 
 def _is_fixed(model: SequenceModel, batch: Batch, decode: str) -> bool:
-    """Whether the operations do not depend on the numbers that are read.
+    """Return whether the operations do not depend on the numbers that are read.
 
     Of discrete actions they do: each is checked to be an index, and a history may have masks.
     """

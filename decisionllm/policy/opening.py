@@ -54,29 +54,29 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
     return found
 
 
-def run_directories(given: object) -> list[Path]:
+def run_directories(value: object) -> list[Path]:
     """The run directories that a path or pattern, or a list of them, names, in their order."""
-    found: list[Path] = []
-    patterns = given if isinstance(given, list) else [given]
+    directories: list[Path] = []
+    patterns = value if isinstance(value, list) else [value]
     for pattern in patterns:
-        found += matched(str(pattern))
-    return found
+        directories += matched(str(pattern))
+    return directories
 
 
-def matched(given: str) -> list[Path]:
+def matched(pattern: str) -> list[Path]:
     """The given run directory, or the sorted ones that a pattern such as runs/x/* matches.
 
     Raises:
         FileNotFoundError: nothing that the pattern matches is a run directory.
     """
-    path = Path(given).expanduser()
-    if path.exists() or not has_magic(given):
+    path = Path(pattern).expanduser()
+    if path.exists() or not has_magic(pattern):
         return [path]
-    found = [Path(match) for match in sorted(glob(str(path), recursive=True))]
-    runs = [match for match in found if (match / "run.json").is_file()]
+    matches = [Path(match) for match in sorted(glob(str(path), recursive=True))]
+    runs = [match for match in matches if (match / "run.json").is_file()]
     if not runs:
         raise FileNotFoundError(
-            f"run={given}: expected a pattern of run directories (with run.json), "
-            f"it matches {len(found)} files or folders and none is a run; `ls {given}` shows them"
+            f"run={pattern}: expected a pattern of run directories (with run.json), "
+            f"it matches {len(matches)} files or folders and none is a run; `ls {pattern}` shows them"
         )
     return runs

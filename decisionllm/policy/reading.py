@@ -51,7 +51,7 @@ class WindowReader:
 
     @property
     def return_conditioned(self) -> bool:
-        """Whether the model reads a return-to-go."""
+        """Return whether the model reads a return-to-go."""
         return self.model.tokenizer.returns is not None
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
@@ -122,6 +122,6 @@ class WindowReader:
         """Raise a ValueError if the model cannot read episodes of this many steps."""
         longest = self.model.spec.horizon
         if self.model.tokenizer.timesteps is not None and horizon > longest:
-            remedy = "train with tokenizer.timesteps=none to go beyond"
-            wanted = f"at most {longest} steps, the longest in training"
-            raise ValueError(f"horizon: expected {wanted}, got {horizon}; {remedy}")
+            fix = "train with tokenizer.timesteps=none to go beyond"
+            expected = f"at most {longest} steps, the longest in training"
+            raise ValueError(f"horizon: expected {expected}, got {horizon}; {fix}")

@@ -44,7 +44,7 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
     Raises:
         ValueError: the numbers of a block do not come in pairs.
     """
-    found: list[int] = []
+    columns: list[int] = []
     for kind, first, width, count in entity_columns(entity_schema):
         begin, end = 1, width
         if kind == "own":
@@ -52,11 +52,11 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
             if types > 1:
                 end -= types
         if (end - begin) % 2:
-            wanted = f"expected pairs of numbers in the {kind} block"
-            raise ValueError(f"meta, plane: {wanted}, got {end - begin}")
+            expected = f"expected pairs of numbers in the {kind} block"
+            raise ValueError(f"meta, plane: {expected}, got {end - begin}")
         for entity in range(count):
-            found += range(first + entity * width + begin, first + entity * width + end, 2)
-    return found
+            columns += range(first + entity * width + begin, first + entity * width + end, 2)
+    return columns
 
 
 class EntityMaps(nn.Module):

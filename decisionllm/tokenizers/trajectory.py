@@ -95,10 +95,10 @@ class TrajectoryTokenizer(nn.Module):
                     "entity_schema"
                 )
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
-            wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
-            remedy = "take tokenizer.timesteps=none or a smaller horizon"
+            expected = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
+            fix = "take tokenizer.timesteps=none or a smaller horizon"
             got = f"{spec.horizon:,}"
-            raise ValueError(f"tokenizer.timesteps=learned: expected {wanted}, got {got}; {remedy}")
+            raise ValueError(f"tokenizer.timesteps=learned: expected {expected}, got {got}; {fix}")
 
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
@@ -168,11 +168,11 @@ class TrajectoryTokenizer(nn.Module):
             acted = torch.where(hidden[..., None], self.hidden_action.to(acted.dtype), acted)
         streams = [seen, acted]
         if self.returns is not None:
-            wanted = self.returns(returns_to_go[..., None])
+            returns = self.returns(returns_to_go[..., None])
             if return_given is not None and self.null_return is not None:
-                null = self.null_return.to(wanted.dtype)
-                wanted = torch.where(return_given[:, None, None], wanted, null)
-            streams.insert(0, wanted)
+                null = self.null_return.to(returns.dtype)
+                returns = torch.where(return_given[:, None, None], returns, null)
+            streams.insert(0, returns)
         tokens = torch.stack(streams, 2)  # (B, T, k, D)
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
