@@ -1,5 +1,5 @@
-"""Words of a user read and checked: one of several, lists, ranges; an unknown name with the nearest
-that is known.
+"""Checks of what a user wrote: one of several words, lists, ranges; an unknown name is answered with
+the nearest one.
 """
 
 import re

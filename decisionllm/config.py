@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataOptions:
-    """Which episodes of the dataset are trained on."""
+    """The episodes of the dataset that are trained on."""
 
     fraction: float = 1.0  # data volume: share of the groups that is kept
     # data quality: drop episodes whose return is below this quantile
@@ -31,7 +31,7 @@ class DataOptions:
 
 @dataclass
 class ModelOptions:
-    """What the model conditions on."""
+    """The return that the model conditions on."""
 
     # a return-to-go token before each observation; none: behaviour cloning
     condition_on: str = "return_to_go"
@@ -80,7 +80,7 @@ class LogOptions:
 
 @dataclass
 class ActOptions:
-    """How the trained policy acts, unless evaluate or serve say otherwise."""
+    """Defaults of the trained policy, unless evaluate or serve give others."""
 
     # the headline target return: this quantile of the training returns
     target_quantile: float = 0.9
@@ -197,7 +197,7 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Range:
-    """What a number must be: in words for the message, and as a test."""
+    """The range of a number: in words for the message, and as a test."""
 
     expected: str
     holds: Callable[[float], bool]
@@ -205,7 +205,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Rule:
-    """What several options must be together.
+    """A condition on several options together.
 
     Attributes:
         names: of the options, for the message.

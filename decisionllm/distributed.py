@@ -24,7 +24,7 @@ CONFIG = (
     "accelerate launch --config_file configs/accelerate/ddp.yaml (or fsdp.yaml) "
     "--num_processes N -m decisionllm train ..."
 )
-REFUSED = {  # what accelerate can set and a training here does not do: the remedy
+REFUSED = {  # settings of accelerate that a training here does not follow: what to do instead
     "ACCELERATE_USE_DEEPSPEED": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "ACCELERATE_USE_MEGATRON_LM": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "FSDP_ACTIVATION_CHECKPOINTING": "take optim.gradient_checkpointing=true",
@@ -40,7 +40,7 @@ REFUSED = {  # what accelerate can set and a training here does not do: the reme
 _group: list[object] = []
 
 
-def check(precision: str) -> bool:
+def check_environment(precision: str) -> bool:
     """Return whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set
     and this training would not do.
     """
@@ -106,11 +106,11 @@ def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
         options: of `Accelerator`.
 
     Raises:
-        ValueError: see `check`.
+        ValueError: see `check_environment`.
     """
     # runs of a sweep share a process, not a precision or device
     AcceleratorState._reset_state(reset_partial_state=True)
-    sharded = check(precision)
+    sharded = check_environment(precision)
     accelerator = Accelerator(mixed_precision=precision, cpu=cpu, **options)
     _group[:] = [torch.distributed.group.WORLD] if torch.distributed.is_initialized() else []
     if sharded:
@@ -197,7 +197,9 @@ def lost(error: RuntimeError) -> bool:
 
 
 def counter(accelerator: Accelerator) -> Callable[[], int]:
-    """What counts its calls over all processes of a run, also once their connection is lost."""
+    """Return a function that counts its calls over all processes of a run, also once their
+    connection is lost.
+    """
     if accelerator.num_processes == 1:
         return lambda: 1
     store = torch.distributed.distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""Where the workers of a study run: processes of this machine, Ray tasks, Slurm jobs.
+"""Executors of a study's workers: processes of this machine, Ray tasks, Slurm jobs.
 
 An executor is a context that gives (start, workers, threads): a function that starts a worker, how
 many at once, and the threads of each, 0 for all cores of its machine. start(call) calls call() ->
@@ -82,7 +82,7 @@ def inline(config: Node) -> Iterator[Executor]:
     def start(call: Call) -> Worker:
         future: Future[int] = Future()
         future.set_result(call())
-        return Remote(future, lambda: None, (), ())
+        return FutureWorker(future, lambda: None, (), ())
 
     yield start, 1, 1
 
@@ -162,7 +162,7 @@ def ray_tasks(config: Node) -> Iterator[Executor]:
             task = remote.remote(call)
             errors = ray.exceptions
             cancel = partial(ray.cancel, task)
-            return Remote(task.future(), cancel, errors.RayTaskError, errors.RayError)
+            return FutureWorker(task.future(), cancel, errors.RayTaskError, errors.RayError)
 
         yield start, workers, max(int(share), 1)
 
@@ -200,7 +200,7 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
         executor = submitit.AutoExecutor(Path(config["out"]) / "slurm", cluster)
         executor.update_parameters(**options)
         job = executor.submit(_enter, call)
-        return Remote(job, job.cancel, FailedJobError, UncompletedJobError)
+        return FutureWorker(job, job.cancel, FailedJobError, UncompletedJobError)
 
     yield start, workers, 0
 
@@ -218,7 +218,7 @@ def process(call: Call) -> Worker:
     return worker
 
 
-class Remote:
+class FutureWorker:
     """A future as a worker.
 
     Args:

@@ -24,7 +24,7 @@ def shown(title: str, total: int) -> Iterator[Advance]:
         total: how much there is to do.
     """
     if not sys.stdout.isatty():
-        yield Lines(title, total).advance
+        yield ProgressLines(title, total).advance
         return
     with Progress(transient=True) as bar:
         task = bar.add_task(title, total=total)
@@ -39,8 +39,8 @@ def tracked(items: Sequence[T], title: str) -> Iterator[T]:
             advance(1)
 
 
-class Lines:
-    """Says on standard error how much is done and how long the rest will take."""
+class ProgressLines:
+    """Print on standard error how much is done and how long the remaining work will take."""
 
     def __init__(self, title: str, total: int) -> None:
         self.title = title

@@ -286,7 +286,7 @@ def test_what_accelerate_was_told_is_done_or_refused(given, message, monkeypatch
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
-        distributed.check("no")
+        distributed.check_environment("no")
 
 
 def test_a_cut_backbone_is_not_sharded():

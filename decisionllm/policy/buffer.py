@@ -33,8 +33,8 @@ def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     return resolved_targets
 
 
-class Conditioned(Protocol):
-    """What a buffer asks of the policy that acts: a `Policy` or an `ExportedPolicy`."""
+class ReturnConditioned(Protocol):
+    """The members of a policy that a buffer uses: of a `Policy` or an `ExportedPolicy`."""
 
     return_horizon: int
 
@@ -63,7 +63,7 @@ class EpisodeBuffer(Player):
     """
 
     def __init__(
-        self, policy: Conditioned, N: int, horizon: int, target_returns: Targets = None
+        self, policy: ReturnConditioned, N: int, horizon: int, target_returns: Targets = None
     ) -> None:
         spec = policy.spec
         policy.check_horizon(horizon)
@@ -186,7 +186,7 @@ class EpisodeBuffer(Player):
         self.unrewarded = self.unrewarded[rows]
 
     def masks_at(self, each: np.ndarray) -> np.ndarray | None:
-        """Which actions are allowed at the current step of these rows, (M, C) bool or None."""
+        """Return the allowed actions at the current step of these rows, (M, C) bool or None."""
         if self.masks is None:
             return None
         return np.asarray(self.masks[each, self.now[each]])

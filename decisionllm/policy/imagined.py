@@ -66,9 +66,11 @@ def load(
     # step.
     asked = first.copy()
     asked[1::2] = rng.permutation(first[1::2])
-    tasks = tasks_of(store, asked)
+    tasks = task_texts(store, asked)
     observations = store.observations[first]
-    played = play(policy, imagined, observations, tasks, steps=steps, noise=noise, rng=rng)
+    played = imagine_episodes(
+        policy, imagined, observations, tasks, steps=steps, noise=noise, rng=rng
+    )
     made = supported_episodes(played, tasks)
     if not made:
         raise ValueError(
@@ -94,13 +96,13 @@ def load(
     return Source(spec, made, info, facts)
 
 
-def tasks_of(store: Store, rows: np.ndarray) -> list[str]:
+def task_texts(store: Store, rows: np.ndarray) -> list[str]:
     """The task text of the episode that each row (m,) of a store is a step of."""
     return [store.tasks[task] for task in store.task[store.episode_of(rows)]]
 
 
 @dataclass(frozen=True)
-class Played:
+class ImaginedEpisodes:
     """E imagined episodes of T steps, raw units; what follows the end of a task is none of it."""
 
     observations: np.ndarray  # (E, T, S) float32
@@ -118,7 +120,7 @@ class Played:
 
 
 @torch.no_grad()
-def play(
+def imagine_episodes(
     policy: Policy,
     imagined: ImaginedValue,
     observations: np.ndarray,
@@ -127,7 +129,7 @@ def play(
     steps: int,
     noise: float,
     rng: np.random.Generator,
-) -> Played:
+) -> ImaginedEpisodes:
     """Let a policy act in a learned model.
 
     Args:
@@ -155,7 +157,7 @@ def play(
         columns.append((observations, actions, rewards, ended.numpy(), agreed.numpy()))
         observations = units.raw_observations(after).numpy()
     seen, taken, received, over, supported = (np.stack(c, 1) for c in zip(*columns, strict=True))
-    return Played(
+    return ImaginedEpisodes(
         seen.astype(np.float32),
         taken.astype(np.float32),
         received.astype(np.float32),
@@ -164,7 +166,7 @@ def play(
     )
 
 
-def supported_episodes(played: Played, tasks: Sequence[str]) -> list[Episode]:
+def supported_episodes(played: ImaginedEpisodes, tasks: Sequence[str]) -> list[Episode]:
     """The episodes up to the first step that the members disagree about; none of an episode that
     begins with such a step.
     """
@@ -198,7 +200,7 @@ def data_options(*, run: str, text: str = "none", **options: object) -> Json:
     return {"run": run, "text": "", **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: object) -> Store:
+def reword_texts(store: Store, *, text: str = "none", **options: object) -> Store:
     """See `datasets.store`."""
     return with_texts(store, text or store.info["text"], [store.tasks[i] for i in store.task])
 
@@ -229,8 +231,8 @@ def check_text(run: str, text: str, config: Json) -> str:
 
 
 def support_faults(outside: float) -> list[str]:
-    """What the card and the training say of this share of steps outside of the support: a sentence,
-    or nothing.
+    """Return the warning of the card and the training for this share of steps outside of the
+    support: one sentence, or nothing.
     """
     if outside <= OUTSIDE:
         return []
@@ -246,4 +248,4 @@ def files(*, run: str, **options: object) -> list[Path]:
     return [checkpoint.checkpoint_folder(run) / "model.safetensors", Path(run) / "config.yaml"]
 
 
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=reword_texts)

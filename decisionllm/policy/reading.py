@@ -1,4 +1,4 @@
-"""What a policy reads: the windows of N histories, the returns they are conditioned on, and the
+"""The input of a policy: the windows of N histories, the returns they are conditioned on, and the
 hidden states of the model.
 """
 
@@ -46,7 +46,7 @@ class WindowReader:
 
     @property
     def spec(self) -> Spec:
-        """Of the data that the model was trained on."""
+        """The spec of the data that the model was trained on."""
         return self.model.spec
 
     @property
@@ -90,8 +90,8 @@ class WindowReader:
         self.check_horizon(max(len(h.observations) for h in histories))
         targets = self.resolve_targets([h.target_return for h in histories])
         predicted = np.isnan(targets)
-        known = np.where(predicted, 0, targets)
-        steps = of_histories(histories, known, return_horizon=self.return_horizon)
+        known_targets = np.where(predicted, 0, targets)
+        steps = of_histories(histories, known_targets, return_horizon=self.return_horizon)
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         longest = int((now - start).max()) + 1
@@ -112,7 +112,9 @@ class WindowReader:
         return torch.from_numpy(masks).to(self.device)
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """See `buffer.resolved`; a model that reads no return needs no target."""
+        """Fill in the policy's own target, see `buffer.resolved`; a model that reads no return needs
+        no target.
+        """
         own = self.target_return
         if not self.return_conditioned and own is None:
             own = 0.0

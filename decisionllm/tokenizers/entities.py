@@ -267,9 +267,9 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Tensor:
         """Queries (n, Q, D), present (n, K) bool, entities (n, K, D) -> (n, Q, D)."""
         keys, values = self.key_value(self.before(entities)).chunk(2, -1)
-        key = heads(keys)
-        value = heads(values)
-        query = heads(self.query(self.before(x)))
+        key = split_heads(keys)
+        value = split_heads(values)
+        query = split_heads(self.query(self.before(x)))
         scores = query @ key.transpose(-1, -2) * key.shape[-1] ** -0.5
         # The own numbers are always present, so that no row is empty
         weights = scores.masked_fill(~present[:, None, None], float("-inf")).softmax(-1)
@@ -278,7 +278,7 @@ class _Layer(nn.Module):
         return mixed
 
 
-def heads(x: Tensor) -> Tensor:
+def split_heads(x: Tensor) -> Tensor:
     """(n, K, D) -> (n, HEADS, K, D / HEADS)"""
     split: Tensor = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
     return split

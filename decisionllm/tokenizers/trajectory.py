@@ -14,7 +14,7 @@ from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, entity_blocks
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 from decisionllm.tokenizers.mlp import mlp
-from decisionllm.tokenizers.waves import Waves
+from decisionllm.tokenizers.waves import FourierFeatures
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 
@@ -124,7 +124,7 @@ class TrajectoryTokenizer(nn.Module):
                 hide=hide_entities,
             )
         elif embedding == "waves":
-            self.observations = Waves(spec.observation_dim, width)
+            self.observations = FourierFeatures(spec.observation_dim, width)
         else:
             self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import decisionllm
 from decisionllm.commands.data import card
 from decisionllm.datasets.store import open_store, prepare, write
-from decisionllm.policy.imagined import support_faults, tasks_of
+from decisionllm.policy.imagined import support_faults, task_texts
 from decisionllm.protocols import Source
 from decisionllm.runs.checkpoint import todays_names
 from decisionllm.schema import History, Spec
@@ -155,7 +155,7 @@ def test_the_task_of_a_row_is_that_of_its_episode(tmp_path):
     made = [episode([1.0] * 3, task="a"), episode([1.0], task="b"), episode([1.0] * 2, task="a")]
     spec = Spec(observation_dim=2, action_dim=1, horizon=3, low=(-1.0,), high=(1.0,))
     store = write(tmp_path / "store", Source(spec, made, {"name": "x"}))
-    assert tasks_of(store, np.array([5, 3, 0, 2, 4])) == ["a", "b", "a", "a", "a"]
+    assert task_texts(store, np.array([5, 3, 0, 2, 4])) == ["a", "b", "a", "a", "a"]
 
 
 def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, tmp_path):
@@ -177,7 +177,7 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
     own = []
     for e in range(len(named.lengths)):
         begun = named.episode(e).observations[0]
-        own += tasks_of(log, np.flatnonzero((log.observations == begun).all(1))[:1])
+        own += task_texts(log, np.flatnonzero((log.observations == begun).all(1))[:1])
     drawn = [named.tasks[task] for task in named.task]
     assert own != drawn, "an episode has the task of another row than it begins at"
     known = goal_facts("umaze")

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from decisionllm.tokenizers.waves import COUNT, FASTEST, SLOWEST, Waves
+from decisionllm.tokenizers.waves import COUNT, FASTEST, SLOWEST, FourierFeatures
 
 
 class Seen(torch.nn.Module):
@@ -15,7 +15,7 @@ class Seen(torch.nn.Module):
 
 
 def read(x):
-    waves = Waves(x.shape[-1], 8)
+    waves = FourierFeatures(x.shape[-1], 8)
     waves.layers = Seen()
     return waves(x)
 
