@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 import decisionllm
 from decisionllm import registry
 from decisionllm.__main__ import run
+from decisionllm.choices import CHOICES as CHOICES_OF_CORE
 from decisionllm.command_line import configs, store_choices
 from decisionllm.datasets.windows import of_store
 from decisionllm.protocols import Env, Estimator, Objective, Planner
@@ -43,10 +44,10 @@ def composed(capsys, *overrides):
 
 
 @pytest.fixture(scope="module")
-def chosen():
+def nodes():
     """The composed node of every choice, {(group, name): node}."""
     store_choices()
-    found = {}
+    nodes = {}
     with initialize_config_dir(str(configs()), version_base="1.3"):
         for group, name in CHOICES:
             # an env takes options of its dataset, where there is one of its name
@@ -57,8 +58,8 @@ def chosen():
                 words.append("env=none")
             node = compose("train", words)[group]
             OmegaConf.resolve(node)
-            found[group, name] = OmegaConf.to_container(node)
-    return found
+            nodes[group, name] = OmegaConf.to_container(node)
+    return nodes
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +68,10 @@ def command_line(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
 
-def test_every_choice_composes_with_its_defaults(chosen):
+def test_every_choice_composes_with_its_defaults(nodes):
     wrong = []
     for group, name in CHOICES:
-        defaults, node = discover()[group][name], chosen[group, name]
+        defaults, node = discover()[group][name], nodes[group, name]
         if node.keys() != defaults.keys():
             wrong.append(f"{group}={name}: composed {sorted(node)}, registered {sorted(defaults)}")
             continue
@@ -81,21 +82,21 @@ def test_every_choice_composes_with_its_defaults(chosen):
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_needs_a_name_or_a_package_says_so(chosen, monkeypatch):
+def test_what_needs_a_name_or_a_package_says_so(nodes, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)  # it is not there, or is not to be asked
     for group, name in CHOICES:
-        node = chosen[group, name]
+        node = nodes[group, name]
         if missing := sorted(key for key, value in node.items() if value == "???"):
             with pytest.raises(ValueError, match=f"give a value to {', '.join(missing)}"):
                 build(node)
     with pytest.raises(ValueError, match="expected either"):
-        build(chosen["backbone", "pretrained"], 0)
-    for group, *given in (("dataset",), ("env", 3)):
+        build(nodes["backbone", "pretrained"], 0)
+    for group, *supplied in (("dataset",), ("env", 3)):
         with pytest.raises(ImportError, match="pip install"):
-            build(chosen[group, "smax"], *given)
+            build(nodes[group, "smax"], *supplied)
 
 
-def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(chosen, tmp_path):
+def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(nodes, tmp_path):
     """Heads, backbones, datasets and environments are built in tests/contracts."""
     encoder = {"folder": str(write(tmp_path / "encoder")), "layer": 2}
     log = make_store(tmp_path / "log", [episode([1.0], A=2)] * 10)
@@ -113,7 +114,7 @@ def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(chosen, tmp_
     for group, name in CHOICES:
         if group in supplied:
             own = encoder if group == "text_encoder" else {}
-            assert build(chosen[group, name] | own, *supplied[group]) is not None
+            assert build(nodes[group, name] | own, *supplied[group]) is not None
 
 
 def test_every_part_of_the_package_is_in_a_table():
@@ -130,7 +131,21 @@ def test_every_part_of_the_package_is_in_a_table():
         cls.__module__ for base in (Env, Objective, Planner, Estimator) for cls in leaves(base)
     ]
     own = {name for name in readers + parts if name.startswith("decisionllm.")}
-    assert len(own) > 20 and own <= modules, own - modules
+    assert len(own) > 5 and own <= modules, own - modules
+
+
+def test_a_table_names_its_own_folder_alone():
+    """The choices that go with a neighbour's folder are in no other table."""
+    for folder in registry.NEIGHBOURS:
+        if (registry.PACKAGE / folder).is_dir():
+            table = importlib.import_module(f"decisionllm.{folder}.choices").CHOICES
+            assert {target.split(".")[1] for target in targets_of(table)} == {folder}
+    folders = {target.split(".")[1] for target in targets_of(CHOICES_OF_CORE)}
+    assert folders.isdisjoint({*registry.NEIGHBOURS, "export", "scaling"})
+
+
+def targets_of(table):
+    return [node["_target_"] for nodes in table.values() for node in nodes.values()]
 
 
 def leaves(base):
@@ -247,8 +262,8 @@ def test_somebody_elses_class_needs_no_registration():
     ],
 )
 def test_a_mistake_on_the_command_line_is_refused_by_name(capsys, override, message):
-    code, said = composed(capsys, override)
-    assert code == 2 and message in said and "Traceback" not in said
+    code, printed = composed(capsys, override)
+    assert code == 2 and message in printed and "Traceback" not in printed
 
 
 def test_the_names_are_known_without_importing_torch():

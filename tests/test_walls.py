@@ -4,27 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from decisionllm import registry
-
 ROOT = Path(__file__).parents[1]
 NEIGHBOURS = ("worlds", "teams", "bidding", "scaling", "estimates", "export")
-
-
-def test_a_table_of_choices_names_its_own_folder_alone():
-    """What is deleted with a neighbour is in no other table."""
-    for folder in registry.NEIGHBOURS:
-        table = import_module(f"decisionllm.{folder}.choices").CHOICES
-        targets = [row["_target_"] for rows in table.values() for row in rows.values()]
-        assert all(target.startswith(f"decisionllm.{folder}.") for target in targets)
-    table = import_module("decisionllm.choices").CHOICES
-    rooms = {row["_target_"].split(".")[1] for rows in table.values() for row in rows.values()}
-    assert rooms.isdisjoint(NEIGHBOURS)
 
 
 @pytest.mark.slow

@@ -89,11 +89,11 @@ def test_weights_depend_on_the_seed_and_come_back_from_their_state(name):
     hidden = hidden_states()
     head, same, other = (made(name, seed) for seed in (3, 3, 4))
     actions = answer(head, hidden).sample(generator())
-    wanted = answer(head, hidden).log_prob(actions)
-    assert torch.equal(answer(same, hidden).log_prob(actions), wanted)
-    assert not torch.allclose(answer(other, hidden).log_prob(actions), wanted)
+    expected = answer(head, hidden).log_prob(actions)
+    assert torch.equal(answer(same, hidden).log_prob(actions), expected)
+    assert not torch.allclose(answer(other, hidden).log_prob(actions), expected)
     other.load_state_dict(head.state_dict())
-    assert torch.equal(answer(other, hidden).log_prob(actions), wanted)
+    assert torch.equal(answer(other, hidden).log_prob(actions), expected)
 
 
 @every_head
@@ -124,15 +124,15 @@ def test_no_density_exceeds_that_of_the_loss_floor(name):
 @every_head
 def test_every_weight_is_trained_and_a_constant_is_fitted(name):
     head = made(name)
-    wanted = torch.tensor([2.0] if specs_of(name)[0].num_actions else [0.5, -0.75])
-    wanted, hidden = wanted.expand(4, 1, -1), hidden_states(4, 1) / 3
+    expected = torch.tensor([2.0] if specs_of(name)[0].num_actions else [0.5, -0.75])
+    expected, hidden = expected.expand(4, 1, -1), hidden_states(4, 1) / 3
     optimizer = torch.optim.Adam(head.parameters(), 0.05)
     for _ in range(150):
         optimizer.zero_grad()
-        (-answer(head, hidden).log_prob(wanted).mean()).backward()
+        (-answer(head, hidden).log_prob(expected).mean()).backward()
         assert all(weight.grad is not None for weight in head.parameters())
         optimizer.step()
-    torch.testing.assert_close(answer(head, hidden).mode, wanted, atol=0.05, rtol=0)
+    torch.testing.assert_close(answer(head, hidden).mode, expected, atol=0.05, rtol=0)
 
 
 @every_head

@@ -204,10 +204,10 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
     model = make_model(spec, head="pointer", condition_on="none", timesteps="none", embedding="mlp")
     assert model.head.entities == slice(1, 5)
     x = drawn(256, present=1.0)[:, :15]
-    wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
+    expected = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
     steps = windows.Steps(
         x,
-        wanted[:, None].astype(np.float32),
+        expected[:, None].astype(np.float32),
         np.zeros(256, np.float32),
         np.arange(256),
         np.arange(256) + 1,
@@ -221,7 +221,7 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
         optimizer.step()
     policy, shuffled = Policy(model, 1, 1, None), x.copy()
     shuffled[:, 3:] = x[:, 3:].reshape(-1, 4, 3)[:, [2, 0, 3, 1]].reshape(-1, 12)
-    assert (policy.begin([""] * 256, 1).act(x)[:, 0] == wanted).mean() > 0.9
+    assert (policy.begin([""] * 256, 1).act(x)[:, 0] == expected).mean() > 0.9
     moved = policy.act([History(o[None], np.zeros((0, 1)), np.zeros(0)) for o in shuffled])[:, 0]
     assert (
         np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]
