@@ -251,7 +251,7 @@ def command(verb, *overrides):
 
 
 def metrics(path):
-    """What a run logged, but for the clock."""
+    """The metrics that a run logged, without the clock."""
     rows = [
         json.loads(line)
         for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

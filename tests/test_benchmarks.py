@@ -1,4 +1,4 @@
-"""What the benchmarks time is the same work: every gate holds at a tiny size.
+"""Benchmarks time the same work: every gate holds at a tiny size.
 
 No time is asserted.
 """

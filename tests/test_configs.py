@@ -22,7 +22,7 @@ def choices():
     store_choices()
 
 
-def composed(name):
+def compose_config(name):
     with initialize_config_dir(str(configs()), version_base="1.3"):
         config = compose(
             "train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"]
@@ -32,7 +32,7 @@ def composed(name):
 
 def differences(name):
     """Yield the options of an experiment file that the composed configuration does not have."""
-    config = composed(name)
+    config = compose_config(name)
     options = yaml.safe_load(
         (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
     )

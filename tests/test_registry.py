@@ -34,7 +34,7 @@ CHOICES = [(group, name) for group, choices in discover().items() for name in ch
 SPEC = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0))
 
 
-def composed(capsys, *overrides):
+def compose_config(capsys, *overrides):
     """The configuration that `decisionllm train` would run with, made by the command line
     itself.
     """
@@ -262,7 +262,7 @@ def test_somebody_elses_class_needs_no_registration():
     ],
 )
 def test_a_mistake_on_the_command_line_is_refused_by_name(capsys, override, message):
-    code, printed = composed(capsys, override)
+    code, printed = compose_config(capsys, override)
     assert code == 2 and message in printed and "Traceback" not in printed
 
 

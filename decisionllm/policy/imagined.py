@@ -64,21 +64,21 @@ def load(
     # Every second one has the task of another row: what rests at one goal is sent to another one,
     # as at the start of an episode of the world. A log that walks from goal to goal has no such
     # step.
-    asked = first.copy()
-    asked[1::2] = rng.permutation(first[1::2])
-    tasks = task_texts(store, asked)
+    task_rows = first.copy()
+    task_rows[1::2] = rng.permutation(first[1::2])
+    tasks = task_texts(store, task_rows)
     observations = store.observations[first]
-    played = imagine_episodes(
+    rollout = imagine_episodes(
         policy, imagined, observations, tasks, steps=steps, noise=noise, rng=rng
     )
-    made = supported_episodes(played, tasks)
-    if not made:
+    supported = supported_episodes(rollout, tasks)
+    if not supported:
         raise ValueError(
             f"dataset.run={run}: expected a model whose members agree about some first step, got "
             "none; train it for longer"
         )
-    num_steps = sum(len(episode.rewards) for episode in made)
-    outside = round(1 - num_steps / int(played.lengths.sum()), 4)
+    num_steps = sum(len(episode.rewards) for episode in supported)
+    outside = round(1 - num_steps / int(rollout.lengths.sum()), 4)
     facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
     info: Json = {
         "name": f"imagined({policy.info['dataset']['name']})",
@@ -93,7 +93,7 @@ def load(
     if text == "paraphrased":
         info["wordings"] = facts
     spec = replace(store.spec, horizon=max(steps, store.spec.horizon))
-    return Source(spec, made, info, facts)
+    return Source(spec, supported, info, facts)
 
 
 def task_texts(store: Store, rows: np.ndarray) -> list[str]:
@@ -147,13 +147,13 @@ def imagine_episodes(
     columns = []
     for _ in tracked(range(steps), "imagining"):
         actions = session.act(observations, rewards)
-        shaken = units.actions(torch.from_numpy(actions))
+        noisy = units.actions(torch.from_numpy(actions))
         if not policy.spec.num_actions:
-            push = torch.from_numpy(rng.normal(size=shaken.shape)).float()
-            shaken = (shaken + noise * push).clamp(-1, 1)
+            normal = torch.from_numpy(rng.normal(size=noisy.shape)).float()
+            noisy = (noisy + noise * normal).clamp(-1, 1)
         states = imagined.states(units.observations(torch.from_numpy(observations)), tasks)
-        after, paid, ended, agreed = imagined.advance(states, shaken)
-        rewards = paid.numpy()
+        after, received_now, ended, agreed = imagined.advance(states, noisy)
+        rewards = received_now.numpy()
         columns.append((observations, actions, rewards, ended.numpy(), agreed.numpy()))
         observations = units.raw_observations(after).numpy()
     seen, taken, received, over, supported = (np.stack(c, 1) for c in zip(*columns, strict=True))

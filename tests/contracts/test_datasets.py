@@ -1,4 +1,4 @@
-"""What a store asks for, of every registered dataset."""
+"""Every registered dataset meets the conditions of a store."""
 
 import json
 from dataclasses import fields
@@ -45,7 +45,7 @@ def source_of(tmp_path_factory):
 
 
 def columns(episode):
-    """What an episode holds, by the name of the field."""
+    """Return the columns of an episode by the name of the field."""
     columns = {field.name: getattr(episode, field.name) for field in fields(Episode)}
     columns.pop("outcome")
     return {key: value for key, value in columns.items() if value is not None}

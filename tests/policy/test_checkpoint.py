@@ -46,8 +46,10 @@ def config(backbone="nano lora", **options):
     return plain(TrainConfig(dataset={}, seed=3, window=6, **parts))
 
 
-def trained(path, config, *, noise=1):
-    """A run directory whose model has moved everything it trains, by this noise; the model."""
+def save_run(path, config, *, noise=1):
+    """Save a run directory whose model has moved everything it trains by this noise; return the
+    model.
+    """
     model = make_model(train_config(config), SPEC).eval()
     torch.manual_seed(noise)
     with torch.no_grad():
@@ -72,9 +74,9 @@ def trained(path, config, *, noise=1):
 
 @pytest.fixture(scope="module")
 def lora_run(tmp_path_factory):
-    """A run directory of `trained` with an adapter, to copy."""
+    """A run directory of `save_run` with an adapter, to copy."""
     path = tmp_path_factory.mktemp("lora") / "run"
-    trained(path, config())
+    save_run(path, config())
     return path
 
 
@@ -131,7 +133,7 @@ def edit(file, change):
     ("backbone", "head"), [*((name, "gaussian") for name in BACKBONES), ("nano lora", "bins")]
 )
 def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
-    model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
+    model = save_run(tmp_path / "run", config(backbone, head=node("head", head)))
     loaded = loading.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
     expected = Policy(model, 6, 3, 30.0).act(histories())
@@ -175,7 +177,7 @@ def test_buffers_of_parts_of_ones_own_are_saved(tmp_path):
         "head": {"_target_": f"{__name__}.NormedHead"},
         "tokenizer": {"_target_": f"{__name__}.ShiftedTokenizer"},
     }
-    model = trained(tmp_path / "run", config(**own))
+    model = save_run(tmp_path / "run", config(**own))
     model.head.norm.running_mean += 1
     model.tokenizer.shift += 1
     checkpoint.save(tmp_path / "run", model, {}, {"step": 2})
@@ -186,7 +188,7 @@ def test_buffers_of_parts_of_ones_own_are_saved(tmp_path):
 
 @pytest.mark.parametrize("backbone", [name for name in BACKBONES if not name.endswith("full")])
 def test_frozen_weights_are_not_in_the_files(backbone, tmp_path):
-    model = trained(tmp_path / "run", config(backbone))
+    model = save_run(tmp_path / "run", config(backbone))
     files = {
         file: load_file(file) for file in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")
     }
@@ -227,7 +229,7 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
     if library == "AutoModelForCausalLM":
         transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
     pretrained = node("backbone", "pretrained", folder=str(folder), text_layers=0, layers=0)
-    trained(tmp_path / "run", config() | {"backbone": pretrained})
+    save_run(tmp_path / "run", config() | {"backbone": pretrained})
     backbone = loading.load(tmp_path / "run").model.backbone
     language_model = getattr(transformers, library).from_pretrained(folder)
     ids = torch.arange(12).view(2, 6)
@@ -246,12 +248,12 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
     assert (by_peft - bare).abs().max() > 0.01 * bare.abs().max(), "the adapter changed nothing"
 
 
-def half(file):
+def truncate_half(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 ADAPTER = "checkpoint/adapter/adapter_model.safetensors"
-WRONG = {  # fmt: off
+WRONG = {
     "another width": (
         "config.yaml",
         lambda c: c["backbone"].update(width=64),
@@ -313,10 +315,14 @@ WRONG = {  # fmt: off
         "missing: normalizer",
     ),
     "no adapter": (ADAPTER, lambda t: t.clear(), "missing: base_model"),
-    "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
-    "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
+    "damaged": (
+        "checkpoint/model.safetensors",
+        truncate_half,
+        "model.safetensors is damaged or missing",
+    ),
+    "damaged adapter": (ADAPTER, truncate_half, "adapter_model.safetensors is damaged or missing"),
     "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
-    "damaged info": ("run.json", half, "run.json is damaged or missing"),
+    "damaged info": ("run.json", truncate_half, "run.json is damaged or missing"),
     "another format": (
         "run.json",
         lambda f: f.pop("format"),
@@ -334,13 +340,13 @@ WRONG = {  # fmt: off
         shutil.rmtree,
         "expected a run with a checkpoint, found none; train it first",
     ),
-}  # fmt: on
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_one_clear_error(name, run):
     file, change, message = WRONG[name]
-    if change in (half, Path.unlink, shutil.rmtree):
+    if change in (truncate_half, Path.unlink, shutil.rmtree):
         change(run / file)
     else:
         edit(run / file, change)
@@ -350,7 +356,7 @@ def test_what_does_not_fit_is_one_clear_error(name, run):
     assert "\n" not in printed and (str(run) in printed or "quantile" in printed)
 
 
-def shorter(file):
+def cut_end(file):
     """Cut the last line of a text, or the last byte of tensors."""
     content = file.read_bytes()
     end = -1 if file.suffix == ".safetensors" else content[:-1].rfind(b"\n") + 1
@@ -361,11 +367,11 @@ def shorter(file):
 def other_run(tmp_path_factory):
     """A run that differs from `lora_run` in nothing but what it learned."""
     path = tmp_path_factory.mktemp("other") / "run"
-    trained(path, config(), noise=2)
+    save_run(path, config(), noise=2)
     return path
 
 
-@pytest.mark.parametrize("change", [damage, shorter, "swapped"])
+@pytest.mark.parametrize("change", [damage, cut_end, "swapped"])
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
 def test_weights_that_are_not_those_written_are_refused(name, change, run, other_run):
     file = run / "checkpoint" / name
@@ -395,7 +401,7 @@ def test_the_error_of_damage_names_the_checkpoint_before(run):
 
 def test_a_checkpoint_without_digests_is_loaded(tmp_path):
     """As versions before wrote it, with one name for each weight of the adapter."""
-    model = trained(tmp_path / "run", config())
+    model = save_run(tmp_path / "run", config())
     edit(
         tmp_path / "run" / ADAPTER,
         lambda tensors: [tensors.pop(name) for name in [*tensors] if ".model.model." in name],
@@ -439,7 +445,7 @@ def test_every_file_of_a_run_that_acts_is_checked(command_run, capsys):
 def test_a_config_cut_at_the_end_of_a_line_is_refused(command_run, tmp_path):
     """It is a smaller config, of which nothing says that it lacks something."""
     run = Path(shutil.copytree(command_run[0], tmp_path / "run"))
-    shorter(run / "config.yaml")
+    cut_end(run / "config.yaml")
     assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     with pytest.raises(
         ValueError,
@@ -468,9 +474,9 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
     new, never a mixture.
     """
     run, left = tmp_path / "run", []
-    model = trained(run, config("nano full"))
+    model = save_run(run, config("nano full"))
 
-    def mortal(operation):
+    def make_mortal(operation):
         def run_or_die(*arguments, **options):
             left[0] -= 1
             if left[0] < 0:
@@ -487,7 +493,7 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
         model.head.out.bias.data.fill_(number)
         with monkeypatch.context() as patch, suppress(Killed):
             for owner, name in WRITES:
-                patch.setattr(owner, name, mortal(getattr(owner, name)))
+                patch.setattr(owner, name, make_mortal(getattr(owner, name)))
             checkpoint.save(run, model, {"moment": torch.full((3,), number)}, {"step": number})
             return True
         return False
@@ -571,7 +577,7 @@ def open_folder():
 
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
 def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folder):
-    model = trained(open_folder / "run", config("nano full"))
+    model = save_run(open_folder / "run", config("nano full"))
     before = {
         file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()
     }
@@ -589,7 +595,7 @@ def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folde
 
 
 def test_an_option_of_another_version_is_one_clear_error(tmp_path):
-    trained(tmp_path / "run", config("nano full"))
+    save_run(tmp_path / "run", config("nano full"))
     file = tmp_path / "run" / "config.yaml"
     file.write_text(
         file.read_text(encoding="utf-8").replace("team:\n", "team:\n  shuffled: 1\n"),

@@ -52,7 +52,7 @@ class World:
         )
 
     def seen(self, rows, t):
-        """What the rows see at step t, as `Session.act` takes it."""
+        """The input of `Session.act` for these rows at step t."""
         brought = self.rewards[rows, t - 1] if t else None
         masks = None if self.masks is None else self.masks[rows, t]
         return self.observations[rows, t], brought, masks
