@@ -8,6 +8,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -45,20 +46,31 @@ def compose_config(capsys, *overrides):
 
 @pytest.fixture(scope="module")
 def nodes():
-    """The composed node of every choice, {(group, name): node}."""
+    """The composed node of every choice, {(group, name): node}; one config has a choice of each
+    group.
+    """
     store_choices()
+    choices = {group: [*names] for group, names in discover().items()}
+    envs = choices.pop("env")
+    # an env takes options of its dataset, where there is one of its name, which chooses it too
+    configs_to_compose = [{"env": name} for name in envs if name not in choices["dataset"]]
+    for names in zip_longest(*choices.values()):
+        row = {group: name for group, name in zip(choices, names, strict=True) if name}
+        if row.get("dataset") in envs:
+            row["env"] = row["dataset"]
+        configs_to_compose.append(row)
     nodes = {}
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        for group, name in CHOICES:
-            # an env takes options of its dataset, where there is one of its name
-            words = [f"{group}={name}"]
-            if group == "env" and name in discover()["dataset"]:
-                words = [f"dataset={name}"]
-            elif group == "dataset" and name not in discover()["env"]:
+        for row in configs_to_compose:
+            implied = "env" if "dataset" in row and "env" in row else None
+            words = [f"{group}={name}" for group, name in row.items() if group != implied]
+            if "env" not in row:
                 words.append("env=none")
-            node = compose("train", words)[group]
-            OmegaConf.resolve(node)
-            nodes[group, name] = OmegaConf.to_container(node)
+            config = compose("train", words)
+            for group, name in row.items():
+                node = config[group]
+                OmegaConf.resolve(node)
+                nodes[group, name] = OmegaConf.to_container(node)
     return nodes
 
 

@@ -8,27 +8,23 @@ OF_DATASET = {
 
 CHOICES = {
     "dataset": {
-        "auction": {"_target_": "decisionllm.bidding.dataset.load", "text": "${text}"},
-        "journal": {"_target_": "decisionllm.bidding.journal_dataset.load", "text": "${text}"},
+        "auction": dict(_target_="decisionllm.bidding.dataset.load", text="${text}"),
+        "journal": dict(_target_="decisionllm.bidding.journal_dataset.load", text="${text}"),
     },
     "env": {
-        "journal": {
-            "_target_": "decisionllm.bidding.env.Auction",
-            "text": "${text}",
+        "journal": dict(_target_="decisionllm.bidding.env.Auction", text="${text}", **OF_DATASET),
+        "auction": dict(
+            _target_="decisionllm.bidding.env.Auction",
+            text="${text}",
+            frames="${text_wordings}",
             **OF_DATASET,
-        },
-        "auction": {
-            "_target_": "decisionllm.bidding.env.Auction",
-            "text": "${text}",
-            "frames": "${text_wordings}",
-            **OF_DATASET,
-        },
+        ),
     },
     # functions that the package looks up by name, see `registry.FUNCTIONS`
     "raw_export": {
-        "replay": {"_target_": "decisionllm.bidding.dataset.export_days"},
+        "replay": dict(_target_="decisionllm.bidding.dataset.export_days"),
     },
     "export": {
-        "trajectories": {"_target_": "decisionllm.bidding.dataset.save"},
+        "trajectories": dict(_target_="decisionllm.bidding.dataset.save"),
     },
 }

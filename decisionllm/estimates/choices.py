@@ -2,8 +2,8 @@
 
 CHOICES = {
     "estimator": {
-        "fqe": {"_target_": "decisionllm.estimates.fitted_q.FittedQ"},
-        "importance": {"_target_": "decisionllm.estimates.importance.Importance"},
-        "model": {"_target_": "decisionllm.estimates.learned_model.LearnedModel"},
+        "fqe": dict(_target_="decisionllm.estimates.fitted_q.FittedQ"),
+        "importance": dict(_target_="decisionllm.estimates.importance.Importance"),
+        "model": dict(_target_="decisionllm.estimates.learned_model.LearnedModel"),
     },
 }
