@@ -140,9 +140,9 @@ def prepare(
             own rows, when they are new.
     """
     if accelerator.is_fsdp2 and model.backbone.text_layers:
-        fix = "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
         raise ValueError(
-            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.text_layers}; {fix}"
+            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.text_layers}; "
+            "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
         )
     if not accelerator.is_fsdp2:
         accelerator.ddp_handler = DistributedDataParallelKwargs(

@@ -63,8 +63,9 @@ def from_config(config: Node) -> AbstractContextManager[Executor]:
         got = [processes, workers, gpus]
         raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {got}")
     if gpus and config["executor"] in ("local", "inline"):
-        expected = "executor=ray or slurm, which assign GPUs"
-        raise ValueError(f"gpus={gpus:g}: expected {expected}; local workers share all")
+        raise ValueError(
+            f"gpus={gpus:g}: expected executor=ray or slurm, which assign GPUs; local workers share all"
+        )
     return executors[config["executor"]](config)
 
 
@@ -151,8 +152,10 @@ def ray_tasks(config: Node) -> Iterator[Executor]:
         cards = resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
         if not fit:
-            needs = f"a run needs {gpus:g} GPUs and {config['processes']} cores"
-            raise ValueError(f"executor=ray: {needs}, the cluster has {cards:g} and {cpus:g}")
+            raise ValueError(
+                f"executor=ray: a run needs {gpus:g} GPUs and {config['processes']} cores, "
+                f"the cluster has {cards:g} and {cpus:g}"
+            )
         workers = config["workers"] or fit
         share = cpus // workers or cpus / workers  # Ray assigns whole cores, or a part of one
         # without retries, since the ledger tries again
@@ -181,13 +184,16 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
-        expected = "Slurm's sbatch on this machine"
-        fix = "without it +slurm.cluster=local"
-        raise OSError(f"executor=slurm: expected {expected}, found none; {fix}")
+        raise OSError(
+            "executor=slurm: expected Slurm's sbatch on this machine, found none; "
+            "without it +slurm.cluster=local"
+        )
     workers, gpus = config["workers"], config["gpus"]
     if not workers or gpus % 1:
-        expected = "workers=<jobs at once> and whole gpus"
-        raise ValueError(f"executor=slurm: expected {expected}, got {workers} and {gpus:g}")
+        raise ValueError(
+            "executor=slurm: expected workers=<jobs at once> and whole gpus, "
+            f"got {workers} and {gpus:g}"
+        )
     if gpus:
         options["gpus_per_node"] = int(gpus)
     message = f"slurm: submitit does not take {options}"

@@ -263,29 +263,33 @@ class Spec:
         for name in ("low", "high"):
             object.__setattr__(self, name, self._bounds(name))
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
-            expected = (
-                f"blocks of {self.observation_dim} numbers in all, the size of an observation"
+            raise ValueError(
+                f"Spec.entity_schema: expected blocks of {self.observation_dim} numbers in all, "
+                f"the size of an observation, got {blocks}"
             )
-            raise ValueError(f"Spec.entity_schema: expected {expected}, got {blocks}")
         self._check_categorical()
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
             names = "Spec.observation_dim, action_dim, horizon"
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
             raise ValueError(f"{names}: expected sizes and a horizon above 0, got {got}")
         if self.num_actions < 0:
-            expected = "a number of discrete actions, or 0 for continuous ones"
-            raise ValueError(f"Spec.num_actions: expected {expected}, got {self.num_actions}")
-        if self.num_actions > MOST_ACTIONS:
-            expected = f"at most {MOST_ACTIONS:,} discrete actions, whose indices float32 holds"
-            fix = "give low and high if the integers of the log are amounts"
             raise ValueError(
-                f"Spec.num_actions: expected {expected}, got {self.num_actions:,}; {fix}"
+                "Spec.num_actions: expected a number of discrete actions, or 0 for continuous ones, "
+                f"got {self.num_actions}"
+            )
+        if self.num_actions > MOST_ACTIONS:
+            raise ValueError(
+                f"Spec.num_actions: expected at most {MOST_ACTIONS:,} discrete actions, whose indices "
+                f"float32 holds, got {self.num_actions:,}; give low and high if the integers of the "
+                "log are amounts"
             )
         if not self.num_actions:
             self._check_bounds()
         elif self.action_dim != 1:
-            got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
-            raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+            raise ValueError(
+                f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers; "
+                "continuous actions are floating-point numbers"
+            )
 
     def _check_categorical(self) -> None:
         """Raise a ValueError unless the groups of categorical columns follow one another within an
@@ -294,10 +298,11 @@ class Spec:
         end = 0
         for first, columns in self.categorical:
             if first < end or columns < 1 or first + columns > self.observation_dim:
-                expected = "(first column, columns) of groups that follow one another within "
-                expected += f"{self.observation_dim} numbers, the size of an observation"
-                got = reprlib.repr(self.categorical)
-                raise ValueError(f"Spec.categorical: expected {expected}, got {got}")
+                raise ValueError(
+                    "Spec.categorical: expected (first column, columns) of groups that follow one "
+                    f"another within {self.observation_dim} numbers, the size of an observation, "
+                    f"got {reprlib.repr(self.categorical)}"
+                )
             end = first + columns
 
     def _bounds(self, name: str) -> tuple[float, ...]:
@@ -305,9 +310,10 @@ class Spec:
         bounds = vars(self)[name]
         array = np.asarray(bounds)
         if array.ndim > 1 or not are_numbers(array.dtype):
-            expected = "a number for each number of an action"
-            got = f"shape {array.shape}, {array.dtype}"
-            raise ValueError(f"Spec.{name}: expected {expected}, got {got}")
+            raise ValueError(
+                f"Spec.{name}: expected a number for each number of an action, "
+                f"got shape {array.shape}, {array.dtype}"
+            )
         if array.ndim == 0:
             return (array.item(),) * self.action_dim
         # One by one: in an array, the 0 of (0, 0.5) would become 0.0, and the fingerprint another.
@@ -320,13 +326,10 @@ class Spec:
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
         finite = np.isfinite([*self.low, *self.high]).all()
         if not finite or not np.less(self.low, self.high).all():
-            got = f"{self.low} and {self.high}"
-            fix = (
+            raise ValueError(
+                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}; "
                 "give those of the action space, by dataset.low and dataset.high of a file; of a "
                 "number that never changes, bounds on both sides of it"
-            )
-            raise ValueError(
-                f"Spec.low, high: expected finite bounds, low < high, got {got}; {fix}"
             )
 
     @classmethod

@@ -94,8 +94,10 @@ class EpisodeBuffer(Player):
                 rewards that the return-to-go needs are left out.
         """
         if rewards is None and self.needs_rewards():
-            expected = "those of the last step, which the return-to-go is reduced by"
-            raise ValueError(f"rewards: expected {expected}, got none")
+            raise ValueError(
+                "rewards: expected those of the last step, which the return-to-go is reduced by, "
+                "got none"
+            )
         self.observe(observations, rewards, action_masks, self.active)
         actions = self.decide(self.active)
         self.record_action(actions, self.active)

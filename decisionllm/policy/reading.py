@@ -124,6 +124,7 @@ class WindowReader:
         """Raise a ValueError if the model cannot read episodes of this many steps."""
         longest = self.model.spec.horizon
         if self.model.tokenizer.timesteps is not None and horizon > longest:
-            fix = "train with tokenizer.timesteps=none to go beyond"
-            expected = f"at most {longest} steps, the longest in training"
-            raise ValueError(f"horizon: expected {expected}, got {horizon}; {fix}")
+            raise ValueError(
+                f"horizon: expected at most {longest} steps, the longest in training, got {horizon}; "
+                "train with tokenizer.timesteps=none to go beyond"
+            )

@@ -52,8 +52,9 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
             if types > 1:
                 end -= types
         if (end - begin) % 2:
-            expected = f"expected pairs of numbers in the {kind} block"
-            raise ValueError(f"meta, plane: {expected}, got {end - begin}")
+            raise ValueError(
+                f"meta, plane: expected pairs of numbers in the {kind} block, got {end - begin}"
+            )
         for entity in range(count):
             columns += range(first + entity * width + begin, first + entity * width + end, 2)
     return columns

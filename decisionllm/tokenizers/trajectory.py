@@ -95,10 +95,10 @@ class TrajectoryTokenizer(nn.Module):
                     "entity_schema"
                 )
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
-            expected = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
-            fix = "take tokenizer.timesteps=none or a smaller horizon"
-            got = f"{spec.horizon:,}"
-            raise ValueError(f"tokenizer.timesteps=learned: expected {expected}, got {got}; {fix}")
+            raise ValueError(
+                f"tokenizer.timesteps=learned: expected a horizon of at most {MOST_TIMESTEPS:,} steps, "
+                f"got {spec.horizon:,}; take tokenizer.timesteps=none or a smaller horizon"
+            )
 
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
