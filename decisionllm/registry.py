@@ -92,8 +92,11 @@ def required_function(group: str, name: str, option: str) -> Callable[..., Any]:
 def _read_tables() -> Table:
     """Merge the tables of the core, of its neighbours and of installed packages."""
     merged: Table = {}
-    neighbours = [f"decisionllm.{name}" for name in NEIGHBOURS if (PACKAGE / name).is_dir()]
-    for package in ("decisionllm", *neighbours):
+    packages = ["decisionllm"]
+    for name in NEIGHBOURS:
+        if (PACKAGE / name / "choices.py").is_file():
+            packages.append(f"decisionllm.{name}")
+    for package in packages:
         _add_table(merged, f"{package}.choices")
     for entry in entry_points(group="decisionllm"):
         try:

@@ -149,7 +149,7 @@ def test_every_part_of_the_package_is_in_a_table():
 def test_a_table_names_its_own_folder_alone():
     """The choices that go with a neighbour's folder are in no other table."""
     for folder in registry.NEIGHBOURS:
-        if (registry.PACKAGE / folder).is_dir():
+        if (registry.PACKAGE / folder / "choices.py").is_file():
             table = importlib.import_module(f"decisionllm.{folder}.choices").CHOICES
             assert {target.split(".")[1] for target in targets_of(table)} == {folder}
     folders = {target.split(".")[1] for target in targets_of(CHOICES_OF_CORE)}
