@@ -208,20 +208,12 @@ def test_a_row_with_a_misspelt_option_says_what_there_is(add_table):
         add_table({"mine": row}, "def one(width, *, num_bins: int = 8, deep=False): ...\n")
 
 
-@pytest.mark.parametrize(
-    ("module", "wrong"),
-    [
-        ("theirlab", "theirlab.one has no option size; it has none"),
-        ("theirlabs", "No module named 'theirlabs'"),
-    ],
-)
-def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
-    """Every command reads the table of the package."""
-    row = {"_target_": "theirlab.one", "size": 3}
-    (tmp_path / "theirlab.py").write_text(
-        f"CHOICES = {{'head': {{'mine': {row}}}}}\ndef one(): ...\n", encoding="utf-8"
+def install(folder, module, row):
+    """Put the package theirlab, whose entry point names the module of its table, into a folder."""
+    (folder / "theirlab.py").write_text(
+        f"CHOICES = {{'head': {{'mine': {row}}}}}\ndef one(*, size=1): ...\n", encoding="utf-8"
     )
-    installed = tmp_path / "theirlab-1.dist-info"
+    installed = folder / "theirlab-1.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: theirlab\nVersion: 1\n", encoding="utf-8"
@@ -229,6 +221,26 @@ def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
     (installed / "entry_points.txt").write_text(
         f"[decisionllm]\nmine = {module}\n", encoding="utf-8"
     )
+
+
+def test_an_installed_package_adds_the_rows_of_its_table(tmp_path, monkeypatch):
+    row = {"_target_": "theirlab.one", "size": 3}
+    install(tmp_path, "theirlab", row)
+    monkeypatch.syspath_prepend(tmp_path)
+    heads = registry._read_tables.__wrapped__()["head"]
+    assert heads["mine"] == row and "bins" in heads
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        ("theirlab", "theirlab.one has no option width; it has size"),
+        ("theirlabs", "No module named 'theirlabs'"),
+    ],
+)
+def test_an_installed_package_with_a_mistake_is_named(module, wrong, tmp_path):
+    """Every command reads the table of the package."""
+    install(tmp_path, module, {"_target_": "theirlab.one", "width": 3})
     path = os.pathsep.join([str(tmp_path), *sys.path])
     words = [sys.executable, "-m", "decisionllm", "train", "--help"]
     done = subprocess.run(
