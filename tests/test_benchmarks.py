@@ -1,4 +1,4 @@
-"""Benchmarks time the same work: every gate holds at a tiny size.
+"""What the benchmarks time is the same work: every gate holds at a tiny size.
 
 No time is asserted.
 """
@@ -238,9 +238,9 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
         if row["protocol"].endswith("50 %") and "150" not in row["protocol"]
     }
     difference = half["nano"] - half["OnlineLP, pooled"]
-    (row,) = [each for each in rows if ", 50 %, above OnlineLP, pooled" in each["protocol"]]
-    assert row["apart"] == pytest.approx(difference)
-    assert row["low"] <= row["apart"] <= row["high"] and row["campaigns"] == 48
+    (kept,) = [row for row in rows if ", 50 %, above OnlineLP, pooled" in row["protocol"]]
+    assert kept["apart"] == pytest.approx(difference)
+    assert kept["low"] <= kept["apart"] <= kept["high"] and kept["campaigns"] == 48
     assert (
         f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} ["
         in capsys.readouterr().out
@@ -325,11 +325,11 @@ def test_an_instruction_is_measured_in_its_direction():
         "conversions": np.array(4.0),
     }
     day = [replace(ends[0], outcome=outcome)]
-    facts = {
+    found = {
         name: instructions.of_auction(day, name).item()
         for name in ("morning", "cost", "spent", "bid")
     }
-    assert facts == {"morning": 0.5, "cost": 2.0, "spent": 0.5, "bid": 25.0}
+    assert found == {"morning": 0.5, "cost": 2.0, "spent": 0.5, "bid": 25.0}
 
 
 def test_latency_counts_from_the_intended_moment(monkeypatch):
@@ -368,11 +368,11 @@ def test_versions_are_compared_turn_by_turn():
     """The machine is half as fast in the second turn: both ratios are those of one turn."""
     from benchmarks import versions
 
-    results = {(name, what): [1.0, 2.0] for name in ("this", "other") for what in versions.UNITS}
-    results["this", "ticks"] = [300.0, 150.0]
-    results["other", "ticks"] = [200.0, 100.0]
-    results["this", "ticks of two replicas"] = [600.0, 300.0]
-    rows = {row["case"]: row["ratio"] for row in versions.ratios(results)}
+    found = {(name, what): [1.0, 2.0] for name in ("this", "other") for what in versions.UNITS}
+    found["this", "ticks"] = [300.0, 150.0]
+    found["other", "ticks"] = [200.0, 100.0]
+    found["this", "ticks of two replicas"] = [600.0, 300.0]
+    rows = {row["case"]: row["ratio"] for row in versions.ratios(found)}
     assert rows["ticks, this / other"] == 1.5
     assert rows["ticks of two replicas / ticks, this"] == 2.0
     assert rows["p99 of bids, this / other"] == 1.0
@@ -437,9 +437,9 @@ def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):
     omar.main()
     logs = {}
     for name in ("random", "medium-replay", "medium", "expert"):
-        source = team.load(path=f"{tmp_path}/logs/{name}", meta=f"{tmp_path}/logs/meta.json")
-        logs[name] = list(source.episodes)
-        assert source.spec.entity_schema[0] == ("own", 4, 1) and {
+        found = team.load(path=f"{tmp_path}/logs/{name}", meta=f"{tmp_path}/logs/meta.json")
+        logs[name] = list(found.episodes)
+        assert found.spec.entity_schema[0] == ("own", 4, 1) and {
             len(e.rewards) for e in logs[name]
         } == {omar.HORIZON}
     assert {name: len(log) for name, log in logs.items()} == {

@@ -84,7 +84,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_results():
         ROOT / "docs" / "benchmarks.md"
     ).read_text(encoding="utf-8")
     number = re.compile(r"-?\d+(?:\.\d+)?")
-    documented = set(number.findall(docs))
+    known = set(number.findall(docs))
     tables = README.split("## Results")[1].split("## Layout")[0]
     rows = [
         line for line in tables.splitlines() if line.startswith("|") and not set(line) <= set("|- ")
@@ -92,7 +92,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_results():
     assert len(rows) > 20
     for row in rows:
         for cell in row.split("|")[2:]:
-            assert set(number.findall(cell)) <= documented, row
+            assert set(number.findall(cell)) <= known, row
 
 
 def test_every_make_target_exists():
