@@ -20,11 +20,11 @@ from decisionllm.command_line import (
     UsageError,
     checked_options,
     configs,
-    explain,
+    explain_error,
+    find_undecodable,
     store_choices,
-    undecodable,
 )
-from decisionllm.help import help_of
+from decisionllm.help import format_help
 from decisionllm.registry import PACKAGE
 from decisionllm.sweep import run_directory, swept_keys
 
@@ -127,16 +127,16 @@ def run(command: str, overrides: list[str]) -> int:
     codes = []
 
     def job(config: "DictConfig") -> None:
-        codes.append(call(command, config, overrides))
+        codes.append(call_command(command, config, overrides))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are printed here, in one line
     sys.argv = [f"decisionllm {command}", *overrides]
     try:
-        answer(command, overrides, job)
+        dispatch(command, overrides, job)
     except (HydraException, OmegaConfBaseException) as error:
-        return fail(2, explain(command, overrides) or error)
+        return fail(2, explain_error(command, overrides) or error)
     except ValueError as error:
-        if isinstance(error, UnicodeDecodeError) and (fault := undecodable(overrides)):
+        if isinstance(error, UnicodeDecodeError) and (fault := find_undecodable(overrides)):
             return fail(2, fault)
         if not str(error).startswith("Only one of --run, --multirun, --cfg"):  # Hydra's
             raise
@@ -147,7 +147,7 @@ def run(command: str, overrides: list[str]) -> int:
     return max(codes, default=0)
 
 
-def answer(command: str, overrides: list[str], job: Callable[["DictConfig"], None]) -> None:
+def dispatch(command: str, overrides: list[str], job: Callable[["DictConfig"], None]) -> None:
     """Print the help of a command, or call `job` with each config that these words compose."""
     import hydra
 
@@ -156,7 +156,7 @@ def answer(command: str, overrides: list[str], job: Callable[["DictConfig"], Non
     elif is_for_hydra(overrides):
         hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
     else:
-        start(command, overrides, job)
+        compose_and_run(command, overrides, job)
 
 
 def print_help(command: str, overrides: Sequence[str]) -> None:
@@ -164,10 +164,10 @@ def print_help(command: str, overrides: Sequence[str]) -> None:
     actions = ["|".join(ACTIONS[command])] if command in ACTIONS else []
     usage = " ".join(["decisionllm", command, *actions])
     words = [word for word in overrides if word not in HELP]
-    print(help_of(command, COMMANDS[command], usage=usage, words=words))
+    print(format_help(command, COMMANDS[command], usage=usage, words=words))
 
 
-def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
+def call_command(command: str, config: "DictConfig", overrides: list[str]) -> int:
     """Call the function of a command with the config that Hydra composed of these words, or of one
     job of their sweep. Returns the exit code.
     """
@@ -176,15 +176,17 @@ def call(command: str, config: "DictConfig", overrides: list[str]) -> int:
     from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
     state = HydraConfig.get()
-    given = state.overrides.task
+    words = state.overrides.task
     try:
         if state.mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
-            config.run = run_directory(config, swept_keys(overrides), given)
-        options = checked_options(config, command, state.runtime.choices, given)
+            config.run = run_directory(config, swept_keys(overrides), words)
+        options = checked_options(config, command, state.runtime.choices, words)
         function = vars(import_module(f"decisionllm.{MODULES[command]}"))[command]
         function(options)
     except InterpolationKeyError as error:
-        return fail(2, f"{', '.join(unfilled(config))}: expected values of their own; {error}")
+        return fail(
+            2, f"{', '.join(find_unresolved(config))}: expected values of their own; {error}"
+        )
     except (UsageError, OmegaConfBaseException) as error:
         return fail(2, error)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
@@ -217,7 +219,7 @@ def is_raised_on_purpose(error: Exception) -> bool:
     return is_ours and is_raise
 
 
-def unfilled(config: "DictConfig") -> list[str]:
+def find_unresolved(config: "DictConfig") -> list[str]:
     """The options whose defaults name another option that is not there, such as one that the chosen
     backbone does not have.
     """
@@ -226,27 +228,29 @@ def unfilled(config: "DictConfig") -> list[str]:
 
     from decisionllm.config import flat
 
-    found = []
+    keys = []
     as_given: Any = OmegaConf.to_container(config, resolve=False)
     for key in flat(as_given):
         try:
             OmegaConf.select(config, key)
         except InterpolationKeyError:
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def is_bare(word: str) -> bool:
-    """Whether a word behind a command is neither key=value nor a flag."""
+    """Return whether a word behind a command is neither key=value nor a flag."""
     return "=" not in word and not word.startswith(("-", "~"))
 
 
 def is_for_hydra(overrides: list[str]) -> bool:
-    """Whether the words have a flag, such as --multirun, or an option of Hydra's own."""
+    """Return whether the words have a flag, such as --multirun, or an option of Hydra's own."""
     return any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in overrides)
 
 
-def start(command: str, overrides: list[str], job: Callable[["DictConfig"], None]) -> None:
+def compose_and_run(
+    command: str, overrides: list[str], job: Callable[["DictConfig"], None]
+) -> None:
     """Compose the config of a command and call `job` with it.
 
     Hydra's entry point does the same for one job, but composes everything once more before, to

@@ -1,5 +1,5 @@
-"""Words of a user read and checked: one of several, lists, ranges; an unknown name with the nearest
-that is known.
+"""Checks of what a user wrote: one of several words, lists, ranges; an unknown name is answered with
+the nearest one.
 """
 
 import re
@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from numbers import Real
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+def unknown(kind: str, name: object, names: Iterable[str]) -> str:
     """The message for an unknown name, with the nearest that is known."""
-    known = list(known)
-    near = get_close_matches(str(name), known, 1)
-    there_are = f"there are {', '.join(known) or 'none'}"
+    names = list(names)
+    near = get_close_matches(str(name), names, 1)
+    there_are = f"there are {', '.join(names) or 'none'}"
     if near:
         there_are = f"did you mean {near[0]}? {there_are}"
     return f"no {kind} {name!r}; {there_are}"
@@ -25,30 +25,30 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
     group, _, name = key.rpartition(".")
     anywhere = {}  # {name: key}
     beside = {}
-    for known in keys:
-        its_group, _, its_name = known.rpartition(".")
-        anywhere[its_name] = known
-        if its_group == group:
-            beside[its_name] = known
-    known_group = bool(group and beside)
+    for other in keys:
+        other_group, _, other_name = other.rpartition(".")
+        anywhere[other_name] = other
+        if other_group == group:
+            beside[other_name] = other
+    is_group = bool(group and beside)
 
     near = get_close_matches(name, beside, 1)
     if near:
         return f"no key {key!r} in the config; did you mean {beside[near[0]]}?"
-    cutoff = 1.0 if known_group else 0.6  # of a known group the same name alone
+    cutoff = 1.0 if is_group else 0.6  # of a known group the same name alone
     near = get_close_matches(name, anywhere, 1, cutoff)
     if near:
         return f"no key {key!r} in the config; did you mean {anywhere[near[0]]}?"
-    remedy = "--cfg job shows those there are"
-    if known_group:
-        remedy = f"there are {', '.join(beside.values())}"
-    return f"no key {key!r} in the config; {remedy}"
+    fix = "--cfg job shows those there are"
+    if is_group:
+        fix = f"there are {', '.join(beside.values())}"
+    return f"no key {key!r} in the config; {fix}"
 
 
-def one_of(name: str, value: object, known: Collection[str]) -> None:
+def one_of(name: str, value: object, allowed: Collection[str]) -> None:
     """Raise a ValueError that names the known values unless `value` is one of them."""
-    if value not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -80,55 +80,55 @@ def share(name: str, value: float) -> None:
 
 
 def is_numbers(value: object) -> bool:
-    """Whether a value is a list of numbers, of Python or of numpy."""
+    """Return whether a value is a list of numbers, of Python or of numpy."""
     if not isinstance(value, list | tuple):
         return False
     return all(isinstance(number, Real) for number in value)
 
 
-def listed(given: object) -> list[str]:
+def listed(value: object) -> list[str]:
     """A list, or words separated by commas, as a list of words; "" -> []."""
-    if isinstance(given, list | tuple):
-        words = list(given)
-    elif str(given):
-        words = str(given).split(",")
+    if isinstance(value, list | tuple):
+        words = list(value)
+    elif str(value):
+        words = str(value).split(",")
     else:
         words = []
     return [str(word).strip() for word in words]
 
 
 def ranges(
-    name: str, given: object, *, nothing: str = "", within: range | None = None
+    name: str, value: object, *, nothing: str = "", within: range | None = None
 ) -> list[int]:
     """ "4,0-2" -> [4, 0, 1, 2], each once.
 
     Args:
         name: of the option, for messages.
-        given: as the user wrote it.
+        value: as the user wrote it.
         nothing: what an empty value stands for; "": an empty value is an error.
         within: the numbers that exist.
 
     Raises:
         ValueError: not a list of ranges, or a number outside `within`.
     """
-    wanted = "such as 0-6 or 7,8"
+    expected = "such as 0-6 or 7,8"
     if nothing:
-        wanted += f", or nothing for {nothing}"
-    parts = listed(given)
+        expected += f", or nothing for {nothing}"
+    parts = listed(value)
     if not parts and not nothing:
-        raise ValueError(f"{name}: expected {wanted}, got {given!r}")
-    found: dict[int, None] = {}  # as a set that keeps the order
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+    numbers: dict[int, None] = {}  # as a set that keeps the order
     for part in parts:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None:
-            raise ValueError(f"{name}: expected {wanted}, got {given!r}")
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
         first = int(match[1])
         last = int(match[2] or first)
         if first > last:
-            raise ValueError(f"{name}: expected ranges that go up, got {given!r}")
-        found |= dict.fromkeys(range(first, last + 1))
+            raise ValueError(f"{name}: expected ranges that go up, got {value!r}")
+        numbers |= dict.fromkeys(range(first, last + 1))
     if within:
-        for number in found:
+        for number in numbers:
             if number not in within:
                 raise ValueError(f"{name}: expected {within[0]} .. {within[-1]}, got {number}")
-    return list(found)
+    return list(numbers)

@@ -18,7 +18,7 @@ from decisionllm.config import OPTIONAL, default_options, flat, merged, plain
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
-from decisionllm.sweep import parsed, without_flags
+from decisionllm.sweep import parse_overrides, without_flags
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -35,7 +35,7 @@ KINDS = {
 
 
 # options that are paths, of commands and of choices
-PLACES = (
+PATH_OPTIONS = (
     "run",
     "out",
     "init_from",
@@ -51,7 +51,7 @@ PLACES = (
 )
 
 
-OF_HYDRA = ("defaults", "hydra")  # keys of a file of configs/ that are no options
+HYDRA_KEYS = ("defaults", "hydra")  # keys of a file of configs/ that are no options
 
 
 class UsageError(Exception):
@@ -65,18 +65,18 @@ def configs() -> Path:
     return next(folder for folder in folders if folder.is_dir())
 
 
-def with_defaults(command: str, given: Json) -> Node:
+def with_defaults(command: str, changes: Json) -> Node:
     """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
     an unknown one.
     """
     import yaml
 
     options = yaml.safe_load((configs() / f"{command}.yaml").read_text(encoding="utf-8"))
-    options = {key: value for key, value in options.items() if key not in OF_HYDRA}
-    for key in given:
+    options = {key: value for key, value in options.items() if key not in HYDRA_KEYS}
+    for key in changes:
         if key not in options:
             raise ValueError(unknown_key(key, options))
-    return merged(options, given)
+    return merged(options, changes)
 
 
 @cache
@@ -125,7 +125,9 @@ def policy_name(choice: str, *, _root_: "DictConfig") -> str:
     return safe or choice
 
 
-def checked_options(config: "DictConfig", command: str, chosen: Json, words: Iterable[str]) -> Node:
+def checked_options(
+    config: "DictConfig", command: str, choice_by_group: Json, words: Iterable[str]
+) -> Node:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
     nothing reads.
 
@@ -135,7 +137,7 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     Args:
         config: as Hydra composed it.
         command: whose config it is.
-        chosen: the choice of each group.
+        choice_by_group: the choice of each group.
         words: of the command line.
 
     Raises:
@@ -143,43 +145,45 @@ def checked_options(config: "DictConfig", command: str, chosen: Json, words: Ite
     """
     from omegaconf import OmegaConf
 
-    choices = [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
-    defaults = defaults_of(command, *choices)
-    given = {word.lstrip("+").partition("=")[0] for word in words}
+    choices = [
+        f"{group}={name}" for group, name in choice_by_group.items() if name and "/" not in group
+    ]
+    defaults = compose_defaults(command, *choices)
+    user_keys = {word.lstrip("+").partition("=")[0] for word in words}
     OmegaConf.set_struct(config, False)
     references = references_to_runs(config)
-    Composed(config, defaults, given).check()
+    ComposedConfig(config, defaults, user_keys).check()
     options = plain(config)
     if "dataset" in options and registry.is_none(options["dataset"]):
-        raise UsageError(no_dataset())
-    for key in options.keys() & PLACES:
-        options[key] = expanded(options[key])
+        raise UsageError(no_dataset_message())
+    for key in options.keys() & PATH_OPTIONS:
+        options[key] = expand_home(options[key])
     if references:
         options["env"] |= references
     return options
 
 
 @dataclass(frozen=True)
-class Composed:
+class ComposedConfig:
     """A config as Hydra composed it, which these methods change, and what it is checked against."""
 
     config: "DictConfig"
     defaults: "DictConfig"  # the same without the words of the user
-    given: Collection[str]  # the keys of these words
+    user_keys: Collection[str]  # the keys of these words
 
     @cached_property
-    def known(self) -> list[str]:
+    def default_keys(self) -> list[str]:
         """The keys of the defaults."""
-        return leaves(self.defaults)
+        return leaf_keys(self.defaults)
 
     def check(self) -> None:
-        """Check every key, see `check_key`, give texts, see `keep_text`, and raise a UsageError if
+        """Check every key, see `check_key`, give texts, see `fill_text`, and raise a UsageError if
         one of the defaults is not there.
         """
-        for key in leaves(self.config):
+        for key in leaf_keys(self.config):
             self.check_key(key)
         for group in ("dataset", "env"):
-            self.keep_text(group)
+            self.fill_text(group)
         absent = [name for name in list(self.defaults) if name not in list(self.config)]
         if absent:
             raise UsageError(f"{', '.join(absent)}: expected a value, got none")
@@ -191,8 +195,8 @@ class Composed:
         from omegaconf import OmegaConf
 
         at, _, name = key.rpartition(".")
-        node = self.node_of(key)
-        is_default = key in self.known and key not in self.given
+        node = self.parent_node(key)
+        is_default = key in self.default_keys and key not in self.user_keys
         replaced = bool(at) and self.is_replaced(at)
         if replaced and is_default and name != "_target_":
             del node[name]
@@ -201,30 +205,30 @@ class Composed:
             raise UsageError(f"{key}: expected a value, got none; give {key}=...")
         if replaced:
             return
-        if key in self.known:
-            value = selected(self.config, key, strict=True)
-            default = selected(self.defaults, key)
+        if key in self.default_keys:
+            value = select_value(self.config, key, strict=True)
+            default = select_value(self.defaults, key)
             # an experiment may give one level where the option also takes several
-            if {type(value), type(default)} == {str, list} and self.takes_lists(at, name):
+            if {type(value), type(default)} == {str, list} and self.accepts_lists(at, name):
                 default = None
-            OmegaConf.update(self.config, key, typed(key, value, default))
-        elif not self.takes_any_keys(at):
-            raise UsageError(unknown_key(key, self.known))
+            OmegaConf.update(self.config, key, convert_value(key, value, default))
+        elif not self.accepts_any_key(at):
+            raise UsageError(unknown_key(key, self.default_keys))
 
-    def takes_lists(self, at: str, name: str) -> bool:
-        """Whether an option takes a list as well as one value: it has no default, or refers to
+    def accepts_lists(self, at: str, name: str) -> bool:
+        """Return whether an option takes a list as well as one value: it has no default, or refers to
         another option, which is checked itself. at: its node.
         """
         from omegaconf import OmegaConf
 
         if not at:
             return False
-        target = selected(self.config, f"{at}._target_", strict=True)
-        return OmegaConf.is_interpolation(self.node_of(f"{at}.{name}"), name) or is_open(
+        target = select_value(self.config, f"{at}._target_", strict=True)
+        return OmegaConf.is_interpolation(self.parent_node(f"{at}.{name}"), name) or is_open(
             target, name
         )
 
-    def node_of(self, key: str) -> Any:
+    def parent_node(self, key: str) -> Any:
         """The node that holds a key, or a UsageError if a part of the key has a dot itself."""
         from omegaconf import OmegaConf
 
@@ -236,34 +240,38 @@ class Composed:
         return node
 
     def is_replaced(self, node: str) -> bool:
-        """Whether the user gave a node another `_target_` than that of its choice."""
+        """Return whether the user gave a node another `_target_` than that of its choice."""
         target = f"{node}._target_"
-        return bool(selected(self.config, target, strict=True) != selected(self.defaults, target))
+        return bool(
+            select_value(self.config, target, strict=True) != select_value(self.defaults, target)
+        )
 
-    def takes_any_keys(self, at: str) -> bool:
-        """Whether a node, or one above it, is {} by default, or an option of a registered choice
+    def accepts_any_key(self, at: str) -> bool:
+        """Return whether a node, or one above it, is {} by default, or an option of a registered choice
         that is null or missing by default, or that refers to an option that is.
         """
         for above in accumulate(at.split("."), "{}.{}".format):
-            default = selected(self.defaults, above)
-            if default == {} or (default is None and above in self.known):
+            default = select_value(self.defaults, above)
+            if default == {} or (default is None and above in self.default_keys):
                 return True
             parent, _, name = above.rpartition(".")
-            if parent and is_open(selected(self.config, f"{parent}._target_", strict=True), name):
+            if parent and is_open(
+                select_value(self.config, f"{parent}._target_", strict=True), name
+            ):
                 return True
         return False
 
-    def keep_text(self, group: str) -> None:
+    def fill_text(self, group: str) -> None:
         """Give the option `text` of a run to a dataset or an environment of the user, see
         `registry.lacks_text`. group: `dataset` or `env`.
         """
-        text = selected(self.config, "text")
+        text = select_value(self.config, "text")
         if self.is_replaced(group) and registry.lacks_text(self.config[group], text):
             self.config[group]["text"] = text
 
 
 def is_open(target: object, option: str) -> bool:
-    """Whether an option of a registered callable is null or missing by default."""
+    """Return whether an option of a registered callable is null or missing by default."""
     for choices in registry.discover().values():
         for node in choices.values():
             if node["_target_"] == target and node.get(option, "") in (None, "???"):
@@ -272,7 +280,7 @@ def is_open(target: object, option: str) -> bool:
 
 
 @cache
-def defaults_of(command: str, *choices: str) -> "DictConfig":
+def compose_defaults(command: str, *choices: str) -> "DictConfig":
     """The config of a command with these choices and no other word, such as "dataset=synthetic".
 
     The jobs of a sweep, and the cells of a study, share one. It is only read.
@@ -282,14 +290,14 @@ def defaults_of(command: str, *choices: str) -> "DictConfig":
     return hydra.compose(command, [*choices])
 
 
-def selected(node: "DictConfig", key: str, *, strict: bool = False) -> Any:
+def select_value(node: "DictConfig", key: str, *, strict: bool = False) -> Any:
     """The value of a key of a config, nested configs as plain containers. strict: a reference that
     leads nowhere is an error.
     """
     from omegaconf import OmegaConf
 
-    found = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
-    return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+    value = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def references_to_runs(config: "DictConfig") -> Node:
@@ -307,14 +315,14 @@ def references_to_runs(config: "DictConfig") -> Node:
     return references
 
 
-def expanded(path: object) -> object:
+def expand_home(path: object) -> object:
     """A path, or a list of paths, with the home folder in place of `~`."""
     if isinstance(path, list):
-        return [expanded(each) for each in path]
+        return [expand_home(each) for each in path]
     return str(Path(path).expanduser()) if isinstance(path, str) and path.startswith("~") else path
 
 
-def typed(key: str, value: Any, default: Any) -> Any:
+def convert_value(key: str, value: Any, default: Any) -> Any:
     """The value in the type of its default: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". Where the default is
     null, any value; the name of a folder may be a number too.
 
@@ -329,7 +337,7 @@ def typed(key: str, value: Any, default: Any) -> Any:
         except ValueError as error:
             raise UsageError(error) from error
     if default is None:
-        is_place = name in PLACES and is_number
+        is_place = name in PATH_OPTIONS and is_number
         return str(value) if is_place else value
     kind = type(default)
     if type(value) is kind:
@@ -341,21 +349,21 @@ def typed(key: str, value: Any, default: Any) -> Any:
     raise UsageError(f"{key}: expected {KINDS[kind]}, got {json.dumps(value)}")
 
 
-def explain(command: str, words: list[str]) -> str | None:
-    """What Hydra could not compose, in one line: the first choice or key that does not exist; None
-    if it is something else.
+def explain_error(command: str, words: list[str]) -> str | None:
+    """Explain in one line what Hydra could not compose: the first choice or key that does not
+    exist; None if it is something else.
     """
     from hydra.errors import HydraException
 
-    groups = choices_of_groups()
+    groups = list_choices()
     try:
-        given = parsed(words)
-        return unknown_choice(given, groups) or unknown_option(command, given, groups)
+        overrides = parse_overrides(words)
+        return explain_choice(overrides, groups) or explain_option(command, overrides, groups)
     except HydraException:
-        return unquoted(words)
+        return explain_unquoted(words)
 
 
-def undecodable(words: Iterable[str]) -> str | None:
+def find_undecodable(words: Iterable[str]) -> str | None:
     """Return a message about the first file of a folder of configs that is not UTF-8, or None.
 
     words: of the command line, `--config-dir FOLDER` or `--config-dir=FOLDER` among them.
@@ -372,52 +380,54 @@ def undecodable(words: Iterable[str]) -> str | None:
     return None
 
 
-def unknown_choice(given: Sequence["Override"], groups: Mapping[str, list[str]]) -> str | None:
+def explain_choice(overrides: Sequence["Override"], groups: Mapping[str, list[str]]) -> str | None:
     """The message for the first choice that does not exist, or None."""
-    for override in given:
+    for override in overrides:
         group = override.key_or_group
-        for name in values_of(override):
+        for name in override_values(override):
             if group in groups and name not in groups[group]:
                 return unknown(group, name, groups[group])
     return None
 
 
-def unknown_option(
-    command: str, given: Sequence["Override"], groups: Mapping[str, list[str]]
+def explain_option(
+    command: str, overrides: Sequence["Override"], groups: Mapping[str, list[str]]
 ) -> str | None:
     """The message for the first key that is not in the config of these choices, or None."""
     import hydra
 
-    chosen = {}
-    for override in given:
+    choice_by_group = {}
+    for override in overrides:
         if override.key_or_group in groups:
-            chosen[override.key_or_group] = values_of(override)[-1]
+            choice_by_group[override.key_or_group] = override_values(override)[-1]
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        config = hydra.compose(command, [f"{group}={name}" for group, name in chosen.items()])
-    keys = leaves(config)
-    for override in given:
+        config = hydra.compose(
+            command, [f"{group}={name}" for group, name in choice_by_group.items()]
+        )
+    keys = leaf_keys(config)
+    for override in overrides:
         key = override.key_or_group
         if override.is_add() or key.partition(".")[0] == "hydra" or key in groups or key in keys:
             continue
-        needs_dataset = "dataset._target_" in keys and chosen.keys().isdisjoint(
+        needs_dataset = "dataset._target_" in keys and choice_by_group.keys().isdisjoint(
             ("dataset", "experiment")
         )
         if needs_dataset and key.startswith("dataset."):
-            return no_dataset()
+            return no_dataset_message()
         return unknown_key(key, [*groups, *keys])
     return None
 
 
-def values_of(override: "Override") -> list[Any]:
+def override_values(override: "Override") -> list[Any]:
     """The values of a key on the command line, several in a sweep."""
     if override.is_sweep_override():
         return [*override.sweep_string_iterator()]
     return [override.value()]
 
 
-def choices_of_groups() -> dict[str, list[str]]:
+def list_choices() -> dict[str, list[str]]:
     """The names that each group of the command line has."""
-    groups = {group: [*found] for group, found in registry.discover().items()}
+    groups = {group: [*choices] for group, choices in registry.discover().items()}
     for group in OPTIONAL:
         groups[group].append("none")
     for group in ("experiment", "study"):
@@ -425,75 +435,75 @@ def choices_of_groups() -> dict[str, list[str]]:
     return groups
 
 
-def no_dataset() -> str:
+def no_dataset_message() -> str:
     """The message where no dataset was chosen, with those there are."""
-    known = ", ".join(registry.discover()["dataset"])
+    names = ", ".join(registry.discover()["dataset"])
     return (
         "dataset: expected one, got none; give dataset=synthetic for a first try, "
-        f"experiment=..., or dataset=... of {known}"
+        f"experiment=..., or dataset=... of {names}"
     )
 
 
-def unquoted(words: Iterable[str]) -> str | None:
+def explain_unquoted(words: Iterable[str]) -> str | None:
     """The first word that is no KEY=VALUE, or whose value Hydra reads in quotes alone, and how to
     write it; None if all are read, or for another reason.
     """
     for word in without_flags(words):
-        if is_read(word):
+        if is_readable(word):
             continue
-        fault = how_to_write(word)
+        fault = explain_quotes(word)
         if fault is not None:
             return fault
     return None
 
 
-def how_to_write(word: str) -> str | None:
-    """How to write a word that Hydra does not read; None if quotes are not what it lacks."""
+def explain_quotes(word: str) -> str | None:
+    """Explain how to write a word that Hydra does not read; None if quotes do not help."""
     key, equals, value = word.partition("=")
     if not equals:
         example = "as in run=runs/first; quotes keep the spaces of a value: 'run=my runs/first'"
         return f"{word}: expected KEY=VALUE, {example}"
     is_list = value.startswith("[") and value.endswith("]")
     inner = value[1:-1] if is_list else value
-    special = first_special(inner)
+    special = first_special_character(inner)
     if special is None or inner.startswith(("[", "{")):
         return None
-    quoted = in_quotes(value)
+    quoted = quote(value)
     if is_list:
-        parts = [in_quotes(part.strip()) for part in inner.split(",")]
+        parts = [quote(part.strip()) for part in inner.split(",")]
         quoted = f"[{','.join(parts)}]"
     written = f"{key}={quoted}"
-    if not is_read(written):
+    if not is_readable(written):
         return None
     needs = f"Hydra reads a value with {special} in quotes alone"
     return f"{word}: {needs}; write {shlex.quote(written)}"
 
 
-def first_special(value: str) -> str | None:
+def first_special_character(value: str) -> str | None:
     """The first letter of a value, but for commas, that Hydra does not read within a word."""
     for letter in value:
-        if letter != "," and not is_read(f"x=a{letter}a"):
+        if letter != "," and not is_readable(f"x=a{letter}a"):
             return letter
     return None
 
 
-def in_quotes(value: str) -> str:
+def quote(value: str) -> str:
     """A value as Hydra reads it: in quotes if it needs them."""
-    return value if is_read(f"x={value}") else f'"{value}"'
+    return value if is_readable(f"x={value}") else f'"{value}"'
 
 
-def is_read(word: str) -> bool:
-    """Whether Hydra's parser reads this word."""
+def is_readable(word: str) -> bool:
+    """Return whether Hydra's parser reads this word."""
     from hydra.errors import HydraException
 
     try:
-        parsed([word])
+        parse_overrides([word])
     except HydraException:
         return False
     return True
 
 
-def leaves(config: "DictConfig") -> list[str]:
+def leaf_keys(config: "DictConfig") -> list[str]:
     """The keys of a config of Hydra, those of its nodes with dots: ["steps", "head.deviation",
     ...].
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataOptions:
-    """Which episodes of the dataset are trained on."""
+    """The episodes of the dataset that are trained on."""
 
     fraction: float = 1.0  # data volume: share of the groups that is kept
     # data quality: drop episodes whose return is below this quantile
@@ -31,7 +31,7 @@ class DataOptions:
 
 @dataclass
 class ModelOptions:
-    """What the model conditions on."""
+    """The return that the model conditions on."""
 
     # a return-to-go token before each observation; none: behaviour cloning
     condition_on: str = "return_to_go"
@@ -80,7 +80,7 @@ class LogOptions:
 
 @dataclass
 class ActOptions:
-    """How the trained policy acts, unless evaluate or serve say otherwise."""
+    """Defaults of the trained policy, unless evaluate or serve give others."""
 
     # the headline target return: this quantile of the training returns
     target_quantile: float = 0.9
@@ -156,10 +156,10 @@ def plain(config: "TrainConfig | DictConfig | Json") -> Node:
     """A TrainConfig, or a dict of its form, as resolved plain dicts."""
     from omegaconf import OmegaConf
 
-    given: Any = asdict(config) if isinstance(config, TrainConfig) else config
-    if not OmegaConf.is_config(given):
-        given = OmegaConf.create(given)
-    resolved = OmegaConf.to_container(given, resolve=True)
+    options: Any = asdict(config) if isinstance(config, TrainConfig) else config
+    if not OmegaConf.is_config(options):
+        options = OmegaConf.create(options)
+    resolved = OmegaConf.to_container(options, resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
@@ -176,17 +176,17 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-    given = asdict(options) if isinstance(options, TrainConfig) else options
+    values = asdict(options) if isinstance(options, TrainConfig) else options
     try:
         schema = OmegaConf.structured(TrainConfig)
-        for group, node in given.items():
+        for group, node in values.items():
             # the default may be of another callable, whose options are not this one's
             if isinstance(node, Mapping) and "_target_" in node:
                 schema[group] = node
-        config = OmegaConf.to_object(OmegaConf.merge(schema, given))
+        config = OmegaConf.to_object(OmegaConf.merge(schema, values))
     except ConfigKeyError as error:
-        known = flat(default_options())
-        raise ValueError(unknown_key(str(error.full_key), known)) from error
+        keys = flat(default_options())
+        raise ValueError(unknown_key(str(error.full_key), keys)) from error
     except OmegaConfBaseException as error:
         place = f"{error.full_key}: " if error.full_key else ""
         raise ValueError(place + str(error).splitlines()[0]) from error
@@ -197,7 +197,7 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Range:
-    """What a number must be: in words for the message, and as a test."""
+    """The range of a number: in words for the message, and as a test."""
 
     expected: str
     holds: Callable[[float], bool]
@@ -205,7 +205,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Rule:
-    """What several options must be together.
+    """A condition on several options together.
 
     Attributes:
         names: of the options, for the message.
@@ -219,7 +219,7 @@ class Rule:
 
 
 def one_agent_reads(config: TrainConfig) -> bool:
-    """Whether each agent of a team reads its own episode alone."""
+    """Return whether each agent of a team reads its own episode alone."""
     return config.team.execution == "per_agent"
 
 
@@ -307,7 +307,7 @@ def check(config: TrainConfig) -> None:
     for name, words in WORDS.items():
         word = attrgetter(name)(config)
         if word not in words:
-            *others, last = [known or "nothing" for known in words]
+            *others, last = [each or "nothing" for each in words]
             raise ValueError(f"{name}: expected {', '.join(others)} or {last}, got {word}")
     for rule in RULES:
         if not rule.holds(config):
@@ -317,26 +317,26 @@ def check(config: TrainConfig) -> None:
 
 def flat(config: Json, at: str = "") -> Node:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
-    found: Json = {}
+    flattened: Json = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            found |= flat(value, f"{at}{key}.")
+            flattened |= flat(value, f"{at}{key}.")
         else:
-            found[f"{at}{key}"] = value
-    return found
+            flattened[f"{at}{key}"] = value
+    return flattened
 
 
 def merged(config: Node, changes: Json) -> Node:
     """A config with these changes, nested dicts merged."""
-    found = config | changes
+    result = config | changes
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(config.get(key), dict):
-            found[key] = merged(config[key], value)
-    return found
+            result[key] = merged(config[key], value)
+    return result
 
 
-def env_options_of(run_config: Node, given: Node) -> Node:
+def env_options_of(run_config: Node, options: Node) -> Node:
     """Options given for an environment; those that a choice by its name takes from a run, such as
     its text, from this one.
     """
-    return plain(run_config | {"env": given})["env"]  # type: ignore[no-any-return]
+    return plain(run_config | {"env": options})["env"]  # type: ignore[no-any-return]

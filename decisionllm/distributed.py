@@ -24,7 +24,7 @@ CONFIG = (
     "accelerate launch --config_file configs/accelerate/ddp.yaml (or fsdp.yaml) "
     "--num_processes N -m decisionllm train ..."
 )
-REFUSED = {  # what accelerate can set and a training here does not do: the remedy
+REFUSED = {  # settings of accelerate that a training here does not follow: what to do instead
     "ACCELERATE_USE_DEEPSPEED": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "ACCELERATE_USE_MEGATRON_LM": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "FSDP_ACTIVATION_CHECKPOINTING": "take optim.gradient_checkpointing=true",
@@ -40,8 +40,8 @@ REFUSED = {  # what accelerate can set and a training here does not do: the reme
 _group: list[object] = []
 
 
-def check(precision: str) -> bool:
-    """Whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set
+def check_environment(precision: str) -> bool:
+    """Return whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set
     and this training would not do.
     """
     refuse_settings(precision)
@@ -68,23 +68,23 @@ def check(precision: str) -> bool:
 
 def refuse_settings(precision: str) -> None:
     """Raise a ValueError for settings of accelerate that this training would not follow."""
-    given = os.environ
-    for name, remedy in REFUSED.items():
+    environment = os.environ
+    for name, fix in REFUSED.items():
         if is_on(name):
-            raise ValueError(f"{name}={given[name]}: expected false; {remedy}")
-    compiler = given.get("ACCELERATE_DYNAMO_BACKEND", "no")
+            raise ValueError(f"{name}={environment[name]}: expected false; {fix}")
+    compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if compiler.lower() != "no":
         raise ValueError(
             f"dynamo_backend of accelerate: expected no, got {compiler}; leave dynamo_config out, "
             "since a training here compiles nothing"
         )
-    parts = int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
+    parts = int(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
     if parts > 1:
         raise ValueError(
             f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take "
             f"optim.accumulate={parts}"
         )
-    mixed = given.get("ACCELERATE_MIXED_PRECISION", "no")
+    mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed not in ("no", precision):
         raise ValueError(
             f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; "
@@ -93,7 +93,7 @@ def refuse_settings(precision: str) -> None:
 
 
 def is_on(name: str) -> bool:
-    """Whether a variable of the environment says yes."""
+    """Return whether a variable of the environment says yes."""
     return bool(str_to_bool(os.environ.get(name, "false")))
 
 
@@ -106,11 +106,11 @@ def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
         options: of `Accelerator`.
 
     Raises:
-        ValueError: see `check`.
+        ValueError: see `check_environment`.
     """
     # runs of a sweep share a process, not a precision or device
     AcceleratorState._reset_state(reset_partial_state=True)
-    sharded = check(precision)
+    sharded = check_environment(precision)
     accelerator = Accelerator(mixed_precision=precision, cpu=cpu, **options)
     _group[:] = [torch.distributed.group.WORLD] if torch.distributed.is_initialized() else []
     if sharded:
@@ -140,9 +140,9 @@ def prepare(
             own rows, when they are new.
     """
     if accelerator.is_fsdp2 and model.backbone.text_layers:
-        remedy = "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
         raise ValueError(
-            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.text_layers}; {remedy}"
+            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.text_layers}; "
+            "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
         )
     if not accelerator.is_fsdp2:
         accelerator.ddp_handler = DistributedDataParallelKwargs(
@@ -192,12 +192,14 @@ def placed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def lost(error: RuntimeError) -> bool:
-    """Whether this is how torch says that another process of the run cannot be reached."""
+    """Return whether this is how torch says that another process of the run cannot be reached."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def counter(accelerator: Accelerator) -> Callable[[], int]:
-    """What counts its calls over all processes of a run, also once their connection is lost."""
+    """Return a function that counts its calls over all processes of a run, also once their
+    connection is lost.
+    """
     if accelerator.num_processes == 1:
         return lambda: 1
     store = torch.distributed.distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""Where the workers of a study run: processes of this machine, Ray tasks, Slurm jobs.
+"""Executors of a study's workers: processes of this machine, Ray tasks, Slurm jobs.
 
 An executor is a context that gives (start, workers, threads): a function that starts a worker, how
 many at once, and the threads of each, 0 for all cores of its machine. start(call) calls call() ->
@@ -60,11 +60,12 @@ def from_config(config: Node) -> AbstractContextManager[Executor]:
     one_of("executor", config["executor"], executors)
     processes, workers, gpus = (config[key] for key in ("processes", "workers", "gpus"))
     if processes < 1 or workers < 0 or gpus < 0:
-        given = [processes, workers, gpus]
-        raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {given}")
+        got = [processes, workers, gpus]
+        raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {got}")
     if gpus and config["executor"] in ("local", "inline"):
-        wanted = "executor=ray or slurm, which assign GPUs"
-        raise ValueError(f"gpus={gpus:g}: expected {wanted}; local workers share all")
+        raise ValueError(
+            f"gpus={gpus:g}: expected executor=ray or slurm, which assign GPUs; local workers share all"
+        )
     return executors[config["executor"]](config)
 
 
@@ -82,7 +83,7 @@ def inline(config: Node) -> Iterator[Executor]:
     def start(call: Call) -> Worker:
         future: Future[int] = Future()
         future.set_result(call())
-        return Remote(future, lambda: None, (), ())
+        return FutureWorker(future, lambda: None, (), ())
 
     yield start, 1, 1
 
@@ -151,8 +152,10 @@ def ray_tasks(config: Node) -> Iterator[Executor]:
         cards = resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
         if not fit:
-            needs = f"a run needs {gpus:g} GPUs and {config['processes']} cores"
-            raise ValueError(f"executor=ray: {needs}, the cluster has {cards:g} and {cpus:g}")
+            raise ValueError(
+                f"executor=ray: a run needs {gpus:g} GPUs and {config['processes']} cores, "
+                f"the cluster has {cards:g} and {cpus:g}"
+            )
         workers = config["workers"] or fit
         share = cpus // workers or cpus / workers  # Ray assigns whole cores, or a part of one
         # without retries, since the ledger tries again
@@ -162,7 +165,7 @@ def ray_tasks(config: Node) -> Iterator[Executor]:
             task = remote.remote(call)
             errors = ray.exceptions
             cancel = partial(ray.cancel, task)
-            return Remote(task.future(), cancel, errors.RayTaskError, errors.RayError)
+            return FutureWorker(task.future(), cancel, errors.RayTaskError, errors.RayError)
 
         yield start, workers, max(int(share), 1)
 
@@ -181,13 +184,16 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
-        wanted = "Slurm's sbatch on this machine"
-        remedy = "without it +slurm.cluster=local"
-        raise OSError(f"executor=slurm: expected {wanted}, found none; {remedy}")
+        raise OSError(
+            "executor=slurm: expected Slurm's sbatch on this machine, found none; "
+            "without it +slurm.cluster=local"
+        )
     workers, gpus = config["workers"], config["gpus"]
     if not workers or gpus % 1:
-        wanted = "workers=<jobs at once> and whole gpus"
-        raise ValueError(f"executor=slurm: expected {wanted}, got {workers} and {gpus:g}")
+        raise ValueError(
+            "executor=slurm: expected workers=<jobs at once> and whole gpus, "
+            f"got {workers} and {gpus:g}"
+        )
     if gpus:
         options["gpus_per_node"] = int(gpus)
     message = f"slurm: submitit does not take {options}"
@@ -200,7 +206,7 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
         executor = submitit.AutoExecutor(Path(config["out"]) / "slurm", cluster)
         executor.update_parameters(**options)
         job = executor.submit(_enter, call)
-        return Remote(job, job.cancel, FailedJobError, UncompletedJobError)
+        return FutureWorker(job, job.cancel, FailedJobError, UncompletedJobError)
 
     yield start, workers, 0
 
@@ -218,7 +224,7 @@ def process(call: Call) -> Worker:
     return worker
 
 
-class Remote:
+class FutureWorker:
     """A future as a worker.
 
     Args:

@@ -26,10 +26,10 @@ def cache_dir() -> Path:
 
 # how a function is applied to each file of a dataset
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
-AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
+AGAIN = "fetch it again"  # the fix for a damaged file that came from elsewhere
 DIGESTS = "checksums.json"  # {name: digest} of the files of a folder
 PARTIAL = ".partial-"  # begins the name of what `atomic` has not finished
-MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
+MAKE_AGAIN = "delete the folder, it is made again"  # the fix for a damaged folder of the cache
 AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
 
@@ -57,9 +57,9 @@ def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
         names: of the files that are written or appended to, if they are there already.
         option: that names the folder, for the message.
     """
-    remedy = f"make room or get the right to write there, or choose another {option}"
+    fix = f"make room or get the right to write there, or choose another {option}"
     failed = f"{folder}: could not be written"
-    with explained(failed, OSError, remedy=remedy, raised=OSError):
+    with explained(failed, OSError, remedy=fix, raised=OSError):
         made = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=existing_parent(folder)))
         try:
             (made / "written").write_bytes(b"written")
@@ -71,7 +71,7 @@ def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
 
 
 def existing_parent(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there.
+    """Return the folder itself, or the nearest one above it that exists.
 
     Raises:
         OSError: one of the folders cannot be looked at, or is a file.
@@ -87,7 +87,7 @@ def existing_parent(folder: Path) -> Path:
 
 
 def absent(path: str | Path) -> Path:
-    """The path of a file or folder to write, `~` expanded; a FileExistsError if there is one."""
+    """Return the path of a new file or folder, `~` expanded; a FileExistsError if it exists."""
     path = Path(path).expanduser()
     if path.exists():
         raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
@@ -174,14 +174,13 @@ def seal(folder: Path, *names: str) -> None:
         folder: of the files.
         names: of the files in it; none: all files in it and below it.
     """
-    found = list(names)
+    sealed_names = list(names)
     if not names:
         below = [file for file in folder.rglob("*") if file.is_file()]
-        found = sorted(file.relative_to(folder).as_posix() for file in below)
-        if DIGESTS in found:
-            found.remove(DIGESTS)
-    digests = {name: _digest(folder / name) for name in found}
-    write_json(folder / DIGESTS, digests)
+        sealed_names = sorted(file.relative_to(folder).as_posix() for file in below)
+        if DIGESTS in sealed_names:
+            sealed_names.remove(DIGESTS)
+    write_json(folder / DIGESTS, {name: _digest_file(folder / name) for name in sealed_names})
 
 
 def check_bytes(folder: Path, name: str) -> None:
@@ -193,17 +192,17 @@ def check_bytes(folder: Path, name: str) -> None:
             it.
         OSError: it cannot be read.
     """
-    known = _digests(folder)
-    if known is None:
+    digests = _read_digests(folder)
+    if digests is None:
         return
-    if name not in known:
+    if name not in digests:
         raise ValueError(
             f"{folder / DIGESTS} is damaged or of another folder: it has no digest of {name}"
         )
-    got = _digest(folder / name)
-    if got != known[name]:
+    got = _digest_file(folder / name)
+    if got != digests[name]:
         raise ValueError(
-            f"its bytes are not those that were written: expected {known[name]}, got {got}"
+            f"its bytes are not those that were written: expected {digests[name]}, got {got}"
         )
 
 
@@ -220,7 +219,7 @@ def check_all(folder: Path, *, remedy: str = "") -> None:
     """
     remedy = remedy or f"restore a copy; {own_change(folder)}"
     with explained(f"{folder} is damaged", ValueError, remedy=remedy):
-        names = list(_digests(folder) or {})
+        names = list(_read_digests(folder) or {})
     for name in names:
         with explained(
             f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy
@@ -229,24 +228,26 @@ def check_all(folder: Path, *, remedy: str = "") -> None:
 
 
 def own_change(folder: Path) -> str:
-    """The remedy where a file of a folder was changed on purpose."""
+    """Return what to do where a file of a folder was changed on purpose."""
     return f"if you changed it yourself, delete {folder / DIGESTS}"
 
 
-def _digests(folder: Path) -> dict[str, str] | None:
-    """The content of a folder's checksums.json; None without one. A ValueError if it is damaged."""
+def _read_digests(folder: Path) -> dict[str, str] | None:
+    """Return the content of a folder's checksums.json; None without one. A ValueError if it is
+    damaged.
+    """
     file = folder / DIGESTS
     if not file.is_file():
         return None
     with explained(f"{file} is damaged", ValueError):
-        known = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(known, dict):
-            raise ValueError(f"expected digests by name, got {known}")
-    return known
+        digests = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(digests, dict):
+            raise ValueError(f"expected digests by name, got {digests}")
+    return digests
 
 
-def _digest(path: Path) -> str:
-    """The size of a file, and the CRC-32 of its bytes."""
+def _digest_file(path: Path) -> str:
+    """Return the size of a file, and the CRC-32 of its bytes."""
     size, crc = 0, 0
     with path.open("rb") as file:
         while block := file.read(AT_ONCE):
@@ -256,7 +257,7 @@ def _digest(path: Path) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A text as part of the name of a file: - for each stretch of awkward letters in it."""
+    """Return a text as part of a file name, with - for each run of other letters than \\w.+-."""
     return re.sub(r"[^\w.+-]+", "-", text)
 
 
@@ -267,7 +268,7 @@ def write_json(path: str | Path, value: object) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The values of a file of JSON, one a line, but a last line that was cut short; a ValueError for
+    """Read the values of a JSON lines file, without a last line that was cut short; a ValueError for
     other damage.
     """
     values = []
@@ -285,13 +286,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_lines(path: Path, values: Iterable[object]) -> None:
-    """Write JSON values as a file, one a line, all or nothing."""
+    """Write JSON values as a JSON lines file, all or nothing."""
     with atomic(path) as partial:
         partial.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def append_line(path: Path, value: object) -> None:
-    """Add a JSON value to a file of them as a line. A last line that was cut short is removed."""
+    """Append a JSON value to a JSON lines file. A last line that was cut short is removed."""
     if path.is_file() and _last_byte(path) not in (b"", b"\n"):
         write_lines(path, read_lines(path))
     with path.open("a", encoding="utf-8") as file:
@@ -299,7 +300,7 @@ def append_line(path: Path, value: object) -> None:
 
 
 def _last_byte(path: Path) -> bytes:
-    """The last byte of a file; empty if it has none."""
+    """Return the last byte of a file; empty if it has none."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
@@ -307,7 +308,7 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _is_cut_short(line: bytes) -> bool:
-    """Whether a writer was killed within this line: only the last one of a file can be."""
+    """Return whether a writer was killed within this line: only the last one of a file can be."""
     if line.endswith(b"\n"):
         return False
     try:

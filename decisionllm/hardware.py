@@ -30,7 +30,7 @@ def precision(device: str, choice: str) -> str:
 
 
 def multiplies_slowly(dtype: torch.dtype) -> bool:
-    """Whether float32 is the faster type here: bfloat16 on a processor without units for it takes
+    """Return whether float32 is the faster type here: bfloat16 on a processor without units for it takes
     three to six times as long.
     """
     return dtype == torch.bfloat16 and precision("auto", "auto") == "no"

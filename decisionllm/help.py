@@ -1,12 +1,12 @@
-"""What `decisionllm COMMAND --help` prints: the choices that the command has, and its options."""
+"""The text of `decisionllm COMMAND --help`: the choices of the command, and its options."""
 
 from collections.abc import Sequence
 
-from decisionllm.command_line import OF_HYDRA, choices_of_groups, configs
+from decisionllm.command_line import HYDRA_KEYS, configs, list_choices
 
 
-def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> str:
-    """The help of a command.
+def format_help(command: str, about: str, *, usage: str, words: Sequence[str]) -> str:
+    """Return the help of a command.
 
     Args:
         command: one of `decisionllm COMMAND`.
@@ -21,17 +21,17 @@ def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> st
 
     source = (configs() / f"{command}.yaml").read_text(encoding="utf-8")
     described = yaml.safe_load(source)
-    groups = groups_of(described["defaults"])
+    groups = choice_groups(described["defaults"])
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
         config = hydra.compose(command, [*words])
 
     parts = [f"decisionllm {command}: {about}", f"usage: {usage} [key=value ...]"]
     if groups:
-        choices = choices_of_groups()
+        choices = list_choices()
         named = [f"  {group}: {', '.join(sorted(choices[group]))}" for group in groups]
         parts.append("\n".join(["choices, as group=choice:", *named]))
     parts.append("options and their defaults, as key=value or key.option=value:")
-    parts.append(without_keys_of_hydra(source))
+    parts.append(drop_hydra_keys(source))
     # of dataclasses and of the choices that were made
     elsewhere = [str(key) for key in config if key not in described]
     if elsewhere:
@@ -39,19 +39,19 @@ def help_of(command: str, about: str, *, usage: str, words: Sequence[str]) -> st
     return "\n\n".join(parts)
 
 
-def groups_of(defaults: Sequence[str | dict[str, str | None]]) -> list[str]:
+def choice_groups(defaults: Sequence[str | dict[str, str | None]]) -> list[str]:
     """The groups of a Hydra defaults list in which a user chooses."""
     keys = [key for entry in defaults if isinstance(entry, dict) for key in entry]
     return [key for key in keys if not key.startswith("override ")]
 
 
-def without_keys_of_hydra(source: str) -> str:
+def drop_hydra_keys(source: str) -> str:
     """The text of a config file without its keys for Hydra, so that its comments remain."""
-    kept = []
+    lines = []
     is_option = True
     for line in source.splitlines():
         if line[:1].isalpha():  # a key of the top level
-            is_option = line.partition(":")[0] not in OF_HYDRA
+            is_option = line.partition(":")[0] not in HYDRA_KEYS
         if is_option:
-            kept.append(line)
-    return "\n".join(kept).strip()
+            lines.append(line)
+    return "\n".join(lines).strip()

@@ -24,7 +24,7 @@ def shown(title: str, total: int) -> Iterator[Advance]:
         total: how much there is to do.
     """
     if not sys.stdout.isatty():
-        yield Lines(title, total).advance
+        yield ProgressLines(title, total).advance
         return
     with Progress(transient=True) as bar:
         task = bar.add_task(title, total=total)
@@ -39,22 +39,22 @@ def tracked(items: Sequence[T], title: str) -> Iterator[T]:
             advance(1)
 
 
-class Lines:
-    """Says on standard error how much is done and how long the rest will take."""
+class ProgressLines:
+    """Print on standard error how much is done and how long the remaining work will take."""
 
     def __init__(self, title: str, total: int) -> None:
         self.title = title
         self.total = total
         self.done = 0
         self.began = time.monotonic()
-        self.said = self.began
+        self.last_print = self.began
 
     def advance(self, done: int) -> None:
         self.done += done
         now = time.monotonic()
-        if now - self.said < EVERY:
+        if now - self.last_print < EVERY:
             return
-        self.said = now
+        self.last_print = now
         left = (now - self.began) / self.done * (self.total - self.done)
         words = f"{self.title}: {self.done:,} of {self.total:,}, {left / 60:.0f} min left"
         print(words, file=sys.stderr, flush=True)

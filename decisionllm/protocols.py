@@ -146,7 +146,7 @@ class Env(Protocol):
         ...
 
     def outcomes(self) -> dict[str, np.ndarray]:
-        """What happened beside the rewards, (N, ...) arrays by name.
+        """Return facts of the episodes beside the rewards, (N, ...) arrays by name.
 
         Read once after the last step and kept in `Episode.outcome`.
         """
@@ -262,7 +262,7 @@ class Head(Protocol):
 
 
 class Units(Protocol):
-    """What an objective uses of the units of a model, which are a `models.normalizer.Normalizer`."""
+    """The members of a `models.normalizer.Normalizer` that an objective uses."""
 
     def returns_to_go(self, x: torch.Tensor) -> torch.Tensor:
         """Raw returns-to-go (...) in the model's units."""
@@ -274,7 +274,7 @@ class Units(Protocol):
 
 
 class ActionModel(Protocol):
-    """What an objective uses of a model, which is a `models.sequence.SequenceModel`."""
+    """The members of a `models.sequence.SequenceModel` that an objective uses."""
 
     @property
     def normalizer(self) -> Units: ...
@@ -290,11 +290,11 @@ class ActionModel(Protocol):
 
 
 class Objective(Protocol):
-    """What a model is trained to minimise: a subclass of torch.nn.Module too, whose weights are
-    trained with the model's.
+    """The loss that a model is trained to minimise: a subclass of torch.nn.Module too, whose weights
+    are trained with the model's.
 
-    It is built with the width D of the backbone and the spec of the data. Register it under
-    `@register("objective", name)`.
+    It is built with the width D of the backbone and the spec of the data. Its name is a row of
+    `objective` in `choices.py`.
 
     Attributes:
         condition_on: the value of `model.condition_on` that it needs; None: any.
@@ -343,7 +343,7 @@ class Planner(Protocol):
     """Values plans in a model of the world that is fitted to the log before training; each plan
     holds one candidate action for some steps. A subclass of torch.nn.Module too.
 
-    It is built with the spec of the data. Register it under `@register("planner", name)`. A state
+    It is built with the spec of the data. Its name is a row of `planner` in `choices.py`. A state
     is an observation with K numbers of its text, (..., S + K), in the model's units.
 
     Attributes:
@@ -500,7 +500,7 @@ class Estimate:
 class Estimator(Protocol):
     """Estimates the mean return of a policy from a log.
 
-    Register a class under `@register("estimator", name)`. It is built with the log (`Logged`), the
+    Its name is a row of `estimator` in `estimates/choices.py`. It is built with the log (`Logged`), the
     discount of a step and a seed, fits there what all policies share, and raises a ValueError for a
     log that it cannot use.
     """
@@ -513,7 +513,7 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What a dataset reader returns: the spec of the data, its episodes, and its description.
+    """The result of a dataset reader: the spec of the data, its episodes, and its description.
 
     Attributes:
         spec: sizes and action space.

@@ -1,15 +1,12 @@
-"""@register and discover: the one extension mechanism. The decorator is read, not run, so that
-`--help` imports no torch.
+"""Choices of the command line by name: `head=bins` is a row of a table, see `choices.py`.
 
-`@register("head", "bins", num_bins=64)` in a module of a searched folder files the callable below
-it in Hydra's ConfigStore: its keyword-only parameters become the config keys and their defaults the
-values; its positional parameters are what the code supplies at run time. Another package registers
-its modules by the entry point group `decisionllm`. A class that is registered nowhere is used by
-its path: `head._target_=theirlab.heads.Flow`.
+The core has a table, each neighbour has one in its folder, and an installed package names the
+module of its own by the entry point group `decisionllm`. A class that is in no table is used by its
+path: `head._target_=theirlab.heads.Flow`.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -19,26 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).parent
-SEARCHED = (
-    "backbones/*.py",
-    "baselines/*.py",
-    "datasets/*.py",
-    "eval/*.py",
-    "models/heads.py",
-    "models/imagined.py",
-    "models/inverse_dynamics.py",
-    "models/landmarks.py",
-    "models/objectives/*.py",
-    "models/sequence.py",
-    "policy/imagined.py",
-    "tokenizers/trajectory.py",
-    "worlds/*/*.py",
-    "teams/*.py",
-    "teams/*/*.py",
-    "bidding/*.py",
-    "estimates/*.py",
-    "export/*.py",
-)
+# folders with a table of their own; each may be deleted, with its choices
+NEIGHBOURS = ("worlds", "teams", "bidding", "estimates")
 # Groups of functions that the package looks up by name, see `function`; they are no options.
 #   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`;
 #     with a parameter `env` it is given the config node of the environment, with `say` a function
@@ -65,170 +44,161 @@ FUNCTIONS = (
     "summary",
 )
 Thing = TypeVar("Thing")
-Node = dict[str, Any]  # a config; of a registered choice, `_target_` and its options, see `choice`
+Node = dict[str, Any]  # a config; of a choice, `_target_` and its options, see `choice`
+Table = dict[str, dict[str, Node]]  # {group: {name: node}}
 
 
 def register(group: str, name: str, /, **defaults: object) -> Callable[[Thing], Thing]:
-    """Mark a function or class as the choice `group=name`, with these defaults in place of its
-    signature's.
-    """
+    """Return the function or class as it is; the tables `choices.py` hold its names."""
     return lambda thing: thing
 
 
 @cache
-def discover() -> dict[str, dict[str, Node]]:
-    """The registered choices: {group: {name: {"_target_": ..., key: default, ...}}}."""
-    return {group: made for group, made in _registered().items() if group not in FUNCTIONS}
+def discover() -> Table:
+    """Return the choices: {group: {name: {"_target_": ..., option: default, ...}}}."""
+    return {group: nodes for group, nodes in _read_tables().items() if group not in FUNCTIONS}
 
 
 def function_targets(group: str) -> list[str]:
-    """The paths of the functions of one of the groups FUNCTIONS; nothing is imported."""
-    return [node["_target_"] for node in _registered().get(group, {}).values()]
+    """Return the paths of the functions of one of the groups FUNCTIONS; nothing is imported."""
+    return [node["_target_"] for node in _read_tables().get(group, {}).values()]
 
 
 def function_names(group: str) -> list[str]:
-    """The names in one of the groups FUNCTIONS; nothing is imported."""
-    return [*_registered().get(group, {})]
+    """Return the names in one of the groups FUNCTIONS; nothing is imported."""
+    return [*_read_tables().get(group, {})]
 
 
 def function(group: str, name: str) -> Callable[..., Any] | None:
-    """The function of this name in one of the groups FUNCTIONS; None: there is none."""
-    node = _registered().get(group, {}).get(name)
-    if node is None:
-        return None
-    module, _, attribute = node["_target_"].rpartition(".")
-    found: Callable[..., Any] = getattr(import_module(module), attribute)
-    return found
+    """Import the function of this name in one of the groups FUNCTIONS; None if there is none."""
+    node = _read_tables().get(group, {}).get(name)
+    return None if node is None else _import_callable(node["_target_"])
 
 
 def required_function(group: str, name: str, option: str) -> Callable[..., Any]:
-    """Return the function of this name in one of the groups FUNCTIONS.
+    """Import the function of this name in one of the groups FUNCTIONS.
 
     Raises:
         ValueError: there is none; the message names the option that asks for it.
     """
-    found = function(group, name)
-    if found is None:
+    imported = function(group, name)
+    if imported is None:
         names = ", ".join(function_names(group))
         raise ValueError(f"{option}={name}: expected one of {names}, got {name}")
-    return found
+    return imported
 
 
 @cache
-def _registered() -> dict[str, dict[str, Node]]:
-    """All that `register` marks, as `discover` returns it."""
-    found: dict[str, dict[str, Node]] = {}
-    for module, path in _own_modules():
-        _add_marked(found, module, path)
+def _read_tables() -> Table:
+    """Merge the tables of the core, of its neighbours and of installed packages."""
+    merged: Table = {}
+    packages = ["decisionllm"]
+    for name in NEIGHBOURS:
+        if (PACKAGE / name / "choices.py").is_file():
+            packages.append(f"decisionllm.{name}")
+    for package in packages:
+        _add_table(merged, f"{package}.choices")
     for entry in entry_points(group="decisionllm"):
         try:
-            spec = find_spec(entry.value)
-            if spec is None or not spec.origin:
-                raise ValueError(f"expected a module, {entry.value} is not there")
-            _add_marked(found, entry.value, Path(spec.origin))
-        except (ValueError, SyntaxError, ImportError, OSError) as error:
+            _add_table(merged, entry.value)
+        except (ValueError, SyntaxError, ImportError, OSError, AttributeError) as error:
             wrong = f"entry point decisionllm:{entry.name} ({entry.value}) is wrong ({error})"
             raise ValueError(f"{wrong}; mend or uninstall the package that has it") from error
-    return found
+    return merged
 
 
-def _add_marked(found: dict[str, dict[str, Node]], module: str, path: Path) -> None:
-    """Add what `register` marks in the file of a module."""
-    for node in ast.parse(path.read_bytes()).body:
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
-            continue
-        for mark in _marks(node):
-            group, name = (ast.literal_eval(a) for a in mark.args)
-            defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
-            made = _choice(f"{module}.{node.name}", node, defaults)
-            taken = found.setdefault(group, {}).setdefault(name, made)
-            if taken is not made:
-                both = f"{taken['_target_']} and {made['_target_']}"
-                raise ValueError(f"{group}={name} is registered twice: by {both}")
+def _add_table(merged: Table, module: str) -> None:
+    """Add the rows of the table `CHOICES` of a module, each with all options of its callable."""
+    table: Table = import_module(module).CHOICES
+    for group, rows in table.items():
+        nodes = merged.setdefault(group, {})
+        for name, row in rows.items():
+            target = row["_target_"]
+            if name in nodes:
+                both = f"{nodes[name]['_target_']} and {target}"
+                raise ValueError(f"{group}={name} is in two rows: {both}")
+            options = _read_options(target)
+            unknown = sorted(row.keys() - options.keys() - {"_target_"})
+            if unknown:
+                raise ValueError(
+                    f"{group}={name}: {target} has no option {', '.join(unknown)}; it has "
+                    f"{', '.join(options) or 'none'}"
+                )
+            nodes[name] = {"_target_": target} | options | row
 
 
-def _marks(node: ast.FunctionDef | ast.ClassDef) -> Iterator[ast.Call]:
-    """The decorators `@register(...)` of a function or class."""
-    for mark in node.decorator_list:
-        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "register":
-            yield mark
+def _read_options(target: str) -> Node:
+    """Return the options of a function or class, {keyword-only parameter: default}; `???` where
+    there is no default. Positional parameters are what the code supplies at run time.
 
-
-def _own_modules() -> Iterator[tuple[str, Path]]:
-    """(name, file) of the modules of the package that are searched, the core's first."""
-    files: list[Path] = []
-    for pattern in SEARCHED:
-        files += sorted(PACKAGE.glob(pattern))
-    for path in files:
-        name = path.relative_to(PACKAGE.parent).with_suffix("")
-        yield ".".join(name.parts), path
-
-
-def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: Node) -> Node:
-    """The config node of a registered function or class. An option without a default is `???`."""
-    options: Node = {}
-    for called in _called(node):
-        for parameter, value in zip(called.args.kwonlyargs, called.args.kw_defaults, strict=True):
-            options[parameter.arg] = "???" if value is None else ast.literal_eval(value)
-    unknown = sorted(defaults.keys() - options.keys())
-    if unknown:
-        raise ValueError(
-            f"@register of {target}: no option {', '.join(unknown)}; it has "
-            f"{', '.join(options) or 'none'}"
-        )
-    return {"_target_": target, **options, **defaults}
-
-
-def _called(node: ast.FunctionDef | ast.ClassDef) -> list[ast.FunctionDef]:
-    """The function whose parameters are the options: itself, or the constructor of a class, if it
-    has its own.
+    They are read from the source: an import would import torch, and `--help` would take seconds.
     """
-    if isinstance(node, ast.FunctionDef):
-        return [node]
-    methods = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
-    return [method for method in methods if method.name == "__init__"]
+    module, _, name = target.rpartition(".")
+    definition = _read_definitions(module).get(name)
+    if definition is None:
+        raise ValueError(f"{target}: expected a function or class, {module} defines none")
+    if isinstance(definition, ast.ClassDef):
+        methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
+        definition = methods.get("__init__")
+    if definition is None:
+        return {}
+    options: Node = {}
+    parameters = definition.args
+    for parameter, value in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
+        options[parameter.arg] = "???" if value is None else ast.literal_eval(value)
+    return options
+
+
+@cache
+def _read_definitions(module: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
+    """Parse the functions and classes at the top level of a module, which is not imported."""
+    spec = find_spec(module)
+    if spec is None or not spec.origin:
+        raise ValueError(f"expected a module, {module} is not there")
+    tree = ast.parse(Path(spec.origin).read_bytes())
+    definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {node.name: node for node in definitions}
 
 
 def choice(group: str, name: str, /, **options: object) -> Node:
-    """The config node of a registered choice, for Python: choice("dataset", "synthetic",
-    episodes=40).
+    """Return the config node of a choice, for Python: choice("dataset", "synthetic", episodes=40).
 
     Args:
         group: such as dataset, env, backbone or head.
-        name: as registered.
+        name: as in the tables.
         options: in place of its defaults. A Path becomes text: a config holds what JSON can hold.
 
     Raises:
         ValueError: no such choice, or it has no such option.
     """
-    known = discover().get(group, {})
-    if name not in known:
-        raise ValueError(f"no {group} {name!r}; there are {', '.join(known) or 'none'}")
-    node = known[name]
+    nodes = discover().get(group, {})
+    if name not in nodes:
+        raise ValueError(f"no {group} {name!r}; there are {', '.join(nodes) or 'none'}")
+    node = nodes[name]
     unknown = sorted(options.keys() - node.keys())
     if unknown:
         raise ValueError(
             f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(node)}"
         )
-    given: Node = {}
+    changes: Node = {}
     for key, value in options.items():
-        given[key] = str(value) if isinstance(value, Path) else value
-    return node | given
+        changes[key] = str(value) if isinstance(value, Path) else value
+    return node | changes
 
 
 def no_choice() -> Node:
-    """The config node of a group without a choice, such as env=none."""
+    """Return the config node of a group without a choice, such as env=none."""
     return {"_target_": "none"}
 
 
 def is_none(node: Node) -> bool:
-    """Whether a group has no choice, as with env=none."""
+    """Return whether a group has no choice, as with env=none."""
     return node.get("_target_") == "none"
 
 
 def build(node: Node, *supplied: object) -> Any:
-    """Call what a config node names: `_target_` with the supplied positional arguments and the
-    node's keys.
+    """Call the `_target_` of a config node with the supplied positional arguments and the node's
+    options.
 
     An option that still refers to another one, such as "${text}", takes the default of the
     callable: a node made by `choice` is not part of a composed configuration.
@@ -241,18 +211,19 @@ def build(node: Node, *supplied: object) -> Any:
     missing = sorted(key for key, value in options.items() if value == "???")
     if missing:
         raise ValueError(f"{target}: give a value to {', '.join(missing)}")
-    thing = _named(target)
+    called = _import_callable(target)
     try:
-        options = _without_references(target, thing, options)
-        signature(thing).bind(*supplied, **options)
+        options = _drop_references(target, called, options)
+        signature(called).bind(*supplied, **options)
     except TypeError as error:
         raise ValueError(f"{target}: {error}") from error
-    return thing(*supplied, **options)
+    return called(*supplied, **options)
 
 
 def lacks_text(node: Node, text: str | None) -> bool:
-    """Whether a dataset or an environment of a user's own is to be given the task text of a run, as
-    registered ones are: if there is one, and the callable has this option and no other value of it.
+    """Return whether a dataset or an environment of a user's own is to be given the task text of a
+    run, as those of the tables are: there is a text, and the callable has this option and no other
+    value of it.
     """
     if text in (None, "none") or "text" in node:
         return False
@@ -260,49 +231,47 @@ def lacks_text(node: Node, text: str | None) -> bool:
 
 
 def takes(target: str, option: str) -> bool:
-    """Whether what a path names is a callable with this option; a ValueError if there is nothing of
-    this name.
-    """
-    thing = _named(target)
-    return callable(thing) and option in signature(thing).parameters
+    """Return whether a path names a callable with this option; a ValueError if it names nothing."""
+    called = _import_callable(target)
+    return callable(called) and option in signature(called).parameters
 
 
 def with_option_defaults(node: Node) -> Node:
-    """A node with the default of each option of its callable that it lacks, which `build` takes."""
-    found = dict(node)
-    for name, option in signature(_named(node["_target_"])).parameters.items():
+    """Add the default of each option of its callable that a node lacks."""
+    options = dict(node)
+    for name, option in signature(_import_callable(node["_target_"])).parameters.items():
         if option.kind is Parameter.KEYWORD_ONLY and option.default is not Parameter.empty:
-            found.setdefault(name, option.default)
-    return found
+            options.setdefault(name, option.default)
+    return options
 
 
-def _named(target: str) -> Callable[..., Any]:
-    """The class or function of a path, such as `mylab.Flow`."""
-    path, _, name = target.rpartition(".")
-    if not path:
+def _import_callable(target: str) -> Callable[..., Any]:
+    """Import the class or function of a path, such as `mylab.Flow`."""
+    module_name, _, name = target.rpartition(".")
+    if not module_name:
         raise ValueError(f"{name}: expected the path of a class or function, such as mylab.Flow")
     try:
-        module = import_module(path)
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
         # an optional package that the module imports
-        if not f"{path}.".startswith(f"{error.name}."):
+        if not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"{target}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
-        thing: Callable[..., Any] = getattr(module, name)
+        imported: Callable[..., Any] = getattr(module, name)
     except AttributeError as error:
         raise ValueError(f"{target}: {error}") from error
-    return thing
+    return imported
 
 
-def _without_references(target: str, thing: Callable[..., object], options: Node) -> Node:
-    """The options without those whose value is an unresolved "${...}"; a ValueError if the callable
-    has no default for one.
+def _drop_references(target: str, called: Callable[..., object], options: Node) -> Node:
+    """Return the options without those whose value is an unresolved "${...}"; a ValueError if the
+    callable has no default for one.
     """
     unresolved = [key for key, value in options.items() if is_reference(value)]
     if not unresolved:
         return options
-    parameters = signature(thing).parameters
+    parameters = signature(called).parameters
     missing = [
         key
         for key in unresolved
@@ -314,5 +283,5 @@ def _without_references(target: str, thing: Callable[..., object], options: Node
 
 
 def is_reference(value: object) -> bool:
-    """Whether the value of an option refers to another option, such as "${text}"."""
+    """Return whether the value of an option refers to another option, such as "${text}"."""
     return isinstance(value, str) and value.startswith("${") and value.endswith("}")

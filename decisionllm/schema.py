@@ -43,12 +43,12 @@ def shaped(
     return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
-def column(shape: str, dtype: type, *, optional: bool = False, kw_only: bool = False) -> Any:
+def column_field(shape: str, dtype: type, *, optional: bool = False, kw_only: bool = False) -> Any:
     """A field with one row a step: the class's leading dimensions come before this shape."""
     return shaped(f"* {shape}", dtype=dtype, optional=optional, kw_only=kw_only)
 
 
-def stored(dtype: type, default: object) -> Any:
+def stored_field(dtype: type, default: object) -> Any:
     """A field with one value an episode."""
     return field(default=default, kw_only=True, metadata={"dtype": dtype})
 
@@ -59,7 +59,7 @@ def to_arrays(record: Episode | History) -> None:
     A value without dimensions stays, which `check_record` refuses.
     """
     kind: type = type(record)
-    for name, _, _ in _shapes(kind):
+    for name, _, _ in _array_fields(kind):
         value = vars(record)[name]
         try:
             array = np.asarray(value)
@@ -76,17 +76,17 @@ def check_record(record: StepColumns[Array] | History) -> None:
     """
     kind: type = type(record)
     sizes: dict[str, int] = {}  # by letter
-    for name, letters, optional in _shapes(kind):
+    for name, letters, optional in _array_fields(kind):
         value = vars(record)[name]
         if value is None and optional:
             continue
-        found = _sizes_of(value, letters, sizes)
-        if found is None:
-            wanted = ", ".join(_described(letter, more, sizes) for letter, more in letters)
+        own_sizes = _match_shape(value, letters, sizes)
+        if own_sizes is None:
+            expected = ", ".join(_describe_dimension(*letter, sizes) for letter in letters)
             shape = getattr(value, "shape", None)
-            came = type(value).__name__ if shape is None else tuple(shape)
-            raise ValueError(f"{kind.__name__}.{name}: expected shape ({wanted}), got {came}")
-        sizes |= found
+            got = type(value).__name__ if shape is None else tuple(shape)
+            raise ValueError(f"{kind.__name__}.{name}: expected shape ({expected}), got {got}")
+        sizes |= own_sizes
         if not isinstance(value, np.ndarray):
             continue
         if not are_numbers(value.dtype):
@@ -100,22 +100,22 @@ def check_record(record: StepColumns[Array] | History) -> None:
             raise ValueError(f"{kind.__name__}.{name}: expected finite numbers, got {got}")
 
 
-def _sizes_of(value: object, letters: Letters, sizes: dict[str, int]) -> dict[str, int] | None:
-    """The size of each letter in a value's shape; None if the shape does not fit the known ones."""
+def _match_shape(value: object, letters: Letters, sizes: dict[str, int]) -> dict[str, int] | None:
+    """Return the size of each letter in a value's shape; None if it does not fit `sizes`."""
     shape = getattr(value, "shape", None)
     if shape is None or len(shape) != len(letters):
         return None
-    found: dict[str, int] = {}
+    own_sizes: dict[str, int] = {}
     for (letter, more), size in zip(letters, shape, strict=True):
-        found.setdefault(letter, size - more)
-        wanted = sizes.get(letter, found[letter])
-        if size - more != wanted:
+        own_sizes.setdefault(letter, size - more)
+        expected = sizes.get(letter, own_sizes[letter])
+        if size - more != expected:
             return None
-    return found
+    return own_sizes
 
 
-def _described(letter: str, more: bool, sizes: dict[str, int]) -> str:
-    """A dimension in a message, such as `t+1=5`."""
+def _describe_dimension(letter: str, more: bool, sizes: dict[str, int]) -> str:
+    """Return a dimension for a message, such as `t+1=5`."""
     name = letter + "+1" * more
     return f"{name}={sizes[letter] + more}" if letter in sizes else name
 
@@ -132,20 +132,20 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None
     if not wrong.any():
         return
     first = tuple(np.argwhere(wrong)[0])
-    found = []
+    entries = []
     for array in values:
         value = np.asarray(array)[first]
-        found.append(value.tolist() if isinstance(value, np.ndarray) else value)
-    raise ValueError(place + message.format(*found))
+        entries.append(value.tolist() if isinstance(value, np.ndarray) else value)
+    raise ValueError(place + message.format(*entries))
 
 
 def are_numbers(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this type hold real numbers or bool, and no texts or Python objects."""
+    """Return whether arrays of this type hold real numbers or bool, and no texts or Python objects."""
     return dtype.kind in "biuf"
 
 
-def one_number(place: str, value: object, dtype: type) -> bool | int | float:
-    """A number as `dtype` holds it.
+def to_number(place: str, value: object, dtype: type) -> bool | int | float:
+    """Return a number as `dtype` holds it.
 
     Raises:
         ValueError: an array, no number, or one that `dtype` does not hold. place: how the message
@@ -164,16 +164,16 @@ def one_number(place: str, value: object, dtype: type) -> bool | int | float:
 
 
 def differs(*columns: np.ndarray) -> np.ndarray:
-    """(n,) bool: whether a row differs from the row before it in one of these columns (n,); the
-    first row does.
+    """Return (n,) bool, True where a row differs from the row before it in one of these columns
+    (n,); the first row does.
     """
     return np.append(True, np.any([np.diff(x) != 0 for x in columns], 0))
 
 
 @cache
-def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
-    """(name, dimensions, whether it may be left out) of each array of a record."""
-    found = []
+def _array_fields(record: type) -> list[tuple[str, Letters, bool]]:
+    """Return (name, dimensions, whether it is optional) of each array of a record."""
+    array_fields = []
     lead = record.lead if issubclass(record, StepColumns) else []
     for each in fields(record):
         if "shape" not in each.metadata:
@@ -182,8 +182,8 @@ def _shapes(record: type) -> list[tuple[str, Letters, bool]]:
         for part in each.metadata["shape"]:
             dimensions += lead if part == "*" else [part]
         letters = [(name.removesuffix("+1"), name.endswith("+1")) for name in dimensions]
-        found.append((each.name, letters, each.default is None))
-    return found
+        array_fields.append((each.name, letters, each.default is None))
+    return array_fields
 
 
 class EntityBlock(NamedTuple):
@@ -258,32 +258,38 @@ class Spec:
         groups = tuple((int(first), int(columns)) for first, columns in self.categorical)
         object.__setattr__(self, "categorical", groups)
         for name in ("observation_dim", "action_dim", "horizon", "num_actions"):
-            number = one_number(f"Spec.{name}", vars(self)[name], np.int64)
+            number = to_number(f"Spec.{name}", vars(self)[name], np.int64)
             object.__setattr__(self, name, number)
         for name in ("low", "high"):
             object.__setattr__(self, name, self._bounds(name))
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
-            wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
-            raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
+            raise ValueError(
+                f"Spec.entity_schema: expected blocks of {self.observation_dim} numbers in all, "
+                f"the size of an observation, got {blocks}"
+            )
         self._check_categorical()
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
             names = "Spec.observation_dim, action_dim, horizon"
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
             raise ValueError(f"{names}: expected sizes and a horizon above 0, got {got}")
         if self.num_actions < 0:
-            wanted = "a number of discrete actions, or 0 for continuous ones"
-            raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
-        if self.num_actions > MOST_ACTIONS:
-            wanted = f"at most {MOST_ACTIONS:,} discrete actions, whose indices float32 holds"
-            remedy = "give low and high if the integers of the log are amounts"
             raise ValueError(
-                f"Spec.num_actions: expected {wanted}, got {self.num_actions:,}; {remedy}"
+                "Spec.num_actions: expected a number of discrete actions, or 0 for continuous ones, "
+                f"got {self.num_actions}"
+            )
+        if self.num_actions > MOST_ACTIONS:
+            raise ValueError(
+                f"Spec.num_actions: expected at most {MOST_ACTIONS:,} discrete actions, whose indices "
+                f"float32 holds, got {self.num_actions:,}; give low and high if the integers of the "
+                "log are amounts"
             )
         if not self.num_actions:
             self._check_bounds()
         elif self.action_dim != 1:
-            got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
-            raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
+            raise ValueError(
+                f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers; "
+                "continuous actions are floating-point numbers"
+            )
 
     def _check_categorical(self) -> None:
         """Raise a ValueError unless the groups of categorical columns follow one another within an
@@ -292,24 +298,26 @@ class Spec:
         end = 0
         for first, columns in self.categorical:
             if first < end or columns < 1 or first + columns > self.observation_dim:
-                expected = "(first column, columns) of groups that follow one another within "
-                expected += f"{self.observation_dim} numbers, the size of an observation"
-                got = reprlib.repr(self.categorical)
-                raise ValueError(f"Spec.categorical: expected {expected}, got {got}")
+                raise ValueError(
+                    "Spec.categorical: expected (first column, columns) of groups that follow one "
+                    f"another within {self.observation_dim} numbers, the size of an observation, "
+                    f"got {reprlib.repr(self.categorical)}"
+                )
             end = first + columns
 
     def _bounds(self, name: str) -> tuple[float, ...]:
         """The bounds of this name as plain numbers, which JSON can hold."""
-        given = vars(self)[name]
-        array = np.asarray(given)
+        bounds = vars(self)[name]
+        array = np.asarray(bounds)
         if array.ndim > 1 or not are_numbers(array.dtype):
-            wanted = "a number for each number of an action"
-            got = f"shape {array.shape}, {array.dtype}"
-            raise ValueError(f"Spec.{name}: expected {wanted}, got {got}")
+            raise ValueError(
+                f"Spec.{name}: expected a number for each number of an action, "
+                f"got shape {array.shape}, {array.dtype}"
+            )
         if array.ndim == 0:
             return (array.item(),) * self.action_dim
         # One by one: in an array, the 0 of (0, 0.5) would become 0.0, and the fingerprint another.
-        return tuple(np.asarray(bound).item() for bound in given)
+        return tuple(np.asarray(bound).item() for bound in bounds)
 
     def _check_bounds(self) -> None:
         """Raise a ValueError unless the bounds of continuous actions are finite and in order."""
@@ -318,13 +326,10 @@ class Spec:
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
         finite = np.isfinite([*self.low, *self.high]).all()
         if not finite or not np.less(self.low, self.high).all():
-            got = f"{self.low} and {self.high}"
-            fix = (
+            raise ValueError(
+                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}; "
                 "give those of the action space, by dataset.low and dataset.high of a file; of a "
                 "number that never changes, bounds on both sides of it"
-            )
-            raise ValueError(
-                f"Spec.low, high: expected finite bounds, low < high, got {got}; {fix}"
             )
 
     @classmethod
@@ -342,17 +347,17 @@ class StepColumns(Generic[Array]):
     """
 
     lead: ClassVar[list[str]] = ["n"]
-    observations: Array = column("S", np.float32)
-    actions: Array = column("A", np.float32)
-    rewards: Array | None = column("", np.float32, optional=True, kw_only=True)
+    observations: Array = column_field("S", np.float32)
+    actions: Array = column_field("A", np.float32)
+    rewards: Array | None = column_field("", np.float32, optional=True, kw_only=True)
     # True where a discrete action is allowed
-    action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)
+    action_masks: Array | None = column_field("C", np.bool_, optional=True, kw_only=True)
     # False where the action is no training target
-    loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)
+    loss_mask: Array | None = column_field("", np.bool_, optional=True, kw_only=True)
     # loss weight of the action, 0 to 1; default 1; 0: the log lacks the action
-    action_weight: Array | None = column("", np.float32, optional=True, kw_only=True)
+    action_weight: Array | None = column_field("", np.float32, optional=True, kw_only=True)
     # propensity: log-probability of the action under what chose it, or log-density in raw units
-    action_log_prob: Array | None = column("", np.float32, optional=True, kw_only=True)
+    action_log_prob: Array | None = column_field("", np.float32, optional=True, kw_only=True)
 
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
@@ -369,20 +374,24 @@ class Episode(StepColumns[np.ndarray]):
     Row t: the observation, the action taken there and the reward it brought.
     """
 
-    rewards: np.ndarray = column("", np.float32)
-    terminated: bool = stored(np.bool_, False)  # by the task
-    truncated: bool = stored(np.bool_, True)  # by a time limit or a budget
-    task: str = stored(np.int32, "")  # the text of the task; a store keeps its index
-    group: int = stored(np.int64, 0)  # episodes of one world share it; a split never parts a group
+    rewards: np.ndarray = column_field("", np.float32)
+    terminated: bool = stored_field(np.bool_, False)  # by the task
+    truncated: bool = stored_field(np.bool_, True)  # by a time limit or a budget
+    task: str = stored_field(np.int32, "")  # the text of the task; a store keeps its index
+    group: int = stored_field(
+        np.int64, 0
+    )  # episodes of one world share it; a split never parts a group
     # after the last action
     final_observation: np.ndarray | None = shaped(
         "S", optional=True, dtype=np.float32, kw_only=True
     )
-    agent: int | None = stored(np.int32, None)  # number in its group, the same throughout the group
-    start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
+    agent: int | None = stored_field(
+        np.int32, None
+    )  # number in its group, the same throughout the group
+    start: int | None = stored_field(np.int32, None)  # the step of its world at which it appeared
     # reward of the team after it left; part of every return-to-go
-    return_after_exit: float | None = stored(np.float32, None)
-    part: int | None = stored(np.int32, None)  # number of the dataset in a mixture
+    return_after_exit: float | None = stored_field(np.float32, None)
+    part: int | None = stored_field(np.int32, None)  # number of the dataset in a mixture
     # facts of a rollout beside the rewards; not stored
     outcome: Json = field(default_factory=dict, kw_only=True)
 
@@ -396,7 +405,7 @@ class Episode(StepColumns[np.ndarray]):
             value = vars(self)[name]
             required = name in ("terminated", "truncated", "group")
             if required or value is not None:
-                object.__setattr__(self, name, one_number(f"Episode.{name}", value, dtype))
+                object.__setattr__(self, name, to_number(f"Episode.{name}", value, dtype))
         actions = np.asarray(self.actions)
         if actions.ndim == 2 and actions.dtype.kind == "f":
             self._leave_out(np.isnan(actions).all(1))
@@ -462,7 +471,7 @@ class WindowColumns(StepColumns[Array]):
     returns_to_go: Array = shaped("B T")  # raw reward units
     timesteps: Array = shaped("B T")  # from 0 within the episode
     mask: Array = shaped("B T")  # True where real
-    loss_mask: Array = column("", np.bool_, optional=True, kw_only=True)  # left out: the mask
+    loss_mask: Array = column_field("", np.bool_, optional=True, kw_only=True)  # left out: the mask
     # rows read together: 0, 0, 0, 1, 1, .. in their order
     team: Array | None = shaped("B", optional=True, kw_only=True)
     # number of each row in its team
@@ -527,9 +536,9 @@ class Report:
 
     def row(self) -> Json:
         """The line of results.jsonl, as a dict."""
-        found = {}
+        row = {}
         for name, value in vars(self).items():
             if name == "extra" or (name == "options" and value is None):
                 continue
-            found["return" if name == "mean_return" else name] = value
-        return found | self.extra
+            row["return" if name == "mean_return" else name] = value
+        return row | self.extra

@@ -15,7 +15,7 @@ INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 CHOICE = "hydra:runtime.choices."  # how an interpolation names the choice of a group
 
 
-def parsed(words: Sequence[str]) -> list["Override"]:
+def parse_overrides(words: Sequence[str]) -> list["Override"]:
     """The words of a command line but its flags, as Hydra reads them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -33,7 +33,9 @@ def without_flags(words: Iterable[str]) -> Iterator[str]:
 
 def swept_keys(words: Sequence[str]) -> list[str]:
     """The keys with several values on a command line, in their order: ["seed", "optim.lr"]."""
-    return [override.key_or_group for override in parsed(words) if override.is_sweep_override()]
+    return [
+        override.key_or_group for override in parse_overrides(words) if override.is_sweep_override()
+    ]
 
 
 def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]) -> str:
@@ -51,21 +53,21 @@ def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]
         optim.lr.
     """
     values = dict(word.lstrip("+~").split("=", 1) for word in job if "=" in word)
-    known = {"run", *references(config, "run")}
+    covered = {"run", *references(config, "run")}
     if "run" not in values:  # each experiment has a run directory of its own name
-        known.add("experiment")
-    missing = [key for key in swept if key not in known]
-    names = [last_word(key) for key in missing]
+        covered.add("experiment")
+    missing = [key for key in swept if key not in covered]
+    names = [option_name(key) for key in missing]
     directory = str(config.run)
     for key in missing:
-        label = last_word(key)
+        label = option_name(key)
         if names.count(label) > 1:
             label = key
-        directory += f"-{label}-{safe(values[key])}"
+        directory += f"-{label}-{safe_value(values[key])}"
     return directory
 
 
-def last_word(key: str) -> str:
+def option_name(key: str) -> str:
     """The key of an option without its groups: optim.lr -> lr."""
     return key.rpartition(".")[2]
 
@@ -79,17 +81,17 @@ def references(config: "DictConfig", key: str) -> set[str]:
     if not OmegaConf.is_dict(node) or name not in node:
         return set()
     value = node._get_node(name)._value()
-    found: set[str] = set()
+    names: set[str] = set()
     if not isinstance(value, str):
-        return found
+        return names
     for reference in INTERPOLATION.findall(value):
         if reference.startswith(CHOICE):
-            found.add(reference.removeprefix(CHOICE))
-        elif reference not in found:
-            found |= {reference, *references(config, reference)}
-    return found
+            names.add(reference.removeprefix(CHOICE))
+        elif reference not in names:
+            names |= {reference, *references(config, reference)}
+    return names
 
 
-def safe(value: str) -> str:
+def safe_value(value: str) -> str:
     """A value as part of the name of a folder: [0.5,1] -> 0.5-1."""
     return safe_name(value.strip("[]{}() '\""))

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Trust:
-    """What a config from disk may import beside registered choices.
+    """Imports that a config from disk may make beside registered choices.
 
     Attributes:
         modules: with all that is in them and below them.
@@ -58,7 +58,7 @@ class Import(NamedTuple):
     text: str  # its value, such as mylab:Pump-v0
     name: str  # of the callable or module, such as mylab
 
-    def said(self) -> str:
+    def describe(self) -> str:
         named = "" if self.name in self.text else f" ({self.name})"
         return f"{self.option}={self.text}{named}"
 
@@ -78,7 +78,7 @@ def trusting(modules: Iterable[str] = (), *, typed: object = None) -> Iterator[N
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f"trust: expected names of modules, such as [mylab], got {name!r}")
-    texts = [value for _, value in walk(typed) if isinstance(value, str)]
+    texts = [value for _, value in walk_values(typed) if isinstance(value, str)]
     before = TRUST.get()
     token = TRUST.set(Trust(before.modules.union(names), before.typed.union(texts)))
     try:
@@ -104,8 +104,8 @@ def check_config(config: object, where: object) -> None:
     """Raise a ValueError if a config from disk would import what is not trusted, or if a value of
     it would be computed by OmegaConf. where: its file, for the message.
     """
-    check_imports(imports(config), where)
-    for option, value in walk(config):
+    check_imports(find_imports(config), where)
+    for option, value in walk_values(config):
         if isinstance(value, str) and "${" in value and not is_plain_reference(value):
             raise ValueError(
                 f"{where}: expected resolved values, got {option}={value!r}, which OmegaConf would "
@@ -115,7 +115,7 @@ def check_config(config: object, where: object) -> None:
 
 def check_nodes(content: object, where: object) -> None:
     """Raise a ValueError if config nodes within a JSON value would import what is not trusted."""
-    check_imports(imports(content), where)
+    check_imports(find_imports(content), where)
 
 
 def check_imports(named: Iterable[Import], where: object) -> None:
@@ -126,7 +126,7 @@ def check_imports(named: Iterable[Import], where: object) -> None:
     refused = [each for each in named if not trust.covers(each)]
     if not refused:
         return
-    shown = [each.said() for each in refused[:MOST_NAMED]]
+    shown = [each.describe() for each in refused[:MOST_NAMED]]
     more = " ..." * (len(refused) > MOST_NAMED)
     if any(is_of_another_version(each.name) for each in refused):
         raise ValueError(
@@ -158,9 +158,9 @@ def module_to_trust(name: str) -> str:
     return name if package == "decisionllm" else package
 
 
-def imports(content: object) -> Iterator[Import]:
-    """What the nodes within a value would import, but for registered choices."""
-    for at, node in walk(content):
+def find_imports(content: object) -> Iterator[Import]:
+    """Yield the imports that the nodes within a value would make, but for registered choices."""
+    for at, node in walk_values(content):
         if not isinstance(node, dict) or "_target_" not in node:
             continue
         target = node["_target_"]
@@ -174,7 +174,7 @@ def imports(content: object) -> Iterator[Import]:
                 yield Import(prefix + option, text, name)
 
 
-def walk(content: object) -> Iterator[tuple[str, object]]:
+def walk_values(content: object) -> Iterator[tuple[str, object]]:
     """(its path with dots, value) of each value within nested dicts and lists, each container once."""
     stack: list[tuple[str, object]] = [("", content)]
     seen: set[int] = set()  # a YAML file may hold a list that contains itself
@@ -199,14 +199,14 @@ def registered_targets() -> frozenset[str]:
 
 
 def is_plain_reference(value: str) -> bool:
-    """Whether a text with "${" refers to another option, or is the default of a registered one."""
+    """Return whether a text with "${" refers to another option, or is the default of a registered one."""
     return bool(REFERENCE.fullmatch(value)) or value in default_texts()
 
 
 @cache
 def default_texts() -> frozenset[str]:
     """The texts among the default options of `train` and of registered choices."""
-    defaults = walk([registry.discover(), default_options()])
+    defaults = walk_values([registry.discover(), default_options()])
     return frozenset(value for _, value in defaults if isinstance(value, str))
 
 
@@ -214,7 +214,7 @@ def default_texts() -> frozenset[str]:
 
 
 def gymnasium_imports(node: registry.Node) -> Iterator[Import]:
-    """Of `gymnasium.make`: an id mylab:Pump-v0 imports mylab. The environments GymV21Environment
+    """Yield the imports of `gymnasium.make`: an id mylab:Pump-v0 imports mylab. GymV21Environment
     and GymV26Environment take another such id as an argument.
     """
     arguments = node.get("arguments")
@@ -228,14 +228,16 @@ def gymnasium_imports(node: registry.Node) -> Iterator[Import]:
 
 
 def minari_env_imports(node: registry.Node) -> Iterator[Import]:
-    """Of the environment of a Minari dataset, which the dataset describes: its entry points."""
+    """Yield the entry points of the environment that a Minari dataset describes."""
     id, metadata = minari_metadata(node)
     spec = metadata.get("eval_env_spec") or metadata.get("env_spec")
     yield from entry_point_imports(id, spec)
 
 
 def minari_data_imports(node: registry.Node) -> Iterator[Import]:
-    """Of a Minari dataset without its spaces: Minari makes its environment to ask for them."""
+    """Yield the imports of a Minari dataset without its spaces: Minari makes its environment to ask
+    for them.
+    """
     id, metadata = minari_metadata(node)
     if not {"observation_space", "action_space"} <= metadata.keys():
         yield from entry_point_imports(id, metadata.get("env_spec"))
@@ -262,9 +264,9 @@ def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:
     """
     with suppress(ValueError):
         described = json.loads(str(spec))
-        for named in imports(described):
+        for named in find_imports(described):
             yield Import("minari_id", minari_id, named.name)
-        nodes = [node for _, node in walk(described) if isinstance(node, dict)]
+        nodes = [node for _, node in walk_values(described) if isinstance(node, dict)]
         for text in [node["entry_point"] for node in nodes if node.get("entry_point")]:
             if not is_registered_entry_point(str(text)):
                 yield Import("minari_id", minari_id, str(text).replace(":", "."))
@@ -275,7 +277,7 @@ def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:
 
 
 def is_registered_entry_point(text: str) -> bool:
-    """Whether an entry point is in Gymnasium's registry, to which Gymnasium-Robotics adds its own
+    """Return whether an entry point is in Gymnasium's registry, to which Gymnasium-Robotics adds its own
     when it is imported; or a wrapper of Gymnasium's own; or the environment that exports name.
     """
     import gymnasium
@@ -294,7 +296,7 @@ def is_registered_entry_point(text: str) -> bool:
 
 @cache
 def imports_by_target() -> dict[str, Callable[[registry.Node], Iterator[Import]]]:
-    """What the options of a node import, by its `_target_`."""
+    """Return the functions that find what the options of a node import, by its `_target_`."""
     choices = registry.discover()
     functions: dict[str, Callable[[registry.Node], Iterator[Import]]] = {
         choices["env"]["gymnasium"]["_target_"]: gymnasium_imports,

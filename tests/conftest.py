@@ -99,7 +99,7 @@ def bfloat16_is_fast(monkeypatch):
     monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: False)
 
 
-def near(found, wanted, tolerance=1e-5, *, scale=None, axis=None):
+def near(got, expected, tolerance=1e-5, *, scale=None, axis=None):
     """Assert that no difference exceeds `tolerance` times the scale of the numbers.
 
     Sums of another instruction set, batch size or thread count are rounded in another order, with
@@ -107,17 +107,17 @@ def near(found, wanted, tolerance=1e-5, *, scale=None, axis=None):
     more correct digits after the point than these.
 
     Args:
-        found, wanted: arrays of one shape.
+        got, expected: arrays of one shape.
         scale: what the tolerance refers to, such as the width of the action space; by default the
-            largest |wanted|.
+            largest |expected|.
         axis: take the largest over this axis alone, where columns have units of their own.
     """
-    found, wanted = np.asarray(found, float), np.asarray(wanted, float)
-    assert found.shape == wanted.shape
-    bound = tolerance * (np.abs(wanted).max(axis=axis, initial=0) if scale is None else scale)
-    apart = np.abs(found - wanted)
+    got, expected = np.asarray(got, float), np.asarray(expected, float)
+    assert got.shape == expected.shape
+    bound = tolerance * (np.abs(expected).max(axis=axis, initial=0) if scale is None else scale)
+    apart = np.abs(got - expected)
     assert (apart <= bound).all(), (
-        f"expected differences up to {bound}, got {apart.max()}: {found} for {wanted}"
+        f"expected differences up to {bound}, got {apart.max()}: {got} for {expected}"
     )
 
 
@@ -251,7 +251,7 @@ def command(verb, *overrides):
 
 
 def metrics(path):
-    """What a run logged, but for the clock."""
+    """The metrics that a run logged, without the clock."""
     rows = [
         json.loads(line)
         for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

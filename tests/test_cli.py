@@ -28,68 +28,42 @@ pytestmark = pytest.mark.slow
 USAGE = {
     "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
     "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, minari, mixture,",
-    "data dataset=elsewhere": "no dataset 'elsewhere'; there are arrays, store, minari, mixture,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained, smollm2",
-    "train head=gausian": "no head 'gausian'; did you mean gaussian? there are gaussian, bins, discrete",
-    "train env=synthetik": "no env 'synthetik'; did you mean synthetic?",
     "train experiment=missing": "no experiment 'missing'",
     "train -m backbone=tiny,tinny": "no backbone 'tinny'",
     "train stpes=3": "no key 'stpes' in the config; did you mean steps?",
     "train +stpes=3": "no key 'stpes' in the config; did you mean steps?",
     "train backbone.lora_rnk=4": "no key 'backbone.lora_rnk' in the config; did you mean backbone.lora_rank?",
-    "train backbone.folder=x": "no key 'backbone.folder' in the config; there are backbone._target_, backbone.width, backbone.layers",
-    "train data.lr=1": "no key 'data.lr' in the config; did you mean optim.lr?",
     "train datset=synthetic": "no key 'datset' in the config; did you mean dataset?",
-    "train lora_rank=4": "no key 'lora_rank' in the config; did you mean backbone.lora_rank?",
     "train dataset=synthetic dataset.foo=1": "no key 'dataset.foo' in the config; there are dataset._target_, dataset.text, dataset.discrete,",
     "train +head.foo=1": "no key 'head.foo' in the config; there are head._target_, head.deviation",
     "evaluate dataset.noise=1": "no key 'dataset.noise' in the config",
-    "evaluate rn=runs/a": "no key 'rn' in the config; did you mean run?",
     "train steps=abc": 'steps: expected a whole number, got "abc"',
-    "train steps=1.5": "steps: expected a whole number, got 1.5",
-    "train optim.lr=[1]": "optim.lr: expected a number, got [1]",
-    "train backbone.width=wide": 'backbone.width: expected a whole number, got "wide"',
-    "train fresh=1": "fresh: expected true or false, got 1",
-    "train optim.clip=true": "clip: expected a number, got true",
-    "train log.tracker=null": "tracker: expected text, got null",
     "train ~steps": "steps: expected a value, got none",
     "evaluate run=a seed=-1": "seed: expected 0 or more, got -1",
-    "train data.seed=-2": "data.seed: expected 0 or more, got -2",
-    "evaluate run=a seed=18446744073709551616": "seed: expected less than 2**63, got 18446744073709551616",
-    "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "scale +study.axes.size.w={backbone.width:8}": "backbone.width: expected keys without a dot;",
     "journal verfy journal=a": "no journal action 'verfy'; did you mean verify? there are report,",
-    "evaluate run=a env=gymnasium": "env.id: expected a value, got none; give env.id=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
     "train": (
         "dataset: expected one, got none; give dataset=synthetic for a first try, "
         "experiment=..., or dataset=... of arrays, store,"
     ),
     "train backbone=nano dataset.episodes=4": "dataset: expected one, got none; give dataset=synthetic",
-    "data text=goal": "dataset: expected one, got none; give dataset=synthetic",
     "baseline algorithm=iql": "dataset: expected one, got none; give dataset=synthetic",
     "train steps": "steps: expected KEY=VALUE, as in run=runs/first",
-    "evaluate run=my runs/first": "runs/first: expected KEY=VALUE, as in run=runs/first",
     "train optim.lr=1,2": "To sweep over it, add --multirun",
     "train run=runs/x/lr=3": """run=runs/x/lr=3: Hydra reads a value with = in quotes alone; write 'run="runs/x/lr=3"'""",
-    "train steps=2 run=~/x": """run=~/x: Hydra reads a value with ~ in quotes alone; write 'run="~/x"'""",
-    "train dataset.task=To-{goal}": """dataset.task=To-{goal}: Hydra reads a value with { in quotes alone; write 'dataset.task="To-{goal}"'""",
-    "train +env.arguments.a=b=c": """write '+env.arguments.a="b=c"'""",
-    "evaluate run=[~/a,runs/b,x/lr=3]": """write 'run=["~/a",runs/b,"x/lr=3"]'""",
-    "data dataset=arrays dataset.path=données.npz": """a value with é in quotes alone; write 'dataset.path="données.npz"'""",
-    "train run=runs/a(1)": """a value with ( in quotes alone; write 'run="runs/a(1)"'""",
     "train run=[a": "no viable alternative at input '[a'",
     "train --multirun --cfg job seed=0,1": "--cfg and --info print the configuration of one job: leave --multirun out",
-    "train -c job -m seed=0,1": "--cfg and --info print the configuration of one job: leave --multirun out",
 }
 
 
 def test_defaults_that_name_an_option_of_another_choice_are_all_named(capsys):
     assert command("train", "experiment=umaze-llm", "backbone=nano") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("decisionllm: name, run: expected values of their own; ")
-    assert "'backbone.weights' not found" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("decisionllm: name, run: expected values of their own; ")
+    assert "'backbone.weights' not found" in printed
     assert command("train", "dataset=synthetic", "env.text=${backbone.weights}") == 2
     assert capsys.readouterr().err.startswith("decisionllm: env.text: expected values of their own")
 
@@ -101,8 +75,10 @@ def test_what_does_not_exist_is_named_with_the_nearest_that_does(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["decisionllm", *words.split()])
     assert main() == 2
-    said = capsys.readouterr().err
-    assert said.startswith("decisionllm: ") and USAGE[words] in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert (
+        printed.startswith("decisionllm: ") and USAGE[words] in printed and printed.count("\n") == 1
+    )
 
 
 def test_several_values_replace_the_one_of_an_experiment(tmp_path, monkeypatch, capsys):
@@ -110,8 +86,11 @@ def test_several_values_replace_the_one_of_an_experiment(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     level = "dataset.level=[GoToLocal,Nowhere]"
     assert command("train", "experiment=babyai-rooms", level, "run=a") == 1
-    said = capsys.readouterr().err
-    assert "dataset.level: expected a BabyAI level of MiniGrid" in said and "got 'Nowhere'" in said
+    printed = capsys.readouterr().err
+    assert (
+        "dataset.level: expected a BabyAI level of MiniGrid" in printed
+        and "got 'Nowhere'" in printed
+    )
 
 
 def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys):
@@ -123,8 +102,8 @@ def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys)
     assert (tmp_path / "x" / "lr=3" / "run.json").is_file()
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/c", words[1]) == 1
     assert f"{tmp_path}/b: expected a run directory" in capsys.readouterr().err
-    for given in ('run="~/x/*"', 'run=["~/x/lr=3"]', f'run="{tmp_path}/x/lr=[0-9]"'):
-        assert command("evaluate", given, "episodes=1", 'out="~/out"', "report=false") == 0
+    for runs in ('run="~/x/*"', 'run=["~/x/lr=3"]', f'run="{tmp_path}/x/lr=[0-9]"'):
+        assert command("evaluate", runs, "episodes=1", 'out="~/out"', "report=false") == 0
     assert len((tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
@@ -201,14 +180,10 @@ def test_a_module_run_by_name_exits_with_the_code():
 
 
 FAILED = {
-    "device=tpu": "device: expected auto, cpu or cuda, got tpu",
-    "optim.precision=fp8": "optim.precision: expected auto, no or bf16, got fp8",
-    "log.tracker=paper": "log.tracker: expected tensorboard, wandb or none, got paper",
     "optim.batch_size=7 optim.accumulate=2": "batch_size: expected a multiple of 1 processes x optim.accumulate=2, got 7",
     "text=shuffled": "dataset.text: expected one of none, goal, got 'shuffled'",
     "head=discrete": "head=discrete: expected discrete actions, got continuous ones",
     "data.fraction=2.0": "data.fraction: expected above 0 and at most 1, got 2.0",
-    "data.fraction=0": "data.fraction: expected above 0 and at most 1, got 0.0",
     "backbone.tune=half": "backbone.tune: expected one of lora, full, frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "theirlab.heads.Flow: No module named 'theirlab'; PYTHONPATH=FOLDER says where it is",
     "head._target_=Flow": "Flow: expected the path of a class or function, such as mylab.Flow",
@@ -220,8 +195,12 @@ FAILED = {
 @pytest.mark.parametrize("words", FAILED)
 def test_a_run_that_fails_says_why_in_one_line(words, capsys, tmp_path):
     assert command("train", *LOOP, *NANO, *words.split(), f"run={tmp_path}/run") == 1
-    said = capsys.readouterr().err
-    assert said.startswith("decisionllm: ") and FAILED[words] in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert (
+        printed.startswith("decisionllm: ")
+        and FAILED[words] in printed
+        and printed.count("\n") == 1
+    )
 
 
 MISTAKES = """
@@ -253,8 +232,14 @@ def overflow():
 """
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
-@pytest.mark.parametrize("flag", ["--config-dir {}", "--config-dir={}"])
+@pytest.mark.parametrize(
+    ("encoding", "flag"),
+    [
+        ("utf-8-sig", "--config-dir {}"),
+        ("latin-1", "--config-dir={}"),
+        ("utf-16", "--config-dir {}"),
+    ],
+)
 def test_a_config_in_another_encoding_is_named(encoding, flag, tmp_path, capsys):
     file = tmp_path / "mine" / "experiment" / "north.yaml"
     file.parent.mkdir(parents=True)
@@ -262,12 +247,14 @@ def test_a_config_in_another_encoding_is_named(encoding, flag, tmp_path, capsys)
     file.write_text(text, encoding=encoding)
     words = flag.format(tmp_path / "mine").split()
     code = command("data", *words, "dataset=synthetic", "+experiment=north")
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     if encoding.startswith("utf-8"):
-        assert "utf" not in said.lower()
+        assert "utf" not in printed.lower()
     else:
-        assert code == 2 and said.startswith(f"decisionllm: {file}: expected UTF-8 ('utf-8' codec")
-        assert said.count("\n") == 1
+        assert code == 2 and printed.startswith(
+            f"decisionllm: {file}: expected UTF-8 ('utf-8' codec"
+        )
+        assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["refusal", "wrapped", "explained_by_the_package"])
@@ -275,8 +262,8 @@ def test_an_error_that_a_reader_raises_is_one_line(name, tmp_path, monkeypatch, 
     (tmp_path / "fifthlab.py").write_text(MISTAKES, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert command("data", "dataset=arrays", f"dataset._target_=fifthlab.{name}") == 1
-    said = capsys.readouterr().err
-    assert said.startswith("decisionllm: too few rows") and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("decisionllm: too few rows") and printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["pandas", "numpy", "standard_library", "conversion", "overflow"])
@@ -284,21 +271,20 @@ def test_an_unexpected_error_shows_its_traceback(name, tmp_path, monkeypatch, ca
     (tmp_path / "fifthlab.py").write_text(MISTAKES, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert command("data", "dataset=arrays", f"dataset._target_=fifthlab.{name}") == 1
-    said = capsys.readouterr().err
-    assert said.startswith("Traceback") and f"in {name}\n" in said
-    assert said.splitlines()[-1].startswith("decisionllm: ")
+    printed = capsys.readouterr().err
+    assert printed.startswith("Traceback") and f"in {name}\n" in printed
+    assert printed.splitlines()[-1].startswith("decisionllm: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("verb", ["train", "evaluate"])
-def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}") == 0
-    words = [*LOOP, *NANO, "fresh=true"] if verb == "train" else []
-    assert command(verb, *words, f"run={tmp_path}", "device=cuda") == 1
-    assert (
-        "device=cuda: no GPU that torch can use was found; take device=cpu"
-        in capsys.readouterr().err
-    )
+def test_a_gpu_that_is_not_there(capsys, tmp_path):
+    message = "device=cuda: no GPU that torch can use was found; take device=cpu"
+    words = ("train", *LOOP, *NANO, f"run={tmp_path}")
+    assert command(*words, "device=cuda") == 1
+    assert message in capsys.readouterr().err
+    assert command(*words) == 0
+    assert command("evaluate", f"run={tmp_path}", "device=cuda") == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -325,8 +311,8 @@ def test_a_model_that_is_not_there(words, message, capsys, tmp_path):
         command("train", *LOOP, "backbone=pretrained", f"backbone.{words}", f"run={tmp_path}/run")
         == 1
     )
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
 
 
 def test_somebody_elses_head_keeps_its_own_options(tmp_path, monkeypatch):
@@ -380,12 +366,14 @@ class World(env.PointEnv):
     monkeypatch.syspath_prepend(tmp_path)
     own = (f"dataset={dataset}", "dataset._target_=fourthlab.load", "env._target_=fourthlab.World")
     words = [*own, *LOOP[2:], *NANO]
-    assert command("train", *words, "text=east", f"run={tmp_path}/run") == 0
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
-    assert config["dataset"] == {"_target_": "fourthlab.load", "text": "east"}
-    assert config["env"] == {"_target_": "fourthlab.World", "text": "east"}
-    assert command("data", *own, "text=east", "++dataset.text=west") == 0
-    assert "of episode 0: 'west'" in capsys.readouterr().out
+    for text, override in (("east", []), ("west", ["++dataset.text=west"])):
+        assert command("data", *own, "text=east", *override) == 0
+        assert f"of episode 0: '{text}'" in capsys.readouterr().out
+    if dataset == "arrays":
+        assert command("train", *words, "text=east", f"run={tmp_path}/run") == 0
+        config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+        assert config["dataset"] == {"_target_": "fourthlab.load", "text": "east"}
+        assert config["env"] == {"_target_": "fourthlab.World", "text": "east"}
 
 
 @pytest.mark.parametrize("verb", ["data", "train"])

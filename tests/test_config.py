@@ -14,7 +14,7 @@ from tests.conftest import LOOP, NANO, command
 
 
 @pytest.mark.parametrize(
-    ("given", "read"),
+    ("value", "read"),
     [
         ("0-2,5", [0, 1, 2, 5]),
         (" 4 , 0-2,4", [4, 0, 1, 2]),
@@ -23,12 +23,12 @@ from tests.conftest import LOOP, NANO, command
         ("7-7", [7]),
     ],
 )
-def test_numbers_and_ranges_are_read_in_their_order_each_once(given, read):
-    assert ranges("env.agents", given) == read
+def test_numbers_and_ranges_are_read_in_their_order_each_once(value, read):
+    assert ranges("env.agents", value) == read
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         ("a", "env.x: expected such as 0-6 or 7,8, got 'a'"),
         ("1--2", "expected such as"),
@@ -36,9 +36,9 @@ def test_numbers_and_ranges_are_read_in_their_order_each_once(given, read):
         ("5-2", "expected ranges that go up, got '5-2'"),
     ],
 )
-def test_what_is_no_range_is_named(given, message):
+def test_what_is_no_range_is_named(value, message):
     with pytest.raises(ValueError, match=message):
-        ranges("env.x", given)
+        ranges("env.x", value)
 
 
 def test_nothing_may_stand_for_something():
@@ -47,9 +47,9 @@ def test_nothing_may_stand_for_something():
         ValueError, match="env.x: expected such as 0-6 or 7,8, or nothing for all, got 'a'"
     ):
         ranges("env.x", "a", nothing="all")
-    for given in ("", "7,", "1,,2", " "):
-        with pytest.raises(ValueError, match=f"env.x: expected such as 0-6 or 7,8, got '{given}'"):
-            ranges("env.x", given)
+    for value in ("", "7,", "1,,2", " "):
+        with pytest.raises(ValueError, match=f"env.x: expected such as 0-6 or 7,8, got '{value}'"):
+            ranges("env.x", value)
 
 
 def test_numbers_are_of_those_that_there_are():
@@ -197,8 +197,8 @@ def test_in_python_a_wrong_option_is_one_clear_error(wrong, message):
 
 
 def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value():
-    given = {"dataset": choice("dataset", "synthetic"), "backbone": {}, "head": {}, "steps": "7"}
-    config = train_config(given | {"optim": {"lr": 0.5}})
+    options = {"dataset": choice("dataset", "synthetic"), "backbone": {}, "head": {}, "steps": "7"}
+    config = train_config(options | {"optim": {"lr": 0.5}})
     assert config.dataset["text"] == config.text == "none"
     assert (config.steps, config.optim.lr_backbone) == (7, 0.5)
     with pytest.raises(ValueError, match="missing mandatory value: head"):
@@ -207,8 +207,8 @@ def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value(
 
 def test_in_python_a_node_has_no_options_of_the_default_that_it_replaces():
     own = {"_target_": "mylab.Tokenizer", "size": 3}
-    given = plain(TrainConfig({}, {}, {})) | {"tokenizer": own}
-    assert train_config(given).tokenizer == own
+    options = plain(TrainConfig({}, {}, {})) | {"tokenizer": own}
+    assert train_config(options).tokenizer == own
 
 
 def test_a_rule_is_kept_by_the_command_before_anything_is_written(tmp_path, capsys):

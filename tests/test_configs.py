@@ -22,7 +22,7 @@ def choices():
     store_choices()
 
 
-def composed(name):
+def compose_config(name):
     with initialize_config_dir(str(configs()), version_base="1.3"):
         config = compose(
             "train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"]
@@ -31,18 +31,20 @@ def composed(name):
 
 
 def differences(name):
-    """What an experiment file says and the composed configuration does not have."""
-    config = composed(name)
-    said = yaml.safe_load((configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
-    for default in said.pop("defaults"):
+    """Yield the options of an experiment file that the composed configuration does not have."""
+    config = compose_config(name)
+    options = yaml.safe_load(
+        (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    )
+    for default in options.pop("defaults"):
         for group, choice in default.items() if isinstance(default, dict) else ():
             group = group.removeprefix("override /")
-            known = {"none": {"_target_": "none"}} | registry.discover()[group]
-            if config[group]["_target_"] != known[choice]["_target_"]:
+            nodes = {"none": {"_target_": "none"}} | registry.discover()[group]
+            if config[group]["_target_"] != nodes[choice]["_target_"]:
                 yield f"{name}: {group}={choice}, composed is {config[group]['_target_']}"
-    for key, value in said.items():
-        found = config[key] | value if isinstance(value, dict) else value
-        if found != config[key]:
+    for key, value in options.items():
+        merged = config[key] | value if isinstance(value, dict) else value
+        if merged != config[key]:
             yield f"{name}: {key}: {value}, composed is {config[key]}"
 
 

@@ -119,7 +119,7 @@ def two(tmp_path_factory):
         "CUDA_VISIBLE_DEVICES": "",
     }
     common = (*LOOP, *NANO, "window=15", "optim.clip=0.5")
-    cases = [(given, [*common, *words]) for given, words in CASES.values()]
+    cases = [(environment, [*common, *words]) for environment, words in CASES.values()]
     words = [sys.executable, "-c", TWO, str(path), json.dumps(cases)]
     done = subprocess.run(
         words, env=environment, capture_output=True, text=True, timeout=PATIENCE, encoding="utf-8"
@@ -235,26 +235,26 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
     )
     environments = {child: Path(f"/proc/{child}/environ").read_bytes() for child in children}
     ranks = {
-        int(re.search(rb"\0RANK=(\d)", found)[1]): int(child)
-        for child, found in environments.items()
+        int(re.search(rb"\0RANK=(\d)", variables)[1]): int(child)
+        for child, variables in environments.items()
     }
     assert set(ranks) == {*range(world)}
     os.kill(ranks[rank], signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE)  # torch's own patience is half an hour
     assert process.returncode == 1 and f"{world} x cpu" in out
-    said = [line for line in err.splitlines() if line.startswith("decisionllm:")]
+    printed = [line for line in err.splitlines() if line.startswith("decisionllm:")]
     step = json.loads(
         (checkpoint.find(tmp_path / "run") / "trainer.json").read_text(encoding="utf-8")
     )["step"]
-    assert len(said) == 1 and "a process of this run was lost" in said[0], err
-    assert f"the same command continues from step {step:,}" in said[0]
+    assert len(printed) == 1 and "a process of this run was lost" in printed[0], err
+    assert f"the same command continues from step {step:,}" in printed[0]
     drawn = interrupt(monkeypatch, step + 2)
     assert command("train", *words) == 130 and drawn[0] == step
     assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(1, step + 4))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("environment", "message"),
     [
         (
             {"ACCELERATE_USE_FSDP": "true"},
@@ -282,11 +282,11 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         ),
     ],
 )
-def test_what_accelerate_was_told_is_done_or_refused(given, message, monkeypatch):
-    for name, value in given.items():
+def test_what_accelerate_was_told_is_done_or_refused(environment, message, monkeypatch):
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
-        distributed.check("no")
+        distributed.check_environment("no")
 
 
 def test_a_cut_backbone_is_not_sharded():
@@ -295,11 +295,11 @@ def test_a_cut_backbone_is_not_sharded():
     """
     accelerator = SimpleNamespace(is_fsdp2=True)
     model = SimpleNamespace(backbone=SimpleNamespace(text_layers=12))
-    wanted = (
+    message = (
         "backbone.text_layers: expected 0 with FSDP2, got 12; take backbone.text_layers=0 "
         "backbone.layers=0, or configs/accelerate/ddp"
     )
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match=message):
         distributed.prepare(accelerator, model, None, alike=True)
 
 

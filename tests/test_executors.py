@@ -88,17 +88,17 @@ def test_ray_reads_the_files_of_a_log(tmp_path, cluster):
     days = read(FIXTURES / "trajectories_periods_7_8.csv.gz")
     for period in (7, 8):
         write(tmp_path / f"log_{period}.csv.gz", days.rows(np.flatnonzero(days.period == period)))
-    found, pids = {}, []
+    sources, pids = {}, []
     for executor in ("inline", "ray"):
         with executors.of_files({"executor": executor, "address": ""}):
-            found[executor] = read(tmp_path / "log_*.csv.gz")
+            sources[executor] = read(tmp_path / "log_*.csv.gz")
             pids.append({*EACH.get()(lambda file: os.getpid(), [Path("a"), Path("b")])})
             if executor == "ray":
                 (tmp_path / "log_9.csv.gz").write_bytes(b"broken")
                 with pytest.raises(ValueError, match="log_9.csv.gz"):
                     read(tmp_path / "log_*.csv.gz")
-    for name, column in vars(found["inline"]).items():
-        np.testing.assert_array_equal(column, vars(found["ray"])[name], err_msg=name)
+    for name, column in vars(sources["inline"]).items():
+        np.testing.assert_array_equal(column, vars(sources["ray"])[name], err_msg=name)
     assert pids[0] == {os.getpid()} and os.getpid() not in pids[1] and EACH.get() is map
     with pytest.raises(ValueError, match="executor: expected one of inline, ray, got 'slurm'"):
         executors.of_files({"executor": "slurm"}).__enter__()

@@ -145,16 +145,16 @@ def test_damaged_digests_are_one_clear_error(content, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("last", "kept"),
+    ("last", "numbers"),
     [("", [1]), ('{"a"', [1]), ('{"a": {"b": 2}', [1]), ('{"a": 2}', [1, 2])],
     ids=["none", "cut short", "cut short behind a brace", "without its newline"],
 )
-def test_a_last_line_that_was_cut_short_spoils_no_other(last, kept, tmp_path):
+def test_a_last_line_that_was_cut_short_spoils_no_other(last, numbers, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"a": 1}\n' + last, encoding="utf-8")
-    assert [line["a"] for line in read_lines(log)] == kept
+    assert [line["a"] for line in read_lines(log)] == numbers
     append_line(log, {"a": 3})
-    assert [line["a"] for line in read_lines(log)] == [*kept, 3]
+    assert [line["a"] for line in read_lines(log)] == [*numbers, 3]
 
 
 def test_the_first_line_makes_the_file(tmp_path):

@@ -16,9 +16,9 @@ def clock(monkeypatch, seconds):
 def test_a_file_gets_a_line_a_minute(monkeypatch, capsys):
     clock(monkeypatch, [0.0, 30.0, 90.0, 120.0, 150.0])
     assert list(progress.tracked(range(4), "planner: values")) == [0, 1, 2, 3]
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
         "planner: values: 2 of 4, 2 min left",
         "planner: values: 4 of 4, 0 min left",
     ]
@@ -41,6 +41,6 @@ def test_a_terminal_shows_a_bar_also_within_another(monkeypatch, capsys):
     finally:
         rich.reconfigure()
     assert seen == ["ac", "ad", "bc", "bd"]
-    said = capsys.readouterr()
-    assert "outer" in said.out
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert "outer" in printed.out
+    assert printed.err == ""

@@ -14,8 +14,8 @@ def test_small_seeds_start_a_million_apart():
 
 
 def test_seeds_of_any_size_are_distinct_and_within_32_bits():
-    given = [0, 1, 2147, 2148, 4294, 4295, 12345, 20261128, 2**31, 2**32, 2**40, 2**63 - 1]
-    seeds = np.concatenate([derive_seeds(seed, 500) for seed in given])
+    numbers = [0, 1, 2147, 2148, 4294, 4295, 12345, 20261128, 2**31, 2**32, 2**40, 2**63 - 1]
+    seeds = np.concatenate([derive_seeds(seed, 500) for seed in numbers])
     assert len(np.unique(seeds)) == len(seeds)
     assert seeds.min() >= 0 and seeds.max() < SEED_LIMIT
     assert derive_seeds(2**40, 5).tolist() == derive_seeds(2**40, 5).tolist()

@@ -147,10 +147,10 @@ def test_a_value_of_an_episode_of_another_type_is_refused(name, value, message):
 
 
 def test_numbers_of_numpy_are_values_of_an_episode():
-    given = {"terminated": np.bool_(True), "truncated": np.int64(0), "group": np.int64(4)}
-    episode = Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), **given)
+    numbers = {"terminated": np.bool_(True), "truncated": np.int64(0), "group": np.int64(4)}
+    episode = Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), **numbers)
     assert (episode.terminated, episode.truncated, episode.group) == (True, False, 4)
-    assert [type(vars(episode)[name]) for name in given] == [bool, bool, int]
+    assert [type(vars(episode)[name]) for name in numbers] == [bool, bool, int]
 
 
 def test_a_history_may_hold_the_first_observation_alone():

@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from decisionllm.sweep import references, run_directory, safe, swept_keys
+from decisionllm.sweep import references, run_directory, safe_value, swept_keys
 from tests.conftest import LOOP, NANO, command, metrics
 
 CONFIG = OmegaConf.create(
@@ -69,7 +69,12 @@ def test_experiments_with_a_run_that_was_given_have_directories_of_their_own():
 
 
 def test_a_value_is_safe_in_a_path():
-    assert [safe(x) for x in ("1e-3", "[0.5,1]", "a/b", "-1")] == ["1e-3", "0.5-1", "a-b", "-1"]
+    assert [safe_value(x) for x in ("1e-3", "[0.5,1]", "a/b", "-1")] == [
+        "1e-3",
+        "0.5-1",
+        "a-b",
+        "-1",
+    ]
 
 
 @pytest.mark.slow

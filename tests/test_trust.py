@@ -35,7 +35,7 @@ def trap(tmp_path, monkeypatch):
     """A module that says whether it was imported."""
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "trap.py").write_text(
-        "def spring(*given, **options): return 1\n", encoding="utf-8"
+        "def spring(*arguments, **options): return 1\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(tmp_path / "lab")
     yield lambda: "trap" in sys.modules

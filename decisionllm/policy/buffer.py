@@ -24,17 +24,17 @@ def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     Raises:
         ValueError: a target is not finite.
     """
-    found = np.array(targets, np.float64)  # None becomes NaN
+    resolved_targets = np.array(targets, np.float64)  # None becomes NaN
     left_out = np.array([target is None for target in targets], bool)
-    wrong = ~np.isfinite(found) & ~left_out
-    refuse("target_return", wrong, ": expected a finite number, got {}", found)
+    wrong = ~np.isfinite(resolved_targets) & ~left_out
+    refuse("target_return", wrong, ": expected a finite number, got {}", resolved_targets)
     if own is not None:
-        found[left_out] = own
-    return found
+        resolved_targets[left_out] = own
+    return resolved_targets
 
 
-class Conditioned(Protocol):
-    """What a buffer asks of the policy that acts: a `Policy` or an `ExportedPolicy`."""
+class ReturnConditioned(Protocol):
+    """The members of a policy that a buffer uses: of a `Policy` or an `ExportedPolicy`."""
 
     return_horizon: int
 
@@ -63,16 +63,16 @@ class EpisodeBuffer(Player):
     """
 
     def __init__(
-        self, policy: Conditioned, N: int, horizon: int, target_returns: Targets = None
+        self, policy: ReturnConditioned, N: int, horizon: int, target_returns: Targets = None
     ) -> None:
         spec = policy.spec
         policy.check_horizon(horizon)
         self.policy = policy
         self.horizon = horizon
-        given: list[float | None] = [None] * N
+        targets: list[float | None] = [None] * N
         if target_returns is not None:
-            given = np.broadcast_to(target_returns, N).tolist()
-        self.targets = policy.resolve_targets(given)  # NaN: the predicted maximum return
+            targets = np.broadcast_to(target_returns, N).tolist()
+        self.targets = policy.resolve_targets(targets)  # NaN: the predicted maximum return
         self.observations = np.zeros((N, horizon, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, horizon, spec.action_dim), np.float32)
         self.rewards = np.zeros((N, horizon))
@@ -94,15 +94,17 @@ class EpisodeBuffer(Player):
                 rewards that the return-to-go needs are left out.
         """
         if rewards is None and self.needs_rewards():
-            wanted = "those of the last step, which the return-to-go is reduced by"
-            raise ValueError(f"rewards: expected {wanted}, got none")
+            raise ValueError(
+                "rewards: expected those of the last step, which the return-to-go is reduced by, "
+                "got none"
+            )
         self.observe(observations, rewards, action_masks, self.active)
         actions = self.decide(self.active)
         self.record_action(actions, self.active)
         return actions
 
     def needs_rewards(self) -> bool:
-        """Whether a return-to-go of these episodes depends on the rewards of a step before."""
+        """Return whether a return-to-go of these episodes depends on the rewards of a step before."""
         policy = self.policy
         if not policy.return_conditioned or policy.return_horizon:
             return False
@@ -186,7 +188,7 @@ class EpisodeBuffer(Player):
         self.unrewarded = self.unrewarded[rows]
 
     def masks_at(self, each: np.ndarray) -> np.ndarray | None:
-        """Which actions are allowed at the current step of these rows, (M, C) bool or None."""
+        """Return the allowed actions at the current step of these rows, (M, C) bool or None."""
         if self.masks is None:
             return None
         return np.asarray(self.masks[each, self.now[each]])
@@ -197,12 +199,12 @@ def check_sizes(spec: Spec, histories: Sequence[History]) -> None:
 
     Without this, numpy repeats the numbers of a narrower one.
     """
-    wanted = spec.observation_dim, spec.action_dim
+    trained = spec.observation_dim, spec.action_dim
     sizes = "observations of {} and actions of {} numbers"
     for i, history in enumerate(histories):
         got = history.observations.shape[1], history.actions.shape[1]
-        if got != wanted:
-            expected = f"{sizes.format(*wanted)}, as in training"
+        if got != trained:
+            expected = f"{sizes.format(*trained)}, as in training"
             raise ValueError(f"history {i}: expected {expected}, got {sizes.format(*got)}")
         masks = history.action_masks
         if masks is not None and masks.shape[1] != spec.num_actions:

@@ -64,21 +64,23 @@ def load(
     # Every second one has the task of another row: what rests at one goal is sent to another one,
     # as at the start of an episode of the world. A log that walks from goal to goal has no such
     # step.
-    asked = first.copy()
-    asked[1::2] = rng.permutation(first[1::2])
-    tasks = tasks_of(store, asked)
+    task_rows = first.copy()
+    task_rows[1::2] = rng.permutation(first[1::2])
+    tasks = task_texts(store, task_rows)
     observations = store.observations[first]
-    played = play(policy, imagined, observations, tasks, steps=steps, noise=noise, rng=rng)
-    made = supported_episodes(played, tasks)
-    if not made:
+    rollout = imagine_episodes(
+        policy, imagined, observations, tasks, steps=steps, noise=noise, rng=rng
+    )
+    supported = supported_episodes(rollout, tasks)
+    if not supported:
         raise ValueError(
             f"dataset.run={run}: expected a model whose members agree about some first step, got "
             "none; train it for longer"
         )
-    kept = sum(len(episode.rewards) for episode in made)
-    outside = round(1 - kept / int(played.lengths.sum()), 4)
+    num_steps = sum(len(episode.rewards) for episode in supported)
+    outside = round(1 - num_steps / int(rollout.lengths.sum()), 4)
     facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
-    given: Json = {
+    info: Json = {
         "name": f"imagined({policy.info['dataset']['name']})",
         "env": "imagined",
         "run": run,
@@ -89,18 +91,18 @@ def load(
         "faults": support_faults(outside),
     }
     if text == "paraphrased":
-        given["wordings"] = facts
+        info["wordings"] = facts
     spec = replace(store.spec, horizon=max(steps, store.spec.horizon))
-    return Source(spec, made, given, facts)
+    return Source(spec, supported, info, facts)
 
 
-def tasks_of(store: Store, rows: np.ndarray) -> list[str]:
+def task_texts(store: Store, rows: np.ndarray) -> list[str]:
     """The task text of the episode that each row (m,) of a store is a step of."""
     return [store.tasks[task] for task in store.task[store.episode_of(rows)]]
 
 
 @dataclass(frozen=True)
-class Played:
+class ImaginedEpisodes:
     """E imagined episodes of T steps, raw units; what follows the end of a task is none of it."""
 
     observations: np.ndarray  # (E, T, S) float32
@@ -118,7 +120,7 @@ class Played:
 
 
 @torch.no_grad()
-def play(
+def imagine_episodes(
     policy: Policy,
     imagined: ImaginedValue,
     observations: np.ndarray,
@@ -127,7 +129,7 @@ def play(
     steps: int,
     noise: float,
     rng: np.random.Generator,
-) -> Played:
+) -> ImaginedEpisodes:
     """Let a policy act in a learned model.
 
     Args:
@@ -145,17 +147,17 @@ def play(
     columns = []
     for _ in tracked(range(steps), "imagining"):
         actions = session.act(observations, rewards)
-        shaken = units.actions(torch.from_numpy(actions))
+        noisy = units.actions(torch.from_numpy(actions))
         if not policy.spec.num_actions:
-            push = torch.from_numpy(rng.normal(size=shaken.shape)).float()
-            shaken = (shaken + noise * push).clamp(-1, 1)
+            normal = torch.from_numpy(rng.normal(size=noisy.shape)).float()
+            noisy = (noisy + noise * normal).clamp(-1, 1)
         states = imagined.states(units.observations(torch.from_numpy(observations)), tasks)
-        after, paid, ended, agreed = imagined.advance(states, shaken)
-        rewards = paid.numpy()
+        after, received_now, ended, agreed = imagined.advance(states, noisy)
+        rewards = received_now.numpy()
         columns.append((observations, actions, rewards, ended.numpy(), agreed.numpy()))
         observations = units.raw_observations(after).numpy()
     seen, taken, received, over, supported = (np.stack(c, 1) for c in zip(*columns, strict=True))
-    return Played(
+    return ImaginedEpisodes(
         seen.astype(np.float32),
         taken.astype(np.float32),
         received.astype(np.float32),
@@ -164,7 +166,7 @@ def play(
     )
 
 
-def supported_episodes(played: Played, tasks: Sequence[str]) -> list[Episode]:
+def supported_episodes(played: ImaginedEpisodes, tasks: Sequence[str]) -> list[Episode]:
     """The episodes up to the first step that the members disagree about; none of an episode that
     begins with such a step.
     """
@@ -198,7 +200,7 @@ def data_options(*, run: str, text: str = "none", **options: object) -> Json:
     return {"run": run, "text": "", **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: object) -> Store:
+def reword_texts(store: Store, *, text: str = "none", **options: object) -> Store:
     """See `datasets.store`."""
     return with_texts(store, text or store.info["text"], [store.tasks[i] for i in store.task])
 
@@ -216,21 +218,21 @@ def check_text(run: str, text: str, config: Json) -> str:
             would have other texts than the episodes.
     """
     read: str = config["dataset"].get("text", config["text"])
-    known = [read]
+    offered = [read]
     # Its data are those of text=paraphrased, so that its texts have facts.
     if data_node(config["dataset"] | {"text": "paraphrased"})["text"] == read:
-        known.append("paraphrased")
-    if text and text not in known:
-        wanted = f"{run} reads text={read}, and so must what imitates it"
+        offered.append("paraphrased")
+    if text and text not in offered:
+        reason = f"{run} reads text={read}, and so must what imitates it"
         raise ValueError(
-            f"dataset.text={text}: {wanted}; give {' or '.join(f'text={each}' for each in known)}"
+            f"dataset.text={text}: {reason}; give {' or '.join(f'text={each}' for each in offered)}"
         )
     return read
 
 
 def support_faults(outside: float) -> list[str]:
-    """What the card and the training say of this share of steps outside of the support: a sentence,
-    or nothing.
+    """Return the warning of the card and the training for this share of steps outside of the
+    support: one sentence, or nothing.
     """
     if outside <= OUTSIDE:
         return []
@@ -246,4 +248,4 @@ def files(*, run: str, **options: object) -> list[Path]:
     return [checkpoint.checkpoint_folder(run) / "model.safetensors", Path(run) / "config.yaml"]
 
 
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=reword_texts)

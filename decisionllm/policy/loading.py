@@ -101,15 +101,14 @@ def load_parts(
         baseline.config = config
         baseline.info = info
         return [baseline]
-    known = info.get("parts", {})
+    info_by_part = info.get("parts", {})
     for part in parts:
-        if part not in known:
-            labels = ", ".join(known) or "none, the run is of one dataset"
+        if part not in info_by_part:
+            labels = ", ".join(info_by_part) or "none, the run is of one dataset"
             raise ValueError(f"part: expected one of {labels}, got {part!r}")
     if "embodiments" in info and not parts:
-        raise ValueError(
-            f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
-        )
+        labels = ", ".join(info_by_part)
+        raise ValueError(f"{path}: its parts have spaces of their own; give part=, one of {labels}")
     model = load_model(path, config, info).to(device)
     return policies_of(model, config, info, parts, acting | {"device": device})
 
@@ -117,23 +116,29 @@ def load_parts(
 def policies_of(
     model: Model, config: Node, info: Json, parts: Sequence[str], acting: Json
 ) -> list[Policy]:
-    """The policy of a model in each of these parts of its data, or as a whole; see `load_parts`."""
-    each = members(model)
-    if not parts:
-        return [policy_of(each[""], config, info, acting)]
-    found = []
-    for part in parts:
-        known = info["parts"][part]
-        name = known["embodiment"]
-        own = info | info.get("embodiments", {}).get(name, {}) | known
-        found.append(policy_of(each[name], of_part(config, part, known), own, acting))
-    return found
-
-
-def policy_of(model: SequenceModel, config: Node, info: Json, acting: Json) -> Policy:
-    """The policy that a run's config describes, with these fields of `Policy` in place of
-    its own.
+    """Build the policy of a model for each of these parts of its data, or as a whole; see
+    `load_parts`.
     """
+    model_by_embodiment = members(model)
+    if not parts:
+        return [build_policy(model_by_embodiment[""], config, info, acting)]
+    policies = []
+    for part in parts:
+        part_info = info["parts"][part]
+        embodiment = part_info["embodiment"]
+        policies.append(
+            build_policy(
+                model_by_embodiment[embodiment],
+                of_part(config, part, part_info),
+                info | info.get("embodiments", {}).get(embodiment, {}) | part_info,
+                acting,
+            )
+        )
+    return policies
+
+
+def build_policy(model: SequenceModel, config: Node, info: Json, acting: Json) -> Policy:
+    """Build the policy that a run's config describes; `acting` replaces fields of `Policy`."""
     act = config["act"]
     options: Node = {
         "stride": act["stride"],

@@ -1,5 +1,5 @@
-"""One step without a text, decided by a recorded list of operations: the same kernels and bits,
-without Python between them.
+"""Trace the decision of a single step without a text: the same kernels and bits, without Python
+between them.
 """
 
 import logging
@@ -21,14 +21,14 @@ from decisionllm.schema import Batch
 # of a batch: what differs between steps
 COLUMNS = "returns_to_go", "observations", "actions", "timesteps"
 RUNS = 4  # torch optimises the list in its first runs
-Decide = Callable[..., tuple[Tensor, Tensor]]  # of `columns`
+Decide = Callable[..., tuple[Tensor, Tensor]]  # of `step_columns`
 
 
-def decided(
+def decide_step(
     model: SequenceModel, batch: Batch, null: Tensor | None, decode: str, *numbers: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The action (1, A) of one row of one step, and the return-to-go that it is conditioned on
-    (1,), both in raw units.
+    """Return the action (1, A) of one row of one step, and the return-to-go that it is conditioned
+    on (1,), both in raw units.
 
     null: one False; the return-to-go is then the predicted maximum. None: it is given.
     numbers: of `COLUMNS`, in place of the batch's.
@@ -41,8 +41,8 @@ def decided(
 
 
 @torch.no_grad()
-def traced(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide]:
-    """`decided`, by whether the return is given: `columns` -> action and return-to-go.
+def trace_step(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide]:
+    """Trace `decide_step`: {whether the return is given: `step_columns` -> action, return-to-go}.
 
     Empty where the operations depend on the numbers read, or the bits are not the same.
 
@@ -53,28 +53,28 @@ def traced(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide
     """
     if not _is_fixed(model, batch, decode):
         return {}
-    frozen = _without_gradients(model)
-    found: dict[bool, Decide] = {}
-    for given in model.return_inputs:
-        null = None if given else torch.zeros(1, dtype=torch.bool)
-        others = [_drawn(batch) for _ in range(RUNS)]
+    frozen = _copy_without_gradients(model)
+    traces: dict[bool, Decide] = {}
+    for return_given in model.return_inputs:
+        null = None if return_given else torch.zeros(1, dtype=torch.bool)
+        others = [_randomize_observations(batch) for _ in range(RUNS)]
         try:
-            listed = _listed(partial(decided, frozen, batch, null, decode), batch)
+            trace = _record_operations(partial(decide_step, frozen, batch, null, decode), batch)
             for other in others:
-                got = listed(*columns(other))
-                wanted = decided(model, other, null, decode, *columns(other))
-                if not all(map(torch.equal, got, wanted)):
+                got = trace(*step_columns(other))
+                expected = decide_step(model, other, null, decode, *step_columns(other))
+                if not all(map(torch.equal, got, expected)):
                     return {}
         except Exception as error:  # whatever a tracer can raise
-            note = "one step is read without a recorded list of operations: %s"
-            logging.getLogger(__name__).warning(note, error)
+            message = "one step is read without a recorded list of operations: %s"
+            logging.getLogger(__name__).warning(message, error)
             return {}
-        found[given] = listed
-    return found
+        traces[return_given] = trace
+    return traces
 
 
 def _is_fixed(model: SequenceModel, batch: Batch, decode: str) -> bool:
-    """Whether the operations do not depend on the numbers that are read.
+    """Return whether the operations do not depend on the numbers that are read.
 
     Of discrete actions they do: each is checked to be an index, and a history may have masks.
     """
@@ -85,29 +85,29 @@ def _is_fixed(model: SequenceModel, batch: Batch, decode: str) -> bool:
     return decode != "sample" and batch.action_masks is None and not batch.observations.is_cuda
 
 
-def _without_gradients(model: SequenceModel) -> SequenceModel:
-    """A copy of the same memory and tokenizer whose weights have no gradients."""
+def _copy_without_gradients(model: SequenceModel) -> SequenceModel:
+    """Copy a model; the weights share memory and have no gradients."""
     memo: dict[int, object] = {}
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
     return deepcopy(model, memo)
 
 
-def _drawn(batch: Batch) -> Batch:
-    """The batch with other observations."""
+def _randomize_observations(batch: Batch) -> Batch:
+    """Return the batch with random observations."""
     return replace(batch, observations=torch.randn_like(batch.observations))
 
 
-def _listed(decide: Decide, batch: Batch) -> Decide:
-    """A function as a list of operations, recorded while it reads this batch."""
+def _record_operations(decide: Decide, batch: Batch) -> Decide:
+    """Record the operations of a function while it reads this batch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
-        shapes_fixed = make_fx(decide)(*columns(batch))
-        listed = torch.jit.trace(shapes_fixed.eval(), columns(batch), check_trace=False)
-        frozen: Decide = torch.jit.freeze(listed)
+        shapes_fixed = make_fx(decide)(*step_columns(batch))
+        trace = torch.jit.trace(shapes_fixed.eval(), step_columns(batch), check_trace=False)
+        frozen: Decide = torch.jit.freeze(trace)
         return frozen
 
 
-def columns(batch: Batch) -> tuple[Tensor, ...]:
-    """What a recorded list is given."""
+def step_columns(batch: Batch) -> tuple[Tensor, ...]:
+    """Return the inputs of a trace, the `COLUMNS` of a batch."""
     return tuple(getattr(batch, name) for name in COLUMNS)

@@ -34,7 +34,7 @@ class OpenedRun:
 
 
 def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -> list[OpenedRun]:
-    """The policies of run directories, which act as a command says.
+    """Load the policies of run directories, which act as a command says.
 
     Args:
         paths: of the runs.
@@ -42,7 +42,7 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
         each_part: of a run on a mixture one policy for each part, or for those that `part` names.
     """
     acting = config["act"] | config.get("team", {})
-    found = []
+    opened = []
     for path in paths:
         parts: list[str] = []
         if each_part:
@@ -50,33 +50,33 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
             parts = listed(config["part"] or "") or list(info.get("parts", {}))
         for policy in loading.load_parts(path, parts, device=config["device"], **acting):
             policy.reseed(config["seed"])
-            found.append(OpenedRun(path, policy))
-    return found
+            opened.append(OpenedRun(path, policy))
+    return opened
 
 
-def run_directories(given: object) -> list[Path]:
-    """The run directories that a path or pattern, or a list of them, names, in their order."""
-    found: list[Path] = []
-    patterns = given if isinstance(given, list) else [given]
+def run_directories(value: object) -> list[Path]:
+    """Return the run directories of a path or pattern, or of a list of them, in their order."""
+    directories: list[Path] = []
+    patterns = value if isinstance(value, list) else [value]
     for pattern in patterns:
-        found += matched(str(pattern))
-    return found
+        directories += match_run_directories(str(pattern))
+    return directories
 
 
-def matched(given: str) -> list[Path]:
-    """The given run directory, or the sorted ones that a pattern such as runs/x/* matches.
+def match_run_directories(pattern: str) -> list[Path]:
+    """Return a run directory as it is, or those that a pattern such as runs/x/* matches, sorted.
 
     Raises:
         FileNotFoundError: nothing that the pattern matches is a run directory.
     """
-    path = Path(given).expanduser()
-    if path.exists() or not has_magic(given):
+    path = Path(pattern).expanduser()
+    if path.exists() or not has_magic(pattern):
         return [path]
-    found = [Path(match) for match in sorted(glob(str(path), recursive=True))]
-    runs = [match for match in found if (match / "run.json").is_file()]
+    matches = [Path(match) for match in sorted(glob(str(path), recursive=True))]
+    runs = [match for match in matches if (match / "run.json").is_file()]
     if not runs:
         raise FileNotFoundError(
-            f"run={given}: expected a pattern of run directories (with run.json), "
-            f"it matches {len(found)} files or folders and none is a run; `ls {given}` shows them"
+            f"run={pattern}: expected a pattern of run directories (with run.json), "
+            f"it matches {len(matches)} files or folders and none is a run; `ls {pattern}` shows them"
         )
     return runs

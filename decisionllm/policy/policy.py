@@ -18,11 +18,11 @@ from decisionllm.config import DECODES
 from decisionllm.models.heads import check_decode
 from decisionllm.policy.buffer import EpisodeBuffer, check_allowed
 from decisionllm.policy.deciding import Direct, ValuePlan
-from decisionllm.policy.one_step import Decide, columns, traced
+from decisionllm.policy.one_step import Decide, step_columns, trace_step
 from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
 from decisionllm.registry import Node
-from decisionllm.schema import History, Json, Targets, one_number
+from decisionllm.schema import History, Json, Targets, to_number
 
 
 @dataclass
@@ -93,13 +93,13 @@ class Policy(WindowReader):
         """Raise a ValueError unless the options that are numbers are such: those of a command line,
         whose default is null, may be anything.
         """
-        self.stride = int(one_number("stride", self.stride, np.int64))
-        steps = one_number("act.planning_horizon", self.planning_horizon, np.int64)
+        self.stride = int(to_number("stride", self.stride, np.int64))
+        steps = to_number("act.planning_horizon", self.planning_horizon, np.int64)
         self.planning_horizon = int(steps)
-        value = one_number("act.planning_value", self.planning_value, np.float64)
+        value = to_number("act.planning_value", self.planning_value, np.float64)
         share("act.planning_value", float(value))
         if self.target_return is not None:
-            one_number("target_return", self.target_return, np.float32)
+            to_number("target_return", self.target_return, np.float32)
 
     def reseed(self, seed: int) -> None:
         """Draw samples and orders of deciding from this seed, from here on."""
@@ -136,7 +136,7 @@ class Policy(WindowReader):
             batch, _, predicted = self.windows(histories)
             decide = self.traced.get(not predicted.any())
             if decide is not None:
-                action, togo = decide(*columns(batch))
+                action, togo = decide(*step_columns(batch))
                 return action.numpy(), togo.numpy()
         hidden, returns = self.read(histories)
         masks = self.allowed(histories)
@@ -145,7 +145,7 @@ class Policy(WindowReader):
         return self.decider.act(hidden, masks, observations, tasks, self.generator), returns
 
     def allowed(self, histories: Sequence[History]) -> Tensor | None:
-        """Which actions are allowed at the last observations of N histories, (N, C) or None."""
+        """Return the allowed actions at the last observations of N histories, (N, C) or None."""
         masks = [h.action_masks for h in histories]
         if all(mask is None for mask in masks):
             return None
@@ -168,7 +168,7 @@ class Policy(WindowReader):
             hidden, _ = self.read([first])
             self.direct.act(hidden, None, observations, [""], self.generator)
         if self.window == 1 and self.decider is self.direct:
-            self.traced = traced(self.model, self.windows([first])[0], self.decode)
+            self.traced = trace_step(self.model, self.windows([first])[0], self.decode)
 
     def begin(
         self,

@@ -1,4 +1,4 @@
-"""What a policy reads: the windows of N histories, the returns they are conditioned on, and the
+"""The input of a policy: the windows of N histories, the returns they are conditioned on, and the
 hidden states of the model.
 """
 
@@ -46,12 +46,12 @@ class WindowReader:
 
     @property
     def spec(self) -> Spec:
-        """Of the data that the model was trained on."""
+        """The spec of the data that the model was trained on."""
         return self.model.spec
 
     @property
     def return_conditioned(self) -> bool:
-        """Whether the model reads a return-to-go."""
+        """Return whether the model reads a return-to-go."""
         return self.model.tokenizer.returns is not None
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
@@ -90,8 +90,8 @@ class WindowReader:
         self.check_horizon(max(len(h.observations) for h in histories))
         targets = self.resolve_targets([h.target_return for h in histories])
         predicted = np.isnan(targets)
-        known = np.where(predicted, 0, targets)
-        steps = of_histories(histories, known, return_horizon=self.return_horizon)
+        known_targets = np.where(predicted, 0, targets)
+        steps = of_histories(histories, known_targets, return_horizon=self.return_horizon)
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         longest = int((now - start).max()) + 1
@@ -112,7 +112,9 @@ class WindowReader:
         return torch.from_numpy(masks).to(self.device)
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """See `buffer.resolved`; a model that reads no return needs no target."""
+        """Fill in the policy's own target, see `buffer.resolved`; a model that reads no return needs
+        no target.
+        """
         own = self.target_return
         if not self.return_conditioned and own is None:
             own = 0.0
@@ -122,6 +124,7 @@ class WindowReader:
         """Raise a ValueError if the model cannot read episodes of this many steps."""
         longest = self.model.spec.horizon
         if self.model.tokenizer.timesteps is not None and horizon > longest:
-            remedy = "train with tokenizer.timesteps=none to go beyond"
-            wanted = f"at most {longest} steps, the longest in training"
-            raise ValueError(f"horizon: expected {wanted}, got {horizon}; {remedy}")
+            raise ValueError(
+                f"horizon: expected at most {longest} steps, the longest in training, got {horizon}; "
+                "train with tokenizer.timesteps=none to go beyond"
+            )

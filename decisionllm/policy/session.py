@@ -131,8 +131,8 @@ class Session(EpisodeBuffer):
             hidden, self.conditioned_on[each] = policy.read(self.histories(each))
             return hidden
         is_predicted = np.isnan(self.targets[each])
-        given = each[~is_predicted]
-        self.togo[given] = self.returns_to_go(given)
+        conditioned = each[~is_predicted]
+        self.togo[conditioned] = self.returns_to_go(conditioned)
         now = self.now[each]
         start = self._window_start(each)
         # A window is read as a whole where it begins, where it moves on, and after steps without a
@@ -295,8 +295,8 @@ class Session(EpisodeBuffer):
     @property
     def nbytes(self) -> int:
         """Bytes of the episodes and the caches."""
-        known = [part for part in vars(self).values() if isinstance(part, np.ndarray)]
-        return sum(x.nbytes for x in known) + sum(cache.nbytes for cache in self.caches.values())
+        arrays = [part for part in vars(self).values() if isinstance(part, np.ndarray)]
+        return sum(x.nbytes for x in arrays) + sum(cache.nbytes for cache in self.caches.values())
 
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
@@ -308,4 +308,6 @@ class Session(EpisodeBuffer):
         self.start = self.start[rows]
         self.last_read = self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
-        self.caches = {given: cache.rows(index) for given, cache in self.caches.items()}
+        self.caches = {
+            return_given: cache.rows(index) for return_given, cache in self.caches.items()
+        }

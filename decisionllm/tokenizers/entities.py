@@ -44,7 +44,7 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
     Raises:
         ValueError: the numbers of a block do not come in pairs.
     """
-    found: list[int] = []
+    columns: list[int] = []
     for kind, first, width, count in entity_columns(entity_schema):
         begin, end = 1, width
         if kind == "own":
@@ -52,11 +52,12 @@ def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> li
             if types > 1:
                 end -= types
         if (end - begin) % 2:
-            wanted = f"expected pairs of numbers in the {kind} block"
-            raise ValueError(f"meta, plane: {wanted}, got {end - begin}")
+            raise ValueError(
+                f"meta, plane: expected pairs of numbers in the {kind} block, got {end - begin}"
+            )
         for entity in range(count):
-            found += range(first + entity * width + begin, first + entity * width + end, 2)
-    return found
+            columns += range(first + entity * width + begin, first + entity * width + end, 2)
+    return columns
 
 
 class EntityMaps(nn.Module):
@@ -267,9 +268,9 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Tensor:
         """Queries (n, Q, D), present (n, K) bool, entities (n, K, D) -> (n, Q, D)."""
         keys, values = self.key_value(self.before(entities)).chunk(2, -1)
-        key = heads(keys)
-        value = heads(values)
-        query = heads(self.query(self.before(x)))
+        key = split_heads(keys)
+        value = split_heads(values)
+        query = split_heads(self.query(self.before(x)))
         scores = query @ key.transpose(-1, -2) * key.shape[-1] ** -0.5
         # The own numbers are always present, so that no row is empty
         weights = scores.masked_fill(~present[:, None, None], float("-inf")).softmax(-1)
@@ -278,7 +279,7 @@ class _Layer(nn.Module):
         return mixed
 
 
-def heads(x: Tensor) -> Tensor:
+def split_heads(x: Tensor) -> Tensor:
     """(n, K, D) -> (n, HEADS, K, D / HEADS)"""
     split: Tensor = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
     return split

@@ -14,7 +14,7 @@ from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, entity_blocks
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 from decisionllm.tokenizers.mlp import mlp
-from decisionllm.tokenizers.waves import Waves
+from decisionllm.tokenizers.waves import FourierFeatures
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 
@@ -95,10 +95,10 @@ class TrajectoryTokenizer(nn.Module):
                     "entity_schema"
                 )
         if timesteps == "learned" and spec.horizon > MOST_TIMESTEPS:
-            wanted = f"a horizon of at most {MOST_TIMESTEPS:,} steps"
-            remedy = "take tokenizer.timesteps=none or a smaller horizon"
-            got = f"{spec.horizon:,}"
-            raise ValueError(f"tokenizer.timesteps=learned: expected {wanted}, got {got}; {remedy}")
+            raise ValueError(
+                f"tokenizer.timesteps=learned: expected a horizon of at most {MOST_TIMESTEPS:,} steps, "
+                f"got {spec.horizon:,}; take tokenizer.timesteps=none or a smaller horizon"
+            )
 
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
@@ -124,7 +124,7 @@ class TrajectoryTokenizer(nn.Module):
                 hide=hide_entities,
             )
         elif embedding == "waves":
-            self.observations = Waves(spec.observation_dim, width)
+            self.observations = FourierFeatures(spec.observation_dim, width)
         else:
             self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)
@@ -168,11 +168,11 @@ class TrajectoryTokenizer(nn.Module):
             acted = torch.where(hidden[..., None], self.hidden_action.to(acted.dtype), acted)
         streams = [seen, acted]
         if self.returns is not None:
-            wanted = self.returns(returns_to_go[..., None])
+            returns = self.returns(returns_to_go[..., None])
             if return_given is not None and self.null_return is not None:
-                null = self.null_return.to(wanted.dtype)
-                wanted = torch.where(return_given[:, None, None], wanted, null)
-            streams.insert(0, wanted)
+                null = self.null_return.to(returns.dtype)
+                returns = torch.where(return_given[:, None, None], returns, null)
+            streams.insert(0, returns)
         tokens = torch.stack(streams, 2)  # (B, T, k, D)
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]

@@ -19,7 +19,7 @@ def beside_waves(numbers: Tensor, phases: Tensor) -> Tensor:
     return torch.cat([numbers, phases.sin(), phases.cos()], -1)
 
 
-class Waves(nn.Module):
+class FourierFeatures(nn.Module):
     """Embeds numbers and their waves by two layers.
 
     A network of plain numbers learns what is smooth in them long before what is not, such as on

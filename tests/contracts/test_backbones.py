@@ -50,13 +50,13 @@ def reading(make):
 @every_backbone
 def test_hidden_states_have_the_width_of_the_tokens(name, reading):
     model = reading[name]
-    given = inputs(model.width)
+    arguments = inputs(model.width)
     with torch.no_grad():
-        hidden = model(*given)
-        assert hidden.shape == given[0].shape and hidden.dtype == torch.float32
-        assert hidden.isfinite().all() and torch.equal(hidden, model(*given))
+        hidden = model(*arguments)
+        assert hidden.shape == arguments[0].shape and hidden.dtype == torch.float32
+        assert hidden.isfinite().all() and torch.equal(hidden, model(*arguments))
         for reads in (slice(1, None, 3), slice(-1, None), slice(0, 2)):
-            close(model(*given, output_positions=reads), hidden[:, reads])
+            close(model(*arguments, output_positions=reads), hidden[:, reads])
 
 
 @every_backbone
@@ -64,9 +64,9 @@ def test_our_forward_equals_the_librarys(name, reading):
     model = reading[name]
     assert model.layout is not None, "the plain forward would hide a mistake in ours"
     for lengths in ((6, 3, 1), (0, 0, 0)):
-        given = inputs(model.width, lengths)
+        arguments = inputs(model.width, lengths)
         with torch.no_grad():
-            close(model(*given), library.plain(model, *given))
+            close(model(*arguments), library.plain(model, *arguments))
 
 
 @every_backbone
@@ -78,9 +78,9 @@ def test_padding_and_other_rows_have_no_effect(name, reading):
     more_mask = torch.nn.functional.pad(mask, (0, 4), value=False)
     longer = torch.cat([tokens, 9 * torch.ones(4, 2, model.width)], 1)
     with torch.no_grad():
-        wanted = model(tokens, ids, mask, index)
-        close(model(longer, more_ids, more_mask, index)[:, :-2], wanted)
-        close(model(tokens[[2]], ids[[1], :3], mask[[1], :3], index[:1]), wanted[[2]])
+        expected = model(tokens, ids, mask, index)
+        close(model(longer, more_ids, more_mask, index)[:, :-2], expected)
+        close(model(tokens[[2]], ids[[1], :3], mask[[1], :3], index[:1]), expected[[2]])
 
 
 @every_backbone
@@ -90,9 +90,9 @@ def test_what_comes_later_has_no_effect_and_the_text_has(name, reading):
     other = tokens.clone()
     other[:, 4:] = -other[:, 4:]
     with torch.no_grad():
-        wanted = model(tokens, ids, mask, index)
-        close(model(other, ids, mask, index)[:, :4], wanted[:, :4])
-        assert not torch.allclose(model(tokens, ids.flip(1), mask, index), wanted, atol=1e-4)
+        expected = model(tokens, ids, mask, index)
+        close(model(other, ids, mask, index)[:, :4], expected[:, :4])
+        assert not torch.allclose(model(tokens, ids.flip(1), mask, index), expected, atol=1e-4)
 
 
 @every_backbone
@@ -100,11 +100,11 @@ def test_tokens_that_are_appended_are_read_as_in_one_forward(name, reading):
     model = reading[name]
     tokens, ids, mask, index = inputs(model.width, n=9)
     with torch.inference_mode():
-        wanted = model(tokens, ids, mask, index)
+        expected = model(tokens, ids, mask, index)
         cache = model.read_text(ids, mask).with_room(index, 9)
         filled = torch.zeros(4, dtype=torch.long)
-        close(model.append(tokens[:, :4], cache, filled), wanted[:, :4])
-        close(model.append(tokens[:, 4:], cache, filled + 4), wanted[:, 4:])
+        close(model.append(tokens[:, :4], cache, filled), expected[:, :4])
+        close(model.append(tokens[:, 4:], cache, filled + 4), expected[:, 4:])
 
 
 @every_backbone
@@ -116,13 +116,13 @@ def test_weights_depend_on_the_seed_and_come_back_from_their_state(name, make, r
     one = make(name, 5, tune="full", **drawn).eval()
     assert torch.rand(1) == here, "the global generator was used"
     same, other = (make(name, seed, tune="full", **drawn).eval() for seed in (5, 6))
-    given = inputs(one.width)
+    arguments = inputs(one.width)
     with torch.no_grad():
-        wanted = one(*given)
-        assert torch.equal(same(*given), wanted)
-        assert not torch.allclose(other(*given), wanted, atol=1e-4)
+        expected = one(*arguments)
+        assert torch.equal(same(*arguments), expected)
+        assert not torch.allclose(other(*arguments), expected, atol=1e-4)
         other.load_state_dict(one.state_dict())
-        assert torch.equal(other(*given), wanted)
+        assert torch.equal(other(*arguments), expected)
 
 
 @every_backbone

@@ -1,4 +1,4 @@
-"""What a store asks for, of every registered dataset."""
+"""Every registered dataset meets the conditions of a store."""
 
 import json
 from dataclasses import fields
@@ -34,21 +34,21 @@ def read(name, folder, **options):
 @pytest.fixture(scope="module")
 def source_of(tmp_path_factory):
     """The source of a dataset, read once for all tests that only look at it."""
-    known = {}
+    sources = {}
 
     def source_of(name):
-        if name not in known:
-            known[name] = read(name, tmp_path_factory.mktemp(name))
-        return known[name]
+        if name not in sources:
+            sources[name] = read(name, tmp_path_factory.mktemp(name))
+        return sources[name]
 
     return source_of
 
 
 def columns(episode):
-    """What an episode holds, by the name of the field."""
-    found = {field.name: getattr(episode, field.name) for field in fields(Episode)}
-    found.pop("outcome")
-    return {key: value for key, value in found.items() if value is not None}
+    """Return the columns of an episode by the name of the field."""
+    columns = {field.name: getattr(episode, field.name) for field in fields(Episode)}
+    columns.pop("outcome")
+    return {key: value for key, value in columns.items() if value is not None}
 
 
 def same(one, other):
@@ -82,13 +82,13 @@ def test_every_episode_fits_the_spec(name, source_of):
             assert (episode.actions >= np.float32(spec.low)).all()
             assert (episode.actions <= np.float32(spec.high)).all()
             continue
-        chosen = episode.actions[:, 0].astype(int)
-        assert np.array_equal(chosen, episode.actions[:, 0])
-        assert ((chosen >= 0) & (chosen < spec.num_actions)).all()
+        actions = episode.actions[:, 0].astype(int)
+        assert np.array_equal(actions, episode.actions[:, 0])
+        assert ((actions >= 0) & (actions < spec.num_actions)).all()
         if episode.action_masks is not None:
             assert episode.action_masks.shape == (n, spec.num_actions)
             meant = np.ones(n, bool) if episode.loss_mask is None else episode.loss_mask
-            assert episode.action_masks[np.arange(n), chosen][meant].all()
+            assert episode.action_masks[np.arange(n), actions][meant].all()
 
 
 @every_dataset

@@ -1,4 +1,4 @@
-"""What `protocols.Env` asks for, of every registered environment."""
+"""Every registered environment meets `protocols.Env`."""
 
 import json
 
@@ -44,7 +44,7 @@ def player(name, env, seed=7):
     return Random(env, 1 if name in ("auction", "journal") else 2, seed)
 
 
-def played(name, env, seed=0):
+def play_episodes(name, env, seed=0):
     return rollout(lambda tasks: player(name, env), env, seed=seed)
 
 
@@ -88,7 +88,7 @@ def test_a_step_has_the_shapes_of_the_protocol(name, tmp_path):
 @every_env
 def test_a_seed_starts_the_same_episodes_and_they_end_by_the_horizon(name, tmp_path):
     env = made("env", name, tmp_path, N)
-    first, again = played(name, env), played(name, env)
+    first, again = play_episodes(name, env), play_episodes(name, env)
     assert len(first) == len(env.tasks)
     for one, other in zip(first, again, strict=True):
         assert 1 <= len(one.rewards) <= env.horizon
@@ -103,7 +103,7 @@ def test_a_seed_starts_the_same_episodes_and_they_end_by_the_horizon(name, tmp_p
 @every_env
 def test_scores_and_metrics_are_of_the_episodes_alone(name, tmp_path):
     env = made("env", name, tmp_path, N)
-    episodes = played(name, env)
+    episodes = play_episodes(name, env)
     for members in env.conditions("per_agent", False).values():
         part = [episodes[i] for i in members]
         scores = env.score(part)

@@ -1,4 +1,4 @@
-"""What `protocols.Head` and `protocols.Distribution` ask for, of every registered head."""
+"""Every registered head meets `protocols.Head` and `protocols.Distribution`."""
 
 import math
 
@@ -33,7 +33,7 @@ def specs_of(name):
     return CONTINUOUS, DISCRETE
 
 
-def made(name, seed=0):
+def build_head(name, seed=0):
     torch.manual_seed(seed)
     return build(node("head", name), D, specs_of(name)[0])
 
@@ -47,7 +47,9 @@ def hidden_states(B=2, T=3, seed=0):
 
 
 def answer(head, hidden, masks=None):
-    """What a head says, with the encodings of two entities where it points at them."""
+    """Return the distribution of a head, with the encodings of two entities where it points at
+    them.
+    """
     if head.entities is None:
         return head(hidden, masks)
     entities = torch.randn(2, D, generator=generator()).expand(*hidden.shape[:2], 2, D)
@@ -56,7 +58,7 @@ def answer(head, hidden, masks=None):
 
 @every_head
 def test_a_head_is_a_module_with_the_members_of_its_protocol(name):
-    head = made(name)
+    head = build_head(name)
     assert isinstance(head, torch.nn.Module) and isinstance(head, Head)
     assert math.isfinite(head.loss_floor)
     assert head.entities is None or isinstance(head.entities, slice)
@@ -64,7 +66,7 @@ def test_a_head_is_a_module_with_the_members_of_its_protocol(name):
 
 @every_head
 def test_shapes_and_types_are_those_of_the_protocol(name):
-    head, A = made(name), specs_of(name)[0].action_dim
+    head, A = build_head(name), specs_of(name)[0].action_dim
     one = answer(head, hidden_states(2, 3))
     drawn = one.sample(generator())
     for actions in (one.mode, one.mean, drawn):
@@ -76,7 +78,7 @@ def test_shapes_and_types_are_those_of_the_protocol(name):
 
 @every_head
 def test_samples_repeat_with_their_seed_alone(name):
-    one = answer(made(name), hidden_states())
+    one = answer(build_head(name), hidden_states())
     torch.manual_seed(5)
     first = one.sample(generator(1))
     torch.manual_seed(6)
@@ -87,19 +89,19 @@ def test_samples_repeat_with_their_seed_alone(name):
 @every_head
 def test_weights_depend_on_the_seed_and_come_back_from_their_state(name):
     hidden = hidden_states()
-    head, same, other = (made(name, seed) for seed in (3, 3, 4))
+    head, same, other = (build_head(name, seed) for seed in (3, 3, 4))
     actions = answer(head, hidden).sample(generator())
-    wanted = answer(head, hidden).log_prob(actions)
-    assert torch.equal(answer(same, hidden).log_prob(actions), wanted)
-    assert not torch.allclose(answer(other, hidden).log_prob(actions), wanted)
+    expected = answer(head, hidden).log_prob(actions)
+    assert torch.equal(answer(same, hidden).log_prob(actions), expected)
+    assert not torch.allclose(answer(other, hidden).log_prob(actions), expected)
     other.load_state_dict(head.state_dict())
-    assert torch.equal(answer(other, hidden).log_prob(actions), wanted)
+    assert torch.equal(answer(other, hidden).log_prob(actions), expected)
 
 
 @every_head
 def test_a_distribution_is_of_its_own_hidden_state(name):
-    """What stands beside it in a batch, such as padding, has no effect."""
-    head, hidden = made(name), hidden_states(3, 4)
+    """Other rows and padding of a batch have no effect."""
+    head, hidden = build_head(name), hidden_states(3, 4)
     beside = hidden.clone()
     beside[:, 2:] = 100.0
     beside[2] = -100.0
@@ -111,28 +113,28 @@ def test_a_distribution_is_of_its_own_hidden_state(name):
 
 @every_head
 def test_the_mode_is_the_likeliest_of_many(name):
-    one = answer(made(name), hidden_states(1, 1).expand(1, 200, D))
+    one = answer(build_head(name), hidden_states(1, 1).expand(1, 200, D))
     assert (one.log_prob(one.sample(generator())) <= one.log_prob(one.mode) + 1e-5).all()
 
 
 @every_head
 def test_no_density_exceeds_that_of_the_loss_floor(name):
-    one = answer(made(name), hidden_states(1, 200))
-    assert (-one.log_prob(one.mode) >= made(name).loss_floor - 1e-5).all()
+    one = answer(build_head(name), hidden_states(1, 200))
+    assert (-one.log_prob(one.mode) >= build_head(name).loss_floor - 1e-5).all()
 
 
 @every_head
 def test_every_weight_is_trained_and_a_constant_is_fitted(name):
-    head = made(name)
-    wanted = torch.tensor([2.0] if specs_of(name)[0].num_actions else [0.5, -0.75])
-    wanted, hidden = wanted.expand(4, 1, -1), hidden_states(4, 1) / 3
+    head = build_head(name)
+    expected = torch.tensor([2.0] if specs_of(name)[0].num_actions else [0.5, -0.75])
+    expected, hidden = expected.expand(4, 1, -1), hidden_states(4, 1) / 3
     optimizer = torch.optim.Adam(head.parameters(), 0.05)
     for _ in range(150):
         optimizer.zero_grad()
-        (-answer(head, hidden).log_prob(wanted).mean()).backward()
+        (-answer(head, hidden).log_prob(expected).mean()).backward()
         assert all(weight.grad is not None for weight in head.parameters())
         optimizer.step()
-    torch.testing.assert_close(answer(head, hidden).mode, wanted, atol=0.05, rtol=0)
+    torch.testing.assert_close(answer(head, hidden).mode, expected, atol=0.05, rtol=0)
 
 
 @every_head
@@ -142,15 +144,15 @@ def test_a_forbidden_action_has_no_probability(name):
         return  # continuous actions have no masks
     allowed = torch.tensor([True, False, True, False])
     hidden = hidden_states(1, 500)
-    one = answer(made(name), hidden, allowed.expand(1, 500, 4))
+    one = answer(build_head(name), hidden, allowed.expand(1, 500, 4))
     shares = [one.log_prob(torch.full((1, 500, 1), float(action))).exp() for action in range(4)]
     assert not shares[1].any() and not shares[3].any()
     torch.testing.assert_close(shares[0] + shares[2], torch.ones(1, 500))
     for actions in (one.mode, one.mean, one.sample(generator())):
         assert allowed[actions.long()].all()
     both = torch.ones(1, 500, 4, dtype=torch.bool)
-    free = answer(made(name), hidden).log_prob(one.mode)
-    assert torch.equal(answer(made(name), hidden, both).log_prob(one.mode), free)
+    free = answer(build_head(name), hidden).log_prob(one.mode)
+    assert torch.equal(answer(build_head(name), hidden, both).log_prob(one.mode), free)
 
 
 @every_head

@@ -46,8 +46,10 @@ def config(backbone="nano lora", **options):
     return plain(TrainConfig(dataset={}, seed=3, window=6, **parts))
 
 
-def trained(path, config, *, noise=1):
-    """A run directory whose model has moved everything it trains, by this noise; the model."""
+def save_run(path, config, *, noise=1):
+    """Save a run directory whose model has moved everything it trains by this noise; return the
+    model.
+    """
     model = make_model(train_config(config), SPEC).eval()
     torch.manual_seed(noise)
     with torch.no_grad():
@@ -68,6 +70,32 @@ def trained(path, config, *, noise=1):
     (path / "run.json").write_text(json.dumps(info), encoding="utf-8")
     checkpoint.save(path, model, {"moment": torch.ones(3)}, {"step": 1})
     return model
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory):
+    """A run directory of `save_run` with an adapter, to copy."""
+    path = tmp_path_factory.mktemp("lora") / "run"
+    save_run(path, config())
+    return path
+
+
+@pytest.fixture
+def run(lora_run, tmp_path):
+    """A copy of `lora_run`, to change."""
+    return Path(shutil.copytree(lora_run, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def command_run(tmp_path_factory):
+    """(run directory, words) of a training by the command line, with an adapter and its best
+    weights.
+    """
+    path = tmp_path_factory.mktemp("command") / "run"
+    options = ("backbone.tune=lora", "data.held_out=0.2", "log.keep_best=loss")
+    words = ("train", *LOOP, *NANO, *options, f"run={path}")
+    assert command(*words) == 0
+    return path, words
 
 
 def histories():
@@ -101,20 +129,24 @@ def edit(file, change):
         (folder / DIGESTS).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("head", ["gaussian", "bins"])
+@pytest.mark.parametrize(
+    ("backbone", "head"), [*((name, "gaussian") for name in BACKBONES), ("nano lora", "bins")]
+)
 def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
-    model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
+    model = save_run(tmp_path / "run", config(backbone, head=node("head", head)))
     loaded = loading.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
     expected = Policy(model, 6, 3, 30.0).act(histories())
-    with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
-        loading.load(tmp_path / "run", device="tpu")
     assert np.array_equal(loaded.act(histories()), expected)
     untrained = Policy(
         make_model(train_config(config(backbone, head=node("head", head))), SPEC), 6, 3, 30.0
     )
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
+
+
+def test_a_run_is_loaded_on_a_device_that_there_is(run):
+    with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
+        loading.load(run, device="tpu")
 
 
 class NormedHead(GaussianHead):
@@ -145,7 +177,7 @@ def test_buffers_of_parts_of_ones_own_are_saved(tmp_path):
         "head": {"_target_": f"{__name__}.NormedHead"},
         "tokenizer": {"_target_": f"{__name__}.ShiftedTokenizer"},
     }
-    model = trained(tmp_path / "run", config(**own))
+    model = save_run(tmp_path / "run", config(**own))
     model.head.norm.running_mean += 1
     model.tokenizer.shift += 1
     checkpoint.save(tmp_path / "run", model, {}, {"step": 2})
@@ -156,23 +188,22 @@ def test_buffers_of_parts_of_ones_own_are_saved(tmp_path):
 
 @pytest.mark.parametrize("backbone", [name for name in BACKBONES if not name.endswith("full")])
 def test_frozen_weights_are_not_in_the_files(backbone, tmp_path):
-    model = trained(tmp_path / "run", config(backbone))
+    model = save_run(tmp_path / "run", config(backbone))
     files = {
         file: load_file(file) for file in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")
     }
-    kept = [tensor for tensors in files.values() for tensor in tensors.values()]
+    saved = [tensor for tensors in files.values() for tensor in tensors.values()]
     frozen = [weight for weight in model.parameters() if not weight.requires_grad]
-    assert frozen and not any(torch.equal(weight, tensor) for weight in frozen for tensor in kept)
+    assert frozen and not any(torch.equal(weight, tensor) for weight in frozen for tensor in saved)
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     # an adapter has two names, see peft's test
     again = [weight for name, weight in model.named_parameters() if "lora_" in name]
-    wanted = [*trainable, *again, *model.normalizer.buffers(), torch.ones(3)]
-    assert sum(tensor.numel() for tensor in kept) == sum(tensor.numel() for tensor in wanted)
+    expected = [*trainable, *again, *model.normalizer.buffers(), torch.ones(3)]
+    assert sum(tensor.numel() for tensor in saved) == sum(tensor.numel() for tensor in expected)
 
 
-def test_a_run_directory_holds_no_pickle(tmp_path):
-    assert command("train", *LOOP, *NANO, "backbone.tune=lora", f"run={tmp_path}/run") == 0
-    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+def test_a_run_directory_holds_no_pickle(command_run):
+    files = [file for file in command_run[0].rglob("*") if file.is_file()]
     assert {file.suffix for file in files} == {".yaml", ".json", ".jsonl", ".safetensors", ".md"}
     for file in files:  # each is what its name says
         (load_file(file) if file.suffix == ".safetensors" else file.read_text(encoding="utf-8"))
@@ -180,8 +211,15 @@ def test_a_run_directory_holds_no_pickle(tmp_path):
 
 # peft reads it
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPT2"])
-@pytest.mark.parametrize("library", ["AutoModel", "AutoModelForCausalLM"])
+@pytest.mark.parametrize(
+    ("family", "library"),
+    [
+        ("Llama", "AutoModel"),
+        ("GPT2", "AutoModel"),
+        ("Qwen2", "AutoModelForCausalLM"),
+        ("GPT2", "AutoModelForCausalLM"),
+    ],
+)
 def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_path):
     """With and without the output map of the language model, whose weights have other names."""
     import transformers
@@ -190,17 +228,9 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
     folder = write(tmp_path / "model", family)
     if library == "AutoModelForCausalLM":
         transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
-    whole = ("backbone.text_layers=0", "backbone.layers=0")
-    lora = (
-        "backbone=pretrained",
-        f"backbone.folder={folder}",
-        *whole,
-        "optim.lr=0.1",
-        "optim.clip=0",
-    )
-    assert command("train", *LOOP, *lora, f"run={tmp_path}/run") == 0
-    policy = loading.load(tmp_path / "run")
-    backbone = policy.model.backbone
+    pretrained = node("backbone", "pretrained", folder=str(folder), text_layers=0, layers=0)
+    save_run(tmp_path / "run", config() | {"backbone": pretrained})
+    backbone = loading.load(tmp_path / "run").model.backbone
     language_model = getattr(transformers, library).from_pretrained(folder)
     ids = torch.arange(12).view(2, 6)
     with torch.no_grad():
@@ -208,22 +238,22 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
         adapted = PeftModel.from_pretrained(
             language_model, tmp_path / "run" / "checkpoint" / "adapter"
         ).eval()
-        found = adapted(ids, output_hidden_states=True).hidden_states[-1]
-        wanted = backbone.model(ids, output_hidden_states=True).hidden_states[-1]
+        by_peft = adapted(ids, output_hidden_states=True).hidden_states[-1]
+        expected = backbone.model(ids, output_hidden_states=True).hidden_states[-1]
         ours = backbone(
             backbone.embed(ids), ids[:1, :0], ids[:1, :0].bool(), torch.zeros(2, dtype=torch.long)
         )
-    near(found, wanted)
-    near(found, ours)
-    assert (found - bare).abs().max() > 0.01 * bare.abs().max(), "the adapter changed nothing"
+    near(by_peft, expected)
+    near(by_peft, ours)
+    assert (by_peft - bare).abs().max() > 0.01 * bare.abs().max(), "the adapter changed nothing"
 
 
-def half(file):
+def truncate_half(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 ADAPTER = "checkpoint/adapter/adapter_model.safetensors"
-WRONG = {  # fmt: off
+WRONG = {
     "another width": (
         "config.yaml",
         lambda c: c["backbone"].update(width=64),
@@ -285,10 +315,14 @@ WRONG = {  # fmt: off
         "missing: normalizer",
     ),
     "no adapter": (ADAPTER, lambda t: t.clear(), "missing: base_model"),
-    "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
-    "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
+    "damaged": (
+        "checkpoint/model.safetensors",
+        truncate_half,
+        "model.safetensors is damaged or missing",
+    ),
+    "damaged adapter": (ADAPTER, truncate_half, "adapter_model.safetensors is damaged or missing"),
     "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
-    "damaged info": ("run.json", half, "run.json is damaged or missing"),
+    "damaged info": ("run.json", truncate_half, "run.json is damaged or missing"),
     "another format": (
         "run.json",
         lambda f: f.pop("format"),
@@ -306,92 +340,68 @@ WRONG = {  # fmt: off
         shutil.rmtree,
         "expected a run with a checkpoint, found none; train it first",
     ),
-}  # fmt: on
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
+def test_what_does_not_fit_is_one_clear_error(name, run):
     file, change, message = WRONG[name]
-    trained(tmp_path / "run", config())
-    change(tmp_path / "run" / file) if change in (half, Path.unlink, shutil.rmtree) else edit(
-        tmp_path / "run" / file, change
-    )
+    if change in (truncate_half, Path.unlink, shutil.rmtree):
+        change(run / file)
+    else:
+        edit(run / file, change)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
-        loading.load(tmp_path / "run")
-    assert (
-        "\n" not in str(raised.value)
-        and str(tmp_path / "run") in str(raised.value)
-        or "quantile" in str(raised.value)
-    )
+        loading.load(run)
+    printed = str(raised.value)
+    assert "\n" not in printed and (str(run) in printed or "quantile" in printed)
 
 
-@pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
-def test_a_damaged_optimiser_is_one_clear_error(name, tmp_path, capsys):
-    words = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
-    assert command(*words) == 0
-    half(tmp_path / "run" / "checkpoint" / name)
-    assert command(*words) == 1
-    assert f"{name} is damaged or missing" in capsys.readouterr().err
-
-
-def shorter(file):
+def cut_end(file):
     """Cut the last line of a text, or the last byte of tensors."""
     content = file.read_bytes()
     end = -1 if file.suffix == ".safetensors" else content[:-1].rfind(b"\n") + 1
     file.write_bytes(content[:end])
 
 
-def swapped(file):
-    """Put in its place the file of a run that differs in nothing but what it learned."""
-    other = file.parents[len(file.parts) - file.parts.index("run") - 1] / "other"
-    trained(other, config(), noise=2)
-    new = (other / file.relative_to(other.parent / "run")).read_bytes()
-    old = file.read_bytes()
-    assert len(new) == len(old) and new != old
-    file.write_bytes(new)
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory):
+    """A run that differs from `lora_run` in nothing but what it learned."""
+    path = tmp_path_factory.mktemp("other") / "run"
+    save_run(path, config(), noise=2)
+    return path
 
 
-@pytest.mark.parametrize("change", [damage, shorter, swapped])
+@pytest.mark.parametrize("change", [damage, cut_end, "swapped"])
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
-def test_weights_that_are_not_those_written_are_refused(name, change, tmp_path):
-    trained(tmp_path / "run", config())
-    change(tmp_path / "run" / "checkpoint" / name)
+def test_weights_that_are_not_those_written_are_refused(name, change, run, other_run):
+    file = run / "checkpoint" / name
+    if change == "swapped":
+        new = (other_run / "checkpoint" / name).read_bytes()
+        old = file.read_bytes()
+        assert len(new) == len(old) and new != old
+        file.write_bytes(new)
+    else:
+        change(file)
     with pytest.raises(
         ValueError, match=rf"{name} is damaged .*not those that were written.*restore a copy"
     ):
-        loading.load(tmp_path / "run")
+        loading.load(run)
 
 
-def test_the_error_of_damage_names_the_checkpoint_before(tmp_path):
+def test_the_error_of_damage_names_the_checkpoint_before(run):
     """It is there after a save that was killed between its two renames."""
-    trained(tmp_path / "run", config())
-    shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "run" / "checkpoint.old")
-    damage(tmp_path / "run" / "checkpoint" / "model.safetensors")
+    shutil.copytree(run / "checkpoint", run / "checkpoint.old")
+    damage(run / "checkpoint" / "model.safetensors")
     with pytest.raises(
         ValueError,
         match=r"model.safetensors is damaged .*checkpoint.old holds the checkpoint before",
     ):
-        loading.load(tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
-def test_files_of_two_checkpoints_of_a_run_are_refused(name, tmp_path):
-    run = tmp_path / "run"
-    model = trained(run, config())
-    first = (run / "checkpoint" / name).read_bytes()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1)
-    checkpoint.save(run, model, {"moment": torch.ones(3)}, {"step": 2})
-    loading.load(run)
-    (run / "checkpoint" / name).write_bytes(first)
-    with pytest.raises(ValueError, match=f"{name} is damaged .*not those that were written"):
         loading.load(run)
 
 
 def test_a_checkpoint_without_digests_is_loaded(tmp_path):
     """As versions before wrote it, with one name for each weight of the adapter."""
-    model = trained(tmp_path / "run", config())
+    model = save_run(tmp_path / "run", config())
     edit(
         tmp_path / "run" / ADAPTER,
         lambda tensors: [tensors.pop(name) for name in [*tensors] if ".model.model." in name],
@@ -404,21 +414,11 @@ def test_a_checkpoint_without_digests_is_loaded(tmp_path):
     assert np.array_equal(loaded.act(histories()), Policy(model, 6, 3, 30.0).act(histories()))
 
 
-def test_every_file_of_a_run_that_acts_is_checked(tmp_path, capsys):
-    """Those of the best weights, which act; the optimiser, which training goes on with; what
-    describes the run.
+def test_every_file_of_a_run_that_acts_is_checked(command_run, capsys):
+    """The best weights, which act; the optimiser, which training goes on with; the files that
+    describe the run.
     """
-    run = tmp_path / "run"
-    words = (
-        "train",
-        *LOOP,
-        *NANO,
-        "backbone.tune=lora",
-        "data.held_out=0.2",
-        "log.keep_best=loss",
-        f"run={run}",
-    )
-    assert command(*words) == 0
+    run, words = command_run
     checked = (
         "best/checkpoint/model.safetensors",
         "best/checkpoint/adapter/adapter_model.safetensors",
@@ -432,21 +432,20 @@ def test_every_file_of_a_run_that_acts_is_checked(tmp_path, capsys):
         damage(run / name)
         if name.startswith("checkpoint/"):
             assert command(*words) == 1
-            said = capsys.readouterr().err
+            printed = capsys.readouterr().err
         else:
             with pytest.raises(ValueError) as raised:
                 loading.load(run)
-            said = str(raised.value)
-        assert f"{name} is damaged" in said and "not those that were written" in said
+            printed = str(raised.value)
+        assert f"{name} is damaged" in printed and "not those that were written" in printed
         (run / name).write_bytes(before)
     loading.load(run)
 
 
-def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
+def test_a_config_cut_at_the_end_of_a_line_is_refused(command_run, tmp_path):
     """It is a smaller config, of which nothing says that it lacks something."""
-    run = tmp_path / "run"
-    assert command("train", *LOOP, *NANO, f"run={run}") == 0
-    shorter(run / "config.yaml")
+    run = Path(shutil.copytree(command_run[0], tmp_path / "run"))
+    cut_end(run / "config.yaml")
     assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     with pytest.raises(
         ValueError,
@@ -471,13 +470,13 @@ class Killed(BaseException):
 
 
 def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Each operation on files is in turn the last, twice in a row: what is found is all old or all
+    """Each operation on files is in turn the last, twice in a row: the checkpoint is all old or all
     new, never a mixture.
     """
     run, left = tmp_path / "run", []
-    model = trained(run, config("nano full"))
+    model = save_run(run, config("nano full"))
 
-    def mortal(operation):
+    def make_mortal(operation):
         def run_or_die(*arguments, **options):
             left[0] -= 1
             if left[0] < 0:
@@ -494,12 +493,12 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
         model.head.out.bias.data.fill_(number)
         with monkeypatch.context() as patch, suppress(Killed):
             for owner, name in WRITES:
-                patch.setattr(owner, name, mortal(getattr(owner, name)))
+                patch.setattr(owner, name, make_mortal(getattr(owner, name)))
             checkpoint.save(run, model, {"moment": torch.full((3,), number)}, {"step": number})
             return True
         return False
 
-    def found():
+    def read_number():
         parts = [
             directory.content(checkpoint.find(run) / name)
             for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
@@ -517,8 +516,8 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
     def attempt(operations):
         number = next(numbers)
         came_through = save(number, operations)
-        assert found() in ({number} if came_through else {whole[0], number})
-        whole[0] = found()
+        assert read_number() in ({number} if came_through else {whole[0], number})
+        whole[0] = read_number()
 
     attempt(99)
     all_of_them = 99 - left[0]
@@ -578,7 +577,7 @@ def open_folder():
 
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
 def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folder):
-    model = trained(open_folder / "run", config("nano full"))
+    model = save_run(open_folder / "run", config("nano full"))
     before = {
         file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()
     }
@@ -596,7 +595,7 @@ def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folde
 
 
 def test_an_option_of_another_version_is_one_clear_error(tmp_path):
-    trained(tmp_path / "run", config("nano full"))
+    save_run(tmp_path / "run", config("nano full"))
     file = tmp_path / "run" / "config.yaml"
     file.write_text(
         file.read_text(encoding="utf-8").replace("team:\n", "team:\n  shuffled: 1\n"),
@@ -638,14 +637,14 @@ def test_a_run_in_a_read_only_place_fails_in_one_line(capsys):
 
 def test_versions_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    known = directory.versions()
-    assert known["commit"] is None
+    versions = directory.versions()
+    assert versions["commit"] is None
     # a build's name is not everywhere in both
-    assert known["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert versions["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
 
 
 def test_a_run_goes_on_after_its_parts_have_got_more_options(tmp_path):
-    """Those that it was begun without have their defaults, with which it is built."""
+    """Options that it was begun without have their defaults, with which it is built."""
     kinds = {"dataset": "synthetic", "backbone": "pretrained", "head": "gaussian"}
     config = TrainConfig(**{group: node(group, name) for group, name in kinds.items()})
     before = asdict(config)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import decisionllm
 from decisionllm.commands.data import card
 from decisionllm.datasets.store import open_store, prepare, write
-from decisionllm.policy.imagined import support_faults, tasks_of
+from decisionllm.policy.imagined import support_faults, task_texts
 from decisionllm.protocols import Source
 from decisionllm.runs.checkpoint import todays_names
 from decisionllm.schema import History, Spec
@@ -68,11 +68,11 @@ def test_a_value_is_restored_and_planned_to(run):
 def test_below_planning_value_the_policy_acts_itself(run):
     values = torch.full((2, 9), 0.1)
     values[0, 8] = 0.2
-    kept, own = (decisionllm.load(run, planning_value=value) for value in (0.15, 0.25))
-    for policy in (kept, own):
+    planned, own = (decisionllm.load(run, planning_value=value) for value in (0.15, 0.25))
+    for policy in (planned, own):
         policy.model.planner.plan = lambda observations, steps: values
     places = np.array([[0.5, 0.5], [-1, 2]], np.float32)
-    acted, plain = (policy.begin(["", ""], 5).act(places) for policy in (kept, own))
+    acted, plain = (policy.begin(["", ""], 5).act(places) for policy in (planned, own))
     np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
     np.testing.assert_allclose(acted[1], plain[1])
     assert np.abs(plain[0] - acted[0]).max() > 1e-3
@@ -133,10 +133,10 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
         policy.model.planner.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2]
     )
     assert policy.begin(list(store.tasks[:2]), 5).act(np.zeros((2, 2), np.float32)).shape == (2, 2)
-    chosen = node(
+    dataset = node(
         "dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3, text="goal"
     )
-    imagined = prepare(chosen, tmp_path)
+    imagined = prepare(dataset, tmp_path)
     assert len(imagined.tasks) > 1 and imagined.info["text"] == "goal"
     with pytest.raises(
         ValueError,
@@ -144,7 +144,7 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
             "dataset.text=none: .*run reads text=goal, and so must what imitates it; give text=goal"
         ),
     ):
-        prepare(chosen | {"text": "none"}, tmp_path)
+        prepare(dataset | {"text": "none"}, tmp_path)
     with pytest.raises(
         ValueError, match="expected a task text that the value was fitted to, got 'Fly.'"
     ):
@@ -155,7 +155,7 @@ def test_the_task_of_a_row_is_that_of_its_episode(tmp_path):
     made = [episode([1.0] * 3, task="a"), episode([1.0], task="b"), episode([1.0] * 2, task="a")]
     spec = Spec(observation_dim=2, action_dim=1, horizon=3, low=(-1.0,), high=(1.0,))
     store = write(tmp_path / "store", Source(spec, made, {"name": "x"}))
-    assert tasks_of(store, np.array([5, 3, 0, 2, 4])) == ["a", "b", "a", "a", "a"]
+    assert task_texts(store, np.array([5, 3, 0, 2, 4])) == ["a", "b", "a", "a", "a"]
 
 
 def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, tmp_path):
@@ -163,9 +163,9 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=goal", "planner.reads_text=true")
     loop = [word for word in SHORT if not word.startswith("dataset") and word not in CORRUPT]
     assert command("train", *loop, *maze, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 0
-    chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=40, steps=3)
+    dataset = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=40, steps=3)
     named, worded = (
-        prepare(chosen | {"text": text}, tmp_path / "data") for text in ("goal", "paraphrased")
+        prepare(dataset | {"text": text}, tmp_path / "data") for text in ("goal", "paraphrased")
     )
     assert (
         named.path == worded.path
@@ -177,7 +177,7 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
     own = []
     for e in range(len(named.lengths)):
         begun = named.episode(e).observations[0]
-        own += tasks_of(log, np.flatnonzero((log.observations == begun).all(1))[:1])
+        own += task_texts(log, np.flatnonzero((log.observations == begun).all(1))[:1])
     drawn = [named.tasks[task] for task in named.task]
     assert own != drawn, "an episode has the task of another row than it begins at"
     known = goal_facts("umaze")
@@ -189,7 +189,7 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
         with pytest.raises(
             ValueError, match="run reads text=goal, .*; give text=goal or text=paraphrased"
         ):
-            prepare(chosen | {"text": text}, tmp_path / "data")
+            prepare(dataset | {"text": text}, tmp_path / "data")
 
 
 def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
@@ -213,9 +213,9 @@ def test_a_checkpoint_whose_planner_held_its_dynamics_itself_is_read(run, tmp_pa
     assert all(torch.equal(before[name], after[name]) for name in before)
     expected = {"planner.ways": 0, "planner.dynamics.low": 0}
     unused = {"planner.values.0.last.bias": 0, "planner.reward_low": 0, "planner.rewards.1.x": 0}
-    given = {"planner.ways": 1, "planner.low": 2, "head.out": 3}
-    wanted = {"planner.ways": 1, "planner.dynamics.low": 2, "head.out": 3}
-    assert todays_names(given | unused, expected) == wanted
+    tensors = {"planner.ways": 1, "planner.low": 2, "head.out": 3}
+    expected = {"planner.ways": 1, "planner.dynamics.low": 2, "head.out": 3}
+    assert todays_names(tensors | unused, expected) == expected
 
 
 def test_a_run_imagines_a_dataset(run, tmp_path):
@@ -260,11 +260,11 @@ def test_a_run_without_texts_imagines_none(run, tmp_path):
 
 def test_many_steps_outside_of_the_support_are_a_fault():
     assert support_faults(0.1) == [] == support_faults(0.0)
-    wanted = (
+    expected = (
         "12.5 % of the imagined steps are outside of the support of the run's data and were "
         "left out"
     )
-    assert support_faults(0.125) == [f"{wanted}; imagine fewer steps (dataset.steps)"]
+    assert support_faults(0.125) == [f"{expected}; imagine fewer steps (dataset.steps)"]
 
 
 def test_the_card_and_the_training_print_the_faults_of_a_reader(tmp_path, capsys):

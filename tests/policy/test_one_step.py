@@ -37,23 +37,23 @@ def histories(spec, targets=(None, 2.0, -1.0), steps=6):
 def test_recorded_operations_give_the_same_actions(options, monkeypatch):
     policy = make_policy(SPEC, window=1, stride=1, **options)
     predicts = "target_return" in options
-    given = [*histories(SPEC, (None, 2.0, -1.0) if policy.return_conditioned else (None,))]
+    pasts = [*histories(SPEC, (None, 2.0, -1.0) if policy.return_conditioned else (None,))]
 
     def played():
-        return [policy.act_with_returns([h]) for h in given]
+        return [policy.act_with_returns([h]) for h in pasts]
 
-    wanted, together = played(), policy.act_with_returns(given)
+    expected, together = played(), policy.act_with_returns(pasts)
     policy.warm_up()  # on any processor: where the bits differ, there is no list
-    np.testing.assert_equal(played(), wanted)
-    np.testing.assert_equal(policy.act_with_returns(given), together)
+    np.testing.assert_equal(played(), expected)
+    np.testing.assert_equal(policy.act_with_returns(pasts), together)
     monkeypatch.setattr(torch, "equal", lambda a, b: torch.allclose(a, b, atol=1e-4))
     policy.warm_up()
     assert set(policy.traced) == ({True, False} if predicts else {True})
     monkeypatch.setattr(policy.model, "read", None)  # a single step is decided by the list alone
-    for got, expected in zip(played(), wanted, strict=True):
+    for got, first in zip(played(), expected, strict=True):
         np.testing.assert_allclose(
             np.concatenate([x.ravel() for x in got]),
-            np.concatenate([x.ravel() for x in expected]),
+            np.concatenate([x.ravel() for x in first]),
             atol=1e-4,
         )
 
@@ -91,7 +91,7 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
 
     def slightly_wrong(listed):
         frozen = freeze(listed)
-        return lambda *given: [x * (1 + 1e-4) for x in frozen(*given)]
+        return lambda *pasts: [x * (1 + 1e-4) for x in frozen(*pasts)]
 
     monkeypatch.setattr(torch.jit, "freeze", slightly_wrong)
     policy.warm_up()
@@ -101,8 +101,8 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
 def test_a_tracer_that_fails_changes_no_answer(monkeypatch, caplog):
     policy = make_policy(SPEC, window=1, stride=1)
     [first, *_] = histories(SPEC, (2.0,))
-    wanted = policy.act_with_returns([first])
+    expected = policy.act_with_returns([first])
     monkeypatch.setattr(torch.jit, "trace", None)
     policy.warm_up()
     assert not policy.traced and "without a recorded list" in caplog.text
-    np.testing.assert_equal(policy.act_with_returns([first]), wanted)
+    np.testing.assert_equal(policy.act_with_returns([first]), expected)

@@ -52,7 +52,7 @@ class World:
         )
 
     def seen(self, rows, t):
-        """What the rows see at step t, as `Session.act` takes it."""
+        """The input of `Session.act` for these rows at step t."""
         brought = self.rewards[rows, t - 1] if t else None
         masks = None if self.masks is None else self.masks[rows, t]
         return self.observations[rows, t], brought, masks
@@ -61,11 +61,11 @@ class World:
 def play(policy, world, session, rows, begin=0, end=15):
     """Act by the session in these rows; every action must be that of the plain path."""
     for t in range(begin, end):
-        wanted = policy.act([world.history(i, t) for i in rows])
+        expected = policy.act([world.history(i, t) for i in rows])
         actions = session.act(*world.seen(rows, t))
-        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {t}")
-        world.actions[rows, t] = wanted
-        session.actions[:, t] = wanted
+        np.testing.assert_allclose(actions, expected, atol=2e-4, err_msg=f"step {t}")
+        world.actions[rows, t] = expected
+        session.actions[:, t] = expected
     return world.actions
 
 
@@ -158,16 +158,16 @@ def test_the_maximum_return_is_predicted_from_null_returns():
 
     policy.model.tokens = watch
     policy.act([world.history(i, 4) for i in range(4)])
-    (_, given), (returns, none) = calls
-    assert not given.any() and none is None
+    (_, return_given), (returns, none) = calls
+    assert not return_given.any() and none is None
     # without effect: the null return replaces it
     steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)
     window = cut(steps, np.arange(4), np.zeros(4, int), 5)
     batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
     with torch.no_grad():
-        wanted = policy.model.predict_return(policy.model.read(batch, given))
-    torch.testing.assert_close(returns, wanted)
-    assert wanted.std() > 0.01
+        expected = policy.model.predict_return(policy.model.read(batch, return_given))
+    torch.testing.assert_close(returns, expected)
+    assert expected.std() > 0.01
 
 
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
@@ -189,8 +189,10 @@ def test_it_does_for_architectures_with_and_without_a_cache(family, dtype, tmp_p
         world = World(CONTINUOUS)
         session = policy.begin(world.tasks, 15, world.targets)
         for t in range(15):
-            wanted = policy.act([world.history(i, t) for i in range(4)])
-            np.testing.assert_allclose(session.act(*world.seen(np.arange(4), t)), wanted, atol=0.05)
+            expected = policy.act([world.history(i, t) for i in range(4)])
+            np.testing.assert_allclose(
+                session.act(*world.seen(np.arange(4), t)), expected, atol=0.05
+            )
             world.actions[:, t] = session.actions[:, t]
 
 
@@ -224,12 +226,12 @@ def test_episodes_at_different_steps_are_restored(spec):
     session.restore([world.history(i, t) for i, t in enumerate(now)])
     rows = np.arange(4)
     for step in range(6):
-        wanted = policy.act([world.history(i, t) for i, t in enumerate(now)])
+        expected = policy.act([world.history(i, t) for i, t in enumerate(now)])
         rewards = np.where(now > 0, world.rewards[rows, now - 1], 0)
         masks = None if world.masks is None else world.masks[rows, now]
         actions = session.act(world.observations[rows, now], rewards if step else None, masks)
-        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {step}")
-        world.actions[rows, now] = session.actions[rows, now] = wanted
+        np.testing.assert_allclose(actions, expected, atol=2e-4, err_msg=f"step {step}")
+        world.actions[rows, now] = session.actions[rows, now] = expected
         now = now + 1
 
 
@@ -267,12 +269,12 @@ def test_deciding_again_changes_nothing(window, stride):
     session = policy.begin(world.tasks, 15, world.targets)
     rows = np.arange(4)
     for t in range(8):
-        wanted = policy.act([world.history(i, t) for i in rows])
+        expected = policy.act([world.history(i, t) for i in rows])
         session.observe(*world.seen(rows, t))
         for _ in range(2):
-            np.testing.assert_allclose(session.decide(), wanted, atol=2e-4, err_msg=f"step {t}")
-        session.record_action(wanted)
-        world.actions[:, t] = wanted
+            np.testing.assert_allclose(session.decide(), expected, atol=2e-4, err_msg=f"step {t}")
+        session.record_action(expected)
+        world.actions[:, t] = expected
 
 
 @pytest.mark.parametrize("returns", [3.0, None])
@@ -301,10 +303,10 @@ def test_a_session_returns_its_histories():
     again = policy.begin(world.tasks, 15, world.targets).restore(session.histories())
     again.observe(*world.seen(np.arange(4), 5))
     for i, history in [*enumerate(session.histories()), *enumerate(again.histories())]:
-        wanted = world.history(i, 5)
-        assert (history.task, history.target_return) == (wanted.task, wanted.target_return)
+        expected = world.history(i, 5)
+        assert (history.task, history.target_return) == (expected.task, expected.target_return)
         for name in ("observations", "actions", "rewards", "action_masks"):
-            np.testing.assert_allclose(getattr(history, name), getattr(wanted, name))
+            np.testing.assert_allclose(getattr(history, name), getattr(expected, name))
 
 
 def test_each_way_to_decode_gives_other_actions():
@@ -508,16 +510,16 @@ def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
         )
         rows = rng.permutation(rows)
         if len(rows):
-            wanted = policy.act([world.history(i, now[i]) for i in rows])
+            expected = policy.act([world.history(i, now[i]) for i in rows])
             masks = None if world.masks is None else world.masks[rows, now[rows]]
             session.observe(
                 world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows
             )
             np.testing.assert_allclose(
-                session.decide(rows), wanted, atol=2e-4, err_msg=f"{rows} at {now[rows]}"
+                session.decide(rows), expected, atol=2e-4, err_msg=f"{rows} at {now[rows]}"
             )
-            session.record_action(wanted, rows)
-            world.actions[rows, now[rows]] = wanted
+            session.record_action(expected, rows)
+            world.actions[rows, now[rows]] = expected
             now[rows] += 1
 
 
@@ -557,8 +559,8 @@ def test_rows_that_are_given_away_again_and_again_need_no_more_memory(options):
         session.restore([world.history(0, 3), world.history(1, 5)], [i % 3, (i + 1) % 3])
         rows = np.array([i % 3, (i + 1) % 3])
         session.observe(np.stack([world.observations[0, 3], world.observations[1, 5]]), rows=rows)
-        wanted = policy.act([world.history(0, 3), world.history(1, 5)])
-        np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4)
+        expected = policy.act([world.history(0, 3), world.history(1, 5)])
+        np.testing.assert_allclose(session.decide(rows), expected, atol=2e-4)
         room.append(session.nbytes)
     assert max(room) <= Session(policy, [""] * 3, 15, text_room=40).allocate().nbytes
 
@@ -585,10 +587,10 @@ def test_a_row_may_be_given_to_another_episode(family, tmp_path):
             (world, 1, 5 + step),
             (world, 2, step) if step < 3 else (other, 0, 4 + step),
         ]
-        wanted = policy.act([w.history(i, t) for w, i, t in of])
+        expected = policy.act([w.history(i, t) for w, i, t in of])
         brought = [w.rewards[i, t - 1] if t else 0 for w, i, t in of]
         actions = session.act(np.stack([w.observations[i, t] for w, i, t in of]), np.array(brought))
-        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {step}")
-        session.actions[np.arange(3), session.now - 1] = wanted
-        for (w, i, t), action in zip(of, wanted, strict=True):
+        np.testing.assert_allclose(actions, expected, atol=2e-4, err_msg=f"step {step}")
+        session.actions[np.arange(3), session.now - 1] = expected
+        for (w, i, t), action in zip(of, expected, strict=True):
             w.actions[i, t] = action

@@ -21,7 +21,7 @@ SPEC = Spec(observation_dim=25, action_dim=1, horizon=9, num_actions=5, entity_s
 ways = pytest.mark.parametrize(("layers", "embedding"), [(0, "linear"), (0, "mlp"), (2, "linear")])
 
 
-def drawn(n=7, seed=0, present=0.6):
+def random_observations(n=7, seed=0, present=0.6):
     """n observations whose entities are there with this probability."""
     rng = np.random.default_rng(seed)
     parts = [rng.normal(size=(n, 3))]
@@ -44,7 +44,7 @@ def encoder(layers, embedding, entity_schema=LAYOUT):
 @ways
 @torch.no_grad()
 def test_the_order_of_entities_of_a_kind_has_no_effect(layers, embedding):
-    encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
+    encode, x = encoder(layers, embedding), torch.from_numpy(random_observations())
     landmarks = x[:, 3:15].view(-1, 4, 3)
     agents = x[:, 15:].view(-1, 2, 5)
     other = torch.cat(
@@ -58,7 +58,7 @@ def test_the_order_of_entities_of_a_kind_has_no_effect(layers, embedding):
 @ways
 @torch.no_grad()
 def test_absent_entities_have_no_effect(layers, embedding):
-    encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
+    encode, x = encoder(layers, embedding), torch.from_numpy(random_observations())
     trash = x.clone()
     for first, width, count in ((3, 3, 4), (15, 5, 2)):
         block = trash[:, first : first + width * count].view(-1, count, width)
@@ -74,7 +74,7 @@ def test_empty_slots_change_nothing(layers, embedding):
     present.
     """
     wide = encoder(layers, embedding)
-    x = torch.from_numpy(drawn(present=1.0))
+    x = torch.from_numpy(random_observations(present=1.0))
     x[:, 3 + 6 : 15] = 0
     narrow = encoder(layers, embedding, (("own", 3, 1), ("landmark", 3, 2), ("agent", 5, 2)))
     narrow.load_state_dict(wide.state_dict())
@@ -86,14 +86,14 @@ def test_empty_slots_change_nothing(layers, embedding):
 @ways
 def test_each_present_entity_has_an_effect(layers, embedding):
     encode = encoder(layers, embedding)
-    x = torch.from_numpy(drawn()).requires_grad_()
+    x = torch.from_numpy(random_observations()).requires_grad_()
     (slope,) = torch.autograd.grad(encode(x).square().sum(), x)
     seen = slope[:, 3:15].view(-1, 4, 3).abs().amax(-1) > 0
     assert torch.equal(seen, x[:, 3:15].view(-1, 4, 3)[..., 0] > 0.5)
 
 
 def test_units_are_fitted_to_the_present_entities_of_a_kind():
-    normalizer, x = Normalizer(SPEC), drawn(200)
+    normalizer, x = Normalizer(SPEC), random_observations(200)
     x[:, 4:15:3] = (x[:, 4:15:3] * 5 + 7) * x[:, 3:15:3]  # a number of landmarks, about 7
     normalizer.fit([(x, np.arange(200.0))])
     units = normalizer.observations(torch.from_numpy(x)).numpy()
@@ -114,7 +114,7 @@ def test_units_are_fitted_to_the_present_entities_of_a_kind():
 
 
 def test_a_kind_that_is_never_present_keeps_its_units():
-    normalizer, x = Normalizer(SPEC), drawn(20)
+    normalizer, x = Normalizer(SPEC), random_observations(20)
     x[:, 15:] = 0
     normalizer.fit([(x, np.arange(20.0))])
     assert (normalizer.observations(torch.from_numpy(x))[:, 15:] == 0).all()
@@ -127,9 +127,9 @@ def test_a_kind_that_is_never_present_keeps_its_units():
 def test_a_model_of_entities_ignores_their_order():
     """The whole model, one layer of entities that look at each other, in normalised units."""
     model = make_model(SPEC, head="discrete", entity_layers=1)
-    model.normalizer.fit([(drawn(50), np.arange(50.0))])
+    model.normalizer.fit([(random_observations(50), np.arange(50.0))])
     assert len(model.tokenizer.observations.layers) == 2
-    x = torch.from_numpy(drawn())
+    x = torch.from_numpy(random_observations())
     other = torch.cat([x[:, :3], x[:, 3:15].view(-1, 4, 3).flip(1).flatten(1), x[:, 15:]], 1)
     with torch.no_grad():
         read = [model.tokenizer.observations(model.normalizer.observations(o)) for o in (x, other)]
@@ -139,7 +139,7 @@ def test_a_model_of_entities_ignores_their_order():
 @ways
 @torch.no_grad()
 def test_own_blocks_are_read_as_one_wherever_they_stand(layers, embedding):
-    encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
+    encode, x = encoder(layers, embedding), torch.from_numpy(random_observations())
     parts = encoder(
         layers, embedding, (("own", 2, 1), ("landmark", 3, 4), ("agent", 5, 2), ("own", 1, 1))
     )
@@ -151,7 +151,7 @@ def test_own_blocks_are_read_as_one_wherever_they_stand(layers, embedding):
 @torch.no_grad()
 def test_without_own_numbers_a_learned_vector_stands_for_them():
     schema = (("landmark", 3, 4),)
-    encode, x = encoder(0, "linear", schema), torch.from_numpy(drawn()[:, 3:15])
+    encode, x = encoder(0, "linear", schema), torch.from_numpy(random_observations()[:, 3:15])
     embed = EntityEmbedding(schema, 32)
     assert embed(x[:, None]).shape == (7, 1, 32) and embed(x)[0].tolist() == embed(x)[1].tolist()
     before = encode(x)
@@ -163,7 +163,10 @@ def test_without_own_numbers_a_learned_vector_stands_for_them():
 @torch.no_grad()
 def test_the_cells_of_a_grid_are_always_there_and_have_a_place(layers, embedding):
     schema = (("grid:image", 3, 4), ("own", 13, 1))
-    encode, x = encoder(layers, embedding, schema), torch.from_numpy(drawn(present=0.0))
+    encode, x = (
+        encoder(layers, embedding, schema),
+        torch.from_numpy(random_observations(present=0.0)),
+    )
     x[:, :12] = torch.arange(12.0) / 12
     x[:, 0] = 0  # no flag
     cells = x[:, :12].view(-1, 4, 3)
@@ -203,11 +206,11 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
     )
     model = make_model(spec, head="pointer", condition_on="none", timesteps="none", embedding="mlp")
     assert model.head.entities == slice(1, 5)
-    x = drawn(256, present=1.0)[:, :15]
-    wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
+    x = random_observations(256, present=1.0)[:, :15]
+    expected = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
     steps = windows.Steps(
         x,
-        wanted[:, None].astype(np.float32),
+        expected[:, None].astype(np.float32),
         np.zeros(256, np.float32),
         np.arange(256),
         np.arange(256) + 1,
@@ -221,7 +224,7 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
         optimizer.step()
     policy, shuffled = Policy(model, 1, 1, None), x.copy()
     shuffled[:, 3:] = x[:, 3:].reshape(-1, 4, 3)[:, [2, 0, 3, 1]].reshape(-1, 12)
-    assert (policy.begin([""] * 256, 1).act(x)[:, 0] == wanted).mean() > 0.9
+    assert (policy.begin([""] * 256, 1).act(x)[:, 0] == expected).mean() > 0.9
     moved = policy.act([History(o[None], np.zeros((0, 1)), np.zeros(0)) for o in shuffled])[:, 0]
     assert (
         np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]

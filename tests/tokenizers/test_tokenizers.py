@@ -1,4 +1,4 @@
-"""Words and numbers become tokens: nothing is lost on the way, and the order is R o a."""
+"""Texts and numbers become tokens: nothing is lost on the way, and the order is R o a."""
 
 import numpy as np
 import pytest
@@ -128,8 +128,8 @@ def numbers(B=2, T=3, S=2, A=1):
 SPEC = Spec(observation_dim=2, action_dim=1, horizon=10, low=(-1.0,), high=(1.0,))
 
 
-def changed(tokenizer, i):
-    """Which of the tokens change when the i-th input changes at the step of index 1."""
+def changed_tokens(tokenizer, i):
+    """Return which tokens change when the i-th input changes at the step of index 1."""
     before, after = numbers(), numbers()
     after[i] = after[i].clone()
     after[i][:, 1] += 1
@@ -141,7 +141,7 @@ def changed(tokenizer, i):
 @pytest.mark.parametrize("returns", [True, False])
 def test_the_order_is_return_observation_action(embedding, returns):
     tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, return_conditioned=returns)
-    assert [changed(tokenizer, i) for i in range(4)] == (
+    assert [changed_tokens(tokenizer, i) for i in range(4)] == (
         [[3], [4], [5], [3, 4, 5]] if returns else [[], [2], [3], [2, 3]]
     )
     observations = {token for step in range(3) for token in [3 * step + 1 if returns else 2 * step]}
@@ -152,7 +152,7 @@ def test_the_order_is_return_observation_action(embedding, returns):
 
 
 def test_without_timesteps_the_time_has_no_effect():
-    assert changed(TrajectoryTokenizer(SPEC, 8, timesteps="none"), 3) == []
+    assert changed_tokens(TrajectoryTokenizer(SPEC, 8, timesteps="none"), 3) == []
 
 
 def test_mlp_is_not_a_linear_map():

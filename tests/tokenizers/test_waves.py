@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from decisionllm.tokenizers.waves import COUNT, FASTEST, SLOWEST, Waves
+from decisionllm.tokenizers.waves import COUNT, FASTEST, SLOWEST, FourierFeatures
 
 
 class Seen(torch.nn.Module):
@@ -15,7 +15,7 @@ class Seen(torch.nn.Module):
 
 
 def read(x):
-    waves = Waves(x.shape[-1], 8)
+    waves = FourierFeatures(x.shape[-1], 8)
     waves.layers = Seen()
     return waves(x)
 
@@ -24,12 +24,12 @@ def test_each_number_is_beside_its_own_waves():
     x = torch.tensor([[0.5, -2.0]])
     ratio = (FASTEST / SLOWEST) ** (1 / (COUNT - 1))
     phases = [number * SLOWEST * ratio**k for number in (0.5, -2.0) for k in range(COUNT)]
-    wanted = [0.5, -2.0, *map(math.sin, phases), *map(math.cos, phases)]
-    torch.testing.assert_close(read(x)[0], torch.tensor(wanted), atol=1e-5, rtol=0)
+    expected = [0.5, -2.0, *map(math.sin, phases), *map(math.cos, phases)]
+    torch.testing.assert_close(read(x)[0], torch.tensor(expected), atol=1e-5, rtol=0)
 
 
 def test_phases_are_exact_where_the_rest_has_16_bits():
     x = torch.full((1, 4), 2.003)
     with torch.autocast("cpu", torch.bfloat16):
-        found = read(x)
-    torch.testing.assert_close(found, read(x), atol=0, rtol=0)
+        embedded = read(x)
+    torch.testing.assert_close(embedded, read(x), atol=0, rtol=0)
