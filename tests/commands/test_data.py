@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from decisionllm.commands.data import card, data, first_values, window
+from decisionllm.commands.data import card, data, format_values, window_lines
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.spaces import action_spec
 from decisionllm.datasets.store import open_store, write
@@ -112,15 +112,15 @@ def test_the_mean_of_millions_of_steps_is_exact(tmp_path):
 
 
 def test_of_a_wide_observation_the_first_numbers_are_printed():
-    assert first_values(np.arange(26.0), ".1f")[22:] == ["22.0", "23.0", "... 2 more"]
-    assert first_values(np.arange(24.0))[23:] == ["23.0"]
+    assert format_values(np.arange(26.0), ".1f")[22:] == ["22.0", "23.0", "... 2 more"]
+    assert format_values(np.arange(24.0))[23:] == ["23.0"]
 
 
 def test_a_window_by_hand(tmp_path):
     store = make_store(
         tmp_path / "s", [episode([4.5], start=50, task="Walk to the goal in the north.")]
     )
-    head, shown, step, rest = window(store, 3)
+    head, shown, step, rest = window_lines(store, 3)
     pieces = shown.removeprefix("  text ").split("|")
     assert "".join(pieces) == "Walk to the goal in the north." and len(pieces) > 1
     assert (
@@ -134,7 +134,7 @@ def test_a_window_begins_at_any_step(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2, 3])])
     heads = set()
     for seed in range(20):
-        head, shown, *steps = window(store, 3, seed=seed)
+        head, shown, *steps = window_lines(store, 3, seed=seed)
         start = int(steps[0].split()[0].removeprefix("t="))
         expected = [
             ["t=0", "R", "6.00"],
@@ -172,7 +172,7 @@ def test_the_command_prints_what_the_functions_say(tmp_path, capsys):
         )
     )
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [*card(store, return_horizon=3), *window(store, 4, return_horizon=3)]
+    assert printed == [*card(store, return_horizon=3), *window_lines(store, 4, return_horizon=3)]
     assert open_store(store.path).fingerprint == store.fingerprint
 
 
@@ -301,7 +301,7 @@ def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):
         "row 1, column 1 " in task for task in store.tasks
     )
     assert "wordings" not in lines(store)["options"] and "5 different" in lines(store)["text"]
-    shown = {list(window(store, 2, seed=seed))[1].replace("|", "") for seed in range(9)}
+    shown = {list(window_lines(store, 2, seed=seed))[1].replace("|", "") for seed in range(9)}
     assert len(shown) > 5, "of more wordings than goals"
 
 

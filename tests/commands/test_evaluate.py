@@ -14,14 +14,9 @@ import pytest
 import yaml
 
 from decisionllm.command_line import with_defaults
-from decisionllm.commands.evaluate import (
-    Results,
-    chosen_environment,
-    evaluate,
-    published_scores,
-    say_constant_actions,
-    say_notes,
-)
+from decisionllm.commands.evaluate import evaluate, published_scores
+from decisionllm.commands.evaluate_env import build_env_node
+from decisionllm.commands.evaluate_warnings import constant_action_warnings, option_warnings
 from decisionllm.datasets.store import prepare
 from decisionllm.eval import report
 from decisionllm.files import DIGESTS
@@ -103,9 +98,8 @@ def test_a_policy_that_always_does_the_same_is_told(second, num_actions, said):
     for each in episodes:
         each.actions[:, 1] = -1.0
     episodes[1].actions[0] = (9.0, second)
-    lines = []
     run = SimpleNamespace(path="runs/a", info={"spec": {"num_actions": num_actions}})
-    say_constant_actions(SimpleNamespace(say=lines.append), episodes, run)
+    lines = constant_action_warnings(run, episodes)
     assert [line.partition(" the mean")[0] for line in lines] == said
 
 
@@ -407,7 +401,7 @@ def test_scripted_players_play_once_in_a_world_though_two_runs_name_their_data_d
     ("run", "words", "message"),
     [
         ("plain", ["target_quantiles=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
-        ("plain", ["episodes=0"], "expected at least one of each"),
+        ("plain", ["episodes=0"], "episodes: expected 1 or more, got 0"),
         ("plain", ["act.stride=9"], "stride: expected 1 .. 5"),
         ("plain", ["act.decode=guess"], "decode: expected one of mode, mean"),
         ("plain", ["device=tpu"], "device: expected one of auto, cpu, cuda, got 'tpu'"),
@@ -480,7 +474,7 @@ def sweep(tmp_path_factory):
     words = (
         *loop,
         *NANO,
-        "steps=2",
+        "steps=1",
         "seed=0,1",
         "optim.lr=0.001,0.002",
         f"cache_dir={path}/data",
@@ -539,11 +533,10 @@ def test_runs_of_one_environment_build_it_once(runs, tmp_path, monkeypatch):
 
 def changed(own, given, A=2):
     """How `evaluate` labels this environment in place of a run's own."""
-    config = {"env": given, "episodes": 1, "act": {}, "team": {}}
     info = {"spec": asdict(Spec(3, A, 20, (-2.0,) * A, (2.0,) * A)), "dataset": {}}
     policy = SimpleNamespace(config={"env": own, "text": "none"}, info=info)
     run = OpenedRun(Path("x"), policy)
-    return chosen_environment(run, config)[1]
+    return ", ".join(build_env_node(run, given)[1])
 
 
 def test_another_environment_is_named_without_its_defaults():
@@ -560,14 +553,11 @@ def test_another_environment_is_named_without_its_defaults():
 @pytest.mark.parametrize(
     ("keep_best", "seed", "warned"), [("score", 0, True), ("score", 1, False), ("loss", 0, False)]
 )
-def test_a_score_from_the_starts_that_chose_the_weights_is_named(
-    tmp_path, capsys, keep_best, seed, warned
-):
+def test_a_score_from_the_starts_that_chose_the_weights_is_named(keep_best, seed, warned):
     policy = SimpleNamespace(config={"log": {"keep_best": keep_best}})
-    options = {"seed": seed, "act": {}, "team": {}}
-    say_notes(Results(tmp_path, report=False), "", OpenedRun(Path("runs/a"), policy), options)
-    said = capsys.readouterr().out
-    assert ("rollouts of seed=0 chose its weights" in said) is warned
+    run = OpenedRun(Path("runs/a"), policy)
+    warnings = option_warnings(run, {"act": {}, "team": {}}, seed)
+    assert any("rollouts of seed=0 chose its weights" in line for line in warnings) is warned
 
 
 def test_a_run_that_is_not_finished_is_no_further_seed(runs, tmp_path, capsys):

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from decisionllm import hardware
 from decisionllm.bidding.serve import model_info
-from decisionllm.commands.train import due_after, trim
+from decisionllm.commands.train import due_after
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.files import read_lines
@@ -65,10 +65,8 @@ def same_bits(a, b):
 @pytest.mark.parametrize(
     "model",
     [
-        NANO,
         DT,
-        (*DT, "backbone.tune=lora"),
-        (*NANO, "backbone.tune=lora", "head=bins"),
+        (*DT, "backbone.tune=lora", "head=bins"),
         (*NANO, "model.condition_on=none", "objective=advantage", "objective.temperature=0.3"),
     ],
     ids=" ".join,
@@ -85,6 +83,8 @@ def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkey
     assert drawn == [0, 1, 2, 3]  # each batch once: a pure function of (seed, step)
     assert same_bits(saved(tmp_path / "straight"), saved(tmp_path / "resumed"))
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
+    # products with denormal numbers are as before the training
+    assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0
 
 
 def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_an_interruption(
@@ -181,13 +181,6 @@ def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):
         assert (said in capsys.readouterr().out) == (window > longest)
 
 
-@pytest.mark.parametrize(("choice", "shown"), [("no", "float32"), ("bf16", "bf16")])
-def test_the_precision_is_said_by_its_type(choice, shown, tmp_path, capsys):
-    given = ("train", *LOOP, *NANO, "steps=1", f"optim.precision={choice}", f"run={tmp_path}/run")
-    assert command(*given) == 0
-    assert f" of them trained; {shown}, 1 x cpu\n" in capsys.readouterr().out
-
-
 def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "act.stride=9", f"run={tmp_path}/run") == 1
     wanted = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"
@@ -200,11 +193,6 @@ def test_a_tracker_that_is_not_installed_is_refused(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "log.tracker=wandb: expected the package wandb, found none; pip install" in said
     assert not (tmp_path / "a").exists()
-
-
-def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
-    assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0
 
 
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
@@ -254,9 +242,15 @@ def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
 
 
-@pytest.mark.parametrize("words", [(), ("fresh=true",)])
 @pytest.mark.parametrize(
-    "name", ["photo.jpg", "config.yaml", "checkpoint/model.bin", "best/of.txt", ".env"]
+    ("name", "words"),
+    [
+        ("photo.jpg", ()),
+        ("config.yaml", ("fresh=true",)),
+        ("checkpoint/model.bin", ("fresh=true",)),
+        ("best/of.txt", ()),
+        (".env", ()),
+    ],
 )
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp_path, capsys):
     (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -371,19 +365,11 @@ def test_the_rate_warms_up_and_falls_as_a_cosine_to_a_twentieth(tmp_path):
 
 
 def test_the_backbone_learns_at_its_own_rate(tmp_path):
-    for rate in (0.01, 1e-9):
-        command(
-            "train",
-            *LOOP,
-            *NANO,
-            f"run={tmp_path}/{rate}",
-            "optim.lr=0.01",
-            f"optim.lr_backbone={rate}",
-            "optim.weight_decay=0",
-        )
-    config, facts = directory.read(tmp_path / "0.01")
-    start = runs_model.make_model(train_config(config), Spec(**facts["spec"])).state_dict()
-    for name, weight in load_file(tmp_path / "1e-09" / "checkpoint" / "model.safetensors").items():
+    rates = ("optim.lr=0.01", "optim.lr_backbone=1e-9", "optim.weight_decay=0")
+    assert command("train", *LOOP, *NANO, *rates, f"run={tmp_path}") == 0
+    config, info = directory.read(tmp_path)
+    start = runs_model.make_model(train_config(config), Spec(**info["spec"])).state_dict()
+    for name, weight in load_file(tmp_path / "checkpoint" / "model.safetensors").items():
         if not name.startswith("normalizer."):
             moved = (weight - start[name]).abs().max() > 1e-6
             assert moved != name.startswith("backbone."), name
@@ -393,7 +379,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
     "words", [(), ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")]
 )
 def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
-    runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
+    runs = {parts: tmp_path / str(parts) for parts in (1, 4)}
     # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
     for parts, path in runs.items():
         assert (
@@ -409,9 +395,8 @@ def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
             == 0
         )
     whole = metrics(runs[1])
-    for parts in (2, 4):
-        for row, expected in zip(metrics(runs[parts]), whole, strict=True):
-            assert row == pytest.approx(expected, rel=1e-5)
+    for row, expected in zip(metrics(runs[4]), whole, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -521,9 +506,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 def test_what_a_killed_run_logged_after_its_checkpoint_comes_again(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste', encoding="utf-8")
-    trim(log, 2)
+    directory.trim_log(log, 2)
     assert log.read_text(encoding="utf-8") == '{"step": 1}\n{"step": 2}\n'
-    trim(log, 0)
+    directory.trim_log(log, 0)
     assert log.read_text(encoding="utf-8") == ""
 
 
@@ -595,7 +580,14 @@ def load(*, spoilt: list):
     ]
     for name, groups in spoilt.items():
         assert (
-            command("train", *words, *NANO, f"+dataset.spoilt={groups}", f"run={tmp_path}/{name}")
+            command(
+                "train",
+                *words,
+                *NANO,
+                "steps=2",
+                f"+dataset.spoilt={groups}",
+                f"run={tmp_path}/{name}",
+            )
             == 0
         )
     clean = saved(tmp_path / "clean")
@@ -624,7 +616,7 @@ def test_bfloat16_is_for_gpus_that_do_not_emulate_it(generation, wanted, monkeyp
     assert hardware.precision("auto", "auto") == wanted
 
 
-def test_a_sweep_over_precisions_trains_each(tmp_path):
+def test_a_sweep_over_precisions_trains_each_and_prints_its_type(tmp_path, capsys):
     words = (
         *LOOP,
         *NANO,
@@ -634,6 +626,11 @@ def test_a_sweep_over_precisions_trains_each(tmp_path):
         f"hydra.sweep.dir={tmp_path}",
     )
     assert command("train", "--multirun", *words, "optim.precision=no,bf16") == 0
+    printed = capsys.readouterr().out
+    assert [printed.count(f" of them trained; {t}, 1 x cpu\n") for t in ("float32", "bf16")] == [
+        1,
+        1,
+    ]
     exact, half = metrics(tmp_path / "no"), metrics(tmp_path / "bf16")
     assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(
         exact[0]["nll"], rel=0.02
@@ -694,7 +691,7 @@ def test_tensorboard_has_each_log_line_of_an_interrupted_run_once(tmp_path, monk
 
 
 def test_both_options_of_draws_change_a_training(tmp_path):
-    """Symmetries and the discount of steps, each for itself: other weights after four steps than
+    """Symmetries and the discount of steps, each for itself: other weights after a step than
     without.
     """
     spread = (
@@ -707,7 +704,7 @@ def test_both_options_of_draws_change_a_training(tmp_path):
     )
     runs = {"plain": (), "turned": ("augment=symmetries",), "early": ("data.step_discount=0.5",)}
     for name, words in runs.items():
-        assert command("train", *spread, *words, f"run={tmp_path}/{name}") == 0
+        assert command("train", *spread, *words, "steps=1", f"run={tmp_path}/{name}") == 0
     plain, turned, early = (saved(tmp_path / name) for name in runs)
     assert not same_bits(plain, turned) and not same_bits(plain, early)
 
