@@ -347,7 +347,9 @@ def targets_by_name(
         if by_episode is None:
             by_episode = directory.target(run.info, quantile)
         targets.setdefault(float(np.mean(by_episode)), by_episode)
-    return targets | {target: target for target in options.target_returns}
+    for target in options.target_returns:
+        targets[target] = target
+    return targets
 
 
 def headline_target(policy: Policy | Baseline) -> float | None:

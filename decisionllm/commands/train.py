@@ -112,16 +112,12 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
     shares_by_embodiment = {name: each.shares for name, each in data.items()}
 
     # -- model and optimiser: new ones, or those of the last checkpoint --
-    model: Model
+    model: Model = unfitted_model(config, data) if is_resumed else new_model(config, data)
+    plain_optimizer = make_optimizer(model, config.optim)
     if is_resumed:
-        model = unfitted_model(config, data)
-        plain_optimizer = make_optimizer(model, config.optim)
         checkpoint.restore(run, model, directory.same_run(run, config, stores))
-    else:
-        model = new_model(config, data)
-        plain_optimizer = make_optimizer(model, config.optim)
-        if is_main:
-            create_folder(config, stores, data, model)
+    elif is_main:
+        create_folder(config, stores, data, model)
     if accelerator.is_fsdp2:
         check_sharded_texts(stores)
     wrapped_model, optimizer = distributed.prepare(
@@ -240,8 +236,10 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
                     console.print(f"{run.name}: {log_line(values, step, progress, elapsed)}")
                 if due.save:
                     state = {"step": step, "elapsed": elapsed, "finished": progress >= 1}
-                    tensors = moments_by_name(model, optimizer)
-                    checkpoint.save(run, model, tensors, state, write=is_main)
+                    # no name for the copies of the moments, which would stay in memory
+                    checkpoint.save(
+                        run, model, moments_by_name(model, optimizer), state, write=is_main
+                    )
             if progress >= 1 or is_stopped:
                 break
 
@@ -264,8 +262,8 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
                 share = batch.loss_mask.sum() * num_processes / num_targets
                 accelerator.backward(sum(terms.values()) * share)
                 for term, value in terms.items():
-                    total = loss_sums.get(term, 0.0)
-                    loss_sums[term] = total + value.detach() * share / num_processes
+                    part_of_mean = value.detach() * share / num_processes
+                    loss_sums[term] = loss_sums.get(term, 0.0) + part_of_mean
             if config.optim.clip:
                 accelerator.clip_grad_norm_(wrapped_model.parameters(), config.optim.clip)
             optimizer.step()

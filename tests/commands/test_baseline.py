@@ -56,47 +56,47 @@ def store(tmp_path):
 
 
 def test_a_step_leads_to_the_next_and_a_terminated_episode_to_nothing(store):
-    known = build_transitions(store, [0])
-    assert known[0].tolist() == [[0, 0], [1, 1], [2, 2]] and known[2][:, 0].tolist() == [1, 2, 3]
-    assert np.allclose(known[1], [[0], [0.01], [0.02]])
-    assert known[3][:2].tolist() == [[1, 1], [2, 2]] and known[5][:, 0].tolist() == [0, 0, 1]
+    log = build_transitions(store, [0])
+    assert log[0].tolist() == [[0, 0], [1, 1], [2, 2]] and log[2][:, 0].tolist() == [1, 2, 3]
+    assert np.allclose(log[1], [[0], [0.01], [0.02]])
+    assert log[3][:2].tolist() == [[1, 1], [2, 2]] and log[5][:, 0].tolist() == [0, 0, 1]
 
 
 def test_a_truncated_step_without_next_observation_is_left_out(store):
-    known = build_transitions(store, [0, 1])
-    assert known[2][:, 0].tolist() == [1, 2, 3, 4] and known[5][:, 0].tolist() == [0, 0, 1, 0]
-    assert known[3][-1].tolist() == [11, 11]
+    log = build_transitions(store, [0, 1])
+    assert log[2][:, 0].tolist() == [1, 2, 3, 4] and log[5][:, 0].tolist() == [0, 0, 1, 0]
+    assert log[3][-1].tolist() == [11, 11]
 
 
 def test_a_final_observation_is_what_the_last_step_leads_to(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
-    known = build_transitions(
+    log = build_transitions(
         make_store(
             tmp_path / "store", [episode([1, 2], **final), episode([3], start=5.0, **final)]
         ),
         [0, 1],
     )
-    assert known[2][:, 0].tolist() == [1, 2, 3] and known[5][:, 0].tolist() == [0, 0, 0]
-    assert known[3].tolist() == [[1, 1], [7, 8], [7, 8]]
+    assert log[2][:, 0].tolist() == [1, 2, 3] and log[5][:, 0].tolist() == [0, 0, 0]
+    assert log[3].tolist() == [[1, 1], [7, 8], [7, 8]]
 
 
 def test_the_action_that_follows_a_step_is_its_next_action(store):
-    known = build_transitions(store, [0, 1], next_actions=True)
-    assert known[2][:, 0].tolist() == [1, 2, 3, 4]  # the step 11 is followed by none that is known
-    assert np.allclose(known[4], [[0.01], [0.02], [0.02], store.actions[4]])
+    log = build_transitions(store, [0, 1], next_actions=True)
+    assert log[2][:, 0].tolist() == [1, 2, 3, 4]  # the step 11 is followed by none that is known
+    assert np.allclose(log[4], [[0.01], [0.02], [0.02], store.actions[4]])
 
 
 def test_a_last_step_is_left_out_where_its_next_action_is_read(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
-    known = build_transitions(
+    log = build_transitions(
         make_store(tmp_path / "store", [episode([1, 2], **final)]), [0], next_actions=True
     )
-    assert known[2][:, 0].tolist() == [1] and np.allclose(known[4], [[0.01]])
+    assert log[2][:, 0].tolist() == [1] and np.allclose(log[4], [[0.01]])
 
 
 def test_truncation_can_count_as_terminal(store):
-    known = build_transitions(store, [1], ends=True)
-    assert known[2][:, 0].tolist() == [4, 5] and known[5][:, 0].tolist() == [0, 1]
+    log = build_transitions(store, [1], ends=True)
+    assert log[2][:, 0].tolist() == [4, 5] and log[5][:, 0].tolist() == [0, 1]
 
 
 def test_a_step_without_a_recorded_action_is_left_out(tmp_path):
@@ -107,11 +107,11 @@ def test_a_step_without_a_recorded_action_is_left_out(tmp_path):
         terminated=True,
         truncated=False,
     )
-    known = build_transitions(make_store(tmp_path / "store", [gap]), [0])
+    log = build_transitions(make_store(tmp_path / "store", [gap]), [0])
     assert (
-        known[0][:, 0].tolist() == [0, 2]
-        and known[1][:, 0].tolist() == [0.5, 0.25]
-        and known[3][0].tolist() == [1]
+        log[0][:, 0].tolist() == [0, 2]
+        and log[1][:, 0].tolist() == [0.5, 0.25]
+        and log[3][0].tolist() == [1]
     )
 
 
@@ -131,8 +131,8 @@ def test_scales_are_mean_deviation_and_action_bounds(tmp_path):
     one = episode([0, 0, 0], S=1)
     steady = np.hstack([one.observations, np.full((3, 1), 5, np.float32)])
     actions = np.array([[-0.5], [0.0], [0.5]])
-    made = make_store(tmp_path / "store", [type(one)(steady, actions, one.rewards)])
-    scale = fit_scales(made.spec, made.observations, made.actions)
+    steady_store = make_store(tmp_path / "store", [type(one)(steady, actions, one.rewards)])
+    scale = fit_scales(steady_store.spec, steady_store.observations, steady_store.actions)
     assert np.allclose(scale["mean"], [1, 5]) and np.allclose(
         scale["deviation"], [(2 / 3) ** 0.5, 1]
     )
@@ -221,8 +221,8 @@ def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monk
     assert (tmp_path / "report.html").is_file()
     quick = ("estimators=[fqe]", "+options.fqe.steps=2", "held_out=0.5", "picture=false")
     assert command("compare", f"run=[{run},{tmp_path}/nano]", *quick) == 0
-    found = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
-    assert {row["policy"] for row in found["rows"]} == {"iql", "nano"}
+    comparison = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
+    assert {row["policy"] for row in comparison["rows"]} == {"iql", "nano"}
 
 
 def test_the_same_seed_trains_the_same_actor(tmp_path):
