@@ -6,6 +6,7 @@ The same command continues an interrupted run.
 import math
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -176,7 +177,8 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
 
     # -- the loop --
     rate = 0.0  # learning rate
-    loss_sums: dict[str, Tensor] = {}  # sums of the loss terms since the last log line
+    # sums of the loss terms since the last log line
+    loss_sums: defaultdict[str, Tensor | float] = defaultdict(float)
     num_summed = 0  # over so many steps
     printed = -math.inf  # `elapsed` at the last printed line
     wrapped_model.train()
@@ -212,7 +214,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
                     distributed.reshard(model)
                 check_finite(run, model, values, step=step, num_steps=num_summed)
                 values |= {"lr": rate, "seconds": elapsed}
-                loss_sums = {}
+                loss_sums.clear()
                 num_summed = 0
                 if due.roll_out and score_watch is not None:
                     wrapped_model.eval()
@@ -262,8 +264,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
                 share = batch.loss_mask.sum() * num_processes / num_targets
                 accelerator.backward(sum(terms.values()) * share)
                 for term, value in terms.items():
-                    part_of_mean = value.detach() * share / num_processes
-                    loss_sums[term] = loss_sums.get(term, 0.0) + part_of_mean
+                    loss_sums[term] = loss_sums[term] + value.detach() * share / num_processes
             if config.optim.clip:
                 accelerator.clip_grad_norm_(wrapped_model.parameters(), config.optim.clip)
             optimizer.step()
@@ -350,7 +351,8 @@ def rows_of_part(window: Window, part: int, num_parts: int) -> slice | np.ndarra
     """
     if window.team is None:
         return slice(part, None, num_parts)
-    return window.team % num_parts == part
+    is_in_part: np.ndarray = window.team % num_parts == part
+    return is_in_part
 
 
 @dataclass(frozen=True, kw_only=True)
