@@ -339,6 +339,35 @@ class Objective(Protocol):
         return None
 
 
+@dataclass(frozen=True)
+class Transitions:
+    """n training steps that a planner is fitted to, in the model's units, rewards raw.
+
+    Attributes:
+        observations: (n, S).
+        actions: (n, A).
+        rewards: (n,).
+        ended: (n,) 1 where the task ended the episode after this row.
+        pairs: (m,) rows that are followed by the next row.
+        text: (n,) the row of `codes` that is the text's.
+        codes: (U, K) of the texts, see `Planner.text_codes`; (U, 0) where no text is read.
+    """
+
+    observations: torch.Tensor
+    actions: torch.Tensor
+    rewards: torch.Tensor
+    ended: torch.Tensor
+    pairs: torch.Tensor
+    text: torch.Tensor
+    codes: torch.Tensor
+
+    def states(self, rows: torch.Tensor) -> torch.Tensor:
+        """Observations of these rows, and the codes of their texts, (..., S + K)."""
+        import torch
+
+        return torch.cat([self.observations[rows], self.codes[self.text[rows]]], -1)
+
+
 class Planner(Protocol):
     """Values plans in a model of the world that is fitted to the log before training; each plan
     holds one candidate action for some steps. A subclass of torch.nn.Module too.
@@ -374,10 +403,8 @@ class Planner(Protocol):
         ...
 
     @abstractmethod
-    def fit(self, data: Any, units: Any, *, seed: int) -> None:
-        """Fit it to `models.dynamics.Transitions`; units: the model's `Normalizer`, fitted with the
-        changes.
-        """
+    def fit(self, data: Transitions, units: Any, *, seed: int) -> None:
+        """Fit it to the training steps. units: the model's `Normalizer`, fitted with the changes."""
         ...
 
 

@@ -43,22 +43,22 @@ class Transitions(NamedTuple):
     terminal: np.ndarray  # (M, 1) 0 or 1
 
 
-def library() -> Any:
-    """d3rlpy, without the deprecation message of gym, which it imports."""
-    needs = "a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]'"
-    with explained(needs, ImportError, raised=ImportError), redirect_stderr(io.StringIO()):
+def import_d3rlpy() -> Any:
+    """Import d3rlpy, without the deprecation message of gym, which it imports."""
+    message = "a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]'"
+    with explained(message, ImportError, raised=ImportError), redirect_stderr(io.StringIO()):
         import d3rlpy
     return d3rlpy
 
 
-def transitions(
+def build_transitions(
     store: Store,
     episodes: np.ndarray,
     *,
     ends: bool = False,
     next_actions: bool = False,
 ) -> Transitions:
-    """The transitions of these episodes of a store.
+    """Return the transitions of these episodes of a store.
 
     Steps whose action or next observation is unknown are left out. A terminated episode's last step
     is terminal. A truncated one's leads to the final observation; without one the step is left out.
@@ -80,34 +80,36 @@ def transitions(
     rows = store.rows_of(episodes)
     after, is_last = next_rows(rows, store.offsets[1:])
     terminal = is_last & (ends | store.terminated[store.episode_of(rows)])
-    known = ~is_last if next_actions else store.followed[rows]
-    known |= terminal
+    is_complete = ~is_last if next_actions else store.followed[rows]
+    is_complete |= terminal
     if store.action_weight is not None:
-        known &= store.action_weight[rows] > 0
+        is_complete &= store.action_weight[rows] > 0
         if next_actions:
-            known &= store.action_weight[after] > 0
-    rows = rows[known]
+            is_complete &= store.action_weight[after] > 0
+    rows = rows[is_complete]
     if not len(rows):
-        got = f"{len(episodes)} truncated episodes of one step"
-        raise ValueError(f"{name}: expected steps with a next observation, got {got}")
+        raise ValueError(
+            f"{name}: expected steps with a next observation, got {len(episodes)} truncated "
+            "episodes of one step"
+        )
     return Transitions(
         observations=store.observations[rows],
         actions=store.actions[rows],
         rewards=store.rewards[rows, None],
         next_observations=store.following(rows),
-        next_actions=store.actions[after[known]],
-        terminal=terminal[known, None].astype(np.float32),
+        next_actions=store.actions[after[is_complete]],
+        terminal=terminal[is_complete, None].astype(np.float32),
     )
 
 
-def scales(
+def fit_scales(
     spec: Spec,
     observations: np.ndarray,
     actions: np.ndarray,
     *,
     action_clip_quantile: float = 0.0,
 ) -> dict[str, np.ndarray]:
-    """`mean` and `deviation` of the observations (S,), `low` and `high` of the actions (A,),
+    """Return `mean` and `deviation` of the observations (S,), `low` and `high` of the actions (A,),
     float32.
 
     Args:
@@ -118,25 +120,31 @@ def scales(
             the range of the actions if they are far wider.
     """
     if not 0 <= action_clip_quantile < 0.5:
-        wanted = "a share from 0 to less than 0.5"
-        raise ValueError(f"action_clip_quantile: expected {wanted}, got {action_clip_quantile}")
+        raise ValueError(
+            "action_clip_quantile: expected a share from 0 to less than 0.5, got "
+            f"{action_clip_quantile}"
+        )
     mean = np.mean(observations, 0, dtype=np.float64)
     deviation = moments.scale(mean, np.std(observations, 0, dtype=np.float64))
-    taken = Moments()
-    taken.add(actions)
-    low, high = action_units(spec, taken)
+    action_moments = Moments()
+    action_moments.add(actions)
+    low, high = action_units(spec, action_moments)
     if action_clip_quantile:
         shares = [action_clip_quantile, 1 - action_clip_quantile]
         low, high = np.quantile(actions, shares, axis=0)
     if (np.equal(low, high) & np.not_equal(spec.low, spec.high)).any():
-        given = f"action_clip_quantile={action_clip_quantile}"
-        raise ValueError(f"expected actions that differ, at {given} all are {low}; take less")
-    named = {"mean": mean, "deviation": deviation, "low": low, "high": high}
-    return {name: np.array(x, np.float32) for name, x in named.items()}
+        raise ValueError(
+            f"expected actions that differ, at action_clip_quantile={action_clip_quantile} all are "
+            f"{low}; take less"
+        )
+    scale = {"mean": mean, "deviation": deviation, "low": low, "high": high}
+    return {name: np.array(x, np.float32) for name, x in scale.items()}
 
 
 def actor_weights(actor: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Weights of the mean of d3rlpy's actor: {"0.weight": ..., "0.bias": ..., "1.weight": ...}"""
+    """Return the weights of the mean of d3rlpy's actor: {"0.weight": ..., "0.bias": ...,
+    "1.weight": ...}.
+    """
     linear = []
     for name, module in actor.named_modules():
         if isinstance(module, torch.nn.Linear) and not name.endswith("logstd"):
@@ -150,9 +158,9 @@ def actor_weights(actor: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np.ndarray:
-    """Observations (N, S) -> the actor's mean actions (N, A), raw units.
+    """Return the actor's mean actions (N, A) at observations (N, S), raw units.
 
-    weights: of `actor_weights` and `scales`.
+    weights: of `actor_weights` and `fit_scales`.
     """
     x = torch.as_tensor(observations, dtype=torch.float32, device=weights["mean"].device)
     hidden = (x - weights["mean"]) / weights["deviation"]
@@ -170,7 +178,7 @@ class Baseline(Player):
     needed. Its sessions are itself.
 
     Args:
-        weights: of `actor_weights` and `scales`, as the command `baseline` saves them.
+        weights: of `actor_weights` and `fit_scales`, as the command `baseline` saves them.
         device: that computes.
     """
 
@@ -186,7 +194,7 @@ class Baseline(Player):
         self.weights = {name: x.to(device) for name, x in weights.items()}
 
     def reseed(self, seed: int) -> None:
-        """Nothing: it does not sample."""
+        """Do nothing: it does not sample."""
 
     def begin(
         self,

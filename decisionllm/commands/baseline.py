@@ -4,6 +4,7 @@ directory that `evaluate` reads.
 
 import math
 import time
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,14 +22,14 @@ from decisionllm.baselines.d3rlpy import (
     Transitions,
     actor_mean,
     actor_weights,
-    library,
-    scales,
-    transitions,
+    build_transitions,
+    fit_scales,
+    import_d3rlpy,
 )
-from decisionllm.checks import check_seed, more_than_0, one_of
+from decisionllm.commands.options import more_than, read_options, seed_number, word
 from decisionllm.datasets import sampling
 from decisionllm.datasets.action_range import widths
-from decisionllm.datasets.store import NO_TRANSFORM, prepare
+from decisionllm.datasets.store import prepare
 from decisionllm.files import append_line, sealed, write_lines
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory
@@ -37,6 +38,51 @@ from decisionllm.trust import trusting_user
 
 if TYPE_CHECKING:
     from d3rlpy.algos import QLearningAlgoBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The episodes that are trained on, as in `train`."""
+
+    fraction: float
+    min_return_quantile: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimOptions:
+    """The optimiser."""
+
+    batch_size: int = more_than(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The log."""
+
+    every: int = more_than(0)  # steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineConfig:
+    """The options of `baseline`; configs/baseline.yaml explains them and has their defaults."""
+
+    algorithm: str = word(*ALGORITHMS)
+    time_limits: str = word("bootstrap", "terminal")
+    text: str = word("none")
+    steps: int = more_than(0)
+    optim: OptimOptions
+    log: LogOptions
+    seed: int = seed_number()
+    options: Node  # of the algorithm
+    run: str
+    cache_dir: str
+    dataset: Node
+    transform: Node
+    data: DataOptions
+    action_clip_quantile: float
+    device: str
+    fresh: bool
 
 
 @trusting_user
@@ -53,52 +99,61 @@ def baseline(config: Node) -> Path:
         ValueError: an option is wrong, the data has discrete actions, or the directory holds a run.
         FloatingPointError: a loss is not finite; nothing is saved.
     """
-    check_options(config)
-    run = Path(config["run"])
-    d3rlpy = library()
-    device = hardware.usable(config["device"])
+    options = read_options(BaselineConfig, config)
+    run = Path(options.run)
+    if checkpoint.find(run) and not options.fresh:
+        raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
+    directory.refuse_foreign(run)
+    d3rlpy = import_d3rlpy()
+    device = hardware.usable(options.device)
     with directory.locked(run):
-        return fit(config, run, d3rlpy, device)
+        return fit(options, config, d3rlpy, device)
 
 
-def fit(config: Node, run: Path, d3rlpy: ModuleType, device: str) -> Path:
-    """`baseline` in a run directory that is locked for this run."""
+def fit(options: BaselineConfig, config: Node, d3rlpy: ModuleType, device: str) -> Path:
+    """Run the training in a run directory that is locked for it. config: the options as plain dicts,
+    which the run directory keeps.
+    """
     console = Console(soft_wrap=True, markup=False, highlight=False)
+    run = Path(options.run)
 
     # -- data and algorithm --
-    store = prepare(config["dataset"], config["cache_dir"], config.get("transform", NO_TRANSFORM))
-    select = {name: config["data"][name] for name in ("fraction", "min_return_quantile", "seed")}
-    chosen, _ = sampling.select(store, **select)
-    known = transitions(
+    store = prepare(options.dataset, options.cache_dir, options.transform)
+    episodes, _ = sampling.select(store, **asdict(options.data))
+    raw = build_transitions(
         store,
-        chosen,
-        ends=config["time_limits"] == "terminal",
-        next_actions=config["algorithm"] in READ_NEXT_ACTION,
+        episodes,
+        ends=options.time_limits == "terminal",
+        next_actions=options.algorithm in READ_NEXT_ACTION,
     )
-    quantile = config["action_clip_quantile"]
-    scale = scales(store.spec, known.observations, known.actions, action_clip_quantile=quantile)
+    scale = fit_scales(
+        store.spec,
+        raw.observations,
+        raw.actions,
+        action_clip_quantile=options.action_clip_quantile,
+    )
     clip = partial(np.clip, a_min=scale["low"], a_max=scale["high"])
-    known = known._replace(actions=clip(known.actions), next_actions=clip(known.next_actions))
-    algorithm = make_algorithm(config, store.spec, scale, device)
+    log = raw._replace(actions=clip(raw.actions), next_actions=clip(raw.next_actions))
+    algorithm = make_algorithm(options, store.spec, scale, device)
 
-    described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
+    run_config = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
     versions = directory.versions() | {"d3rlpy": d3rlpy.__version__}
-    directory.create(run, described, {"": store}, versions=versions)
-    count = f"{len(chosen):,} episodes, {len(known.rewards):,} transitions"
+    directory.create(run, run_config, {"": store}, versions=versions)
+    count = f"{len(episodes):,} episodes, {len(log.rewards):,} transitions"
     console.print(f"data: {store.info['name']}, {count}")
     if len(store.tasks) > 1:
         texts = f"{len(store.tasks):,} different task texts"
         console.print(f"note: a baseline reads no text, and the log has {texts}")
-    batches = f"{config['steps']:,} steps of {config['optim']['batch_size']} transitions"
+    batches = f"{options.steps:,} steps of {options.optim.batch_size} transitions"
     console.print(f"training: {batches} on {device}, into {run}")
-    train(algorithm, known, run, config, console)
+    train(algorithm, log, options, console)
 
     # -- save the actor --
     weights = {name: torch.from_numpy(x) for name, x in scale.items()}
     weights |= actor_weights(algorithm.impl.policy)
-    some = known.observations[:99]
-    predicted = clip(algorithm.predict(some))
-    apart = np.abs(actor_mean(weights, some) - predicted)
+    observations = log.observations[:99]
+    predicted = clip(algorithm.predict(observations))
+    apart = np.abs(actor_mean(weights, observations) - predicted)
     is_same = (apart < 1e-3 * widths(scale["low"], scale["high"])).all()
     assert is_same, "the saved actor differs from the trained one"
     with sealed(run / "checkpoint") as partial_folder:
@@ -106,28 +161,13 @@ def fit(config: Node, run: Path, d3rlpy: ModuleType, device: str) -> Path:
     return run
 
 
-def check_options(config: Node) -> None:
-    """Raise a ValueError if an option cannot be, or if the run directory is taken."""
-    one_of("algorithm", config["algorithm"], ALGORITHMS)
-    one_of("time_limits", config["time_limits"], ("bootstrap", "terminal"))
-    one_of("text", config["text"], ("none",))
-    more_than_0("steps", config["steps"])
-    more_than_0("optim.batch_size", config["optim"]["batch_size"])
-    more_than_0("log.every", config["log"]["every"])
-    check_seed("seed", config["seed"])
-    run = Path(config["run"])
-    if checkpoint.find(run) and not config["fresh"]:
-        raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
-    directory.refuse_foreign(run)
-
-
 def make_algorithm(
-    config: Node, spec: Spec, scale: dict[str, np.ndarray], device: str
+    options: BaselineConfig, spec: Spec, scale: dict[str, np.ndarray], device: str
 ) -> "QLearningAlgoBase":
-    """The untrained algorithm of d3rlpy; a ValueError if it has no such option."""
-    d3rlpy = library()
+    """Make the untrained algorithm of d3rlpy; a ValueError if it has no such option."""
+    d3rlpy = import_d3rlpy()
     preprocessing = d3rlpy.preprocessing
-    scaled = {
+    scalers = {
         "observation_scaler": preprocessing.StandardObservationScaler(
             scale["mean"], scale["deviation"], eps=0.0
         ),
@@ -135,39 +175,36 @@ def make_algorithm(
             scale["low"], scale["low"] + widths(scale["low"], scale["high"])
         ),
     }
-    options = {"batch_size": config["optim"]["batch_size"]} | scaled | config["options"]
-    make = getattr(d3rlpy.algos, f"{ALGORITHMS[config['algorithm']]}Config")
+    arguments = {"batch_size": options.optim.batch_size} | scalers | options.options
+    make = getattr(d3rlpy.algos, f"{ALGORITHMS[options.algorithm]}Config")
     try:
-        algorithm = make(**options).create(f"{device}:0")
+        algorithm = make(**arguments).create(f"{device}:0")
     except TypeError as error:
         raise ValueError(f"options: {error}") from error
-    torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator
+    torch.manual_seed(options.seed)  # d3rlpy draws weights and noise from torch's own generator
     algorithm.create_impl((spec.observation_dim,), spec.action_dim)
     return algorithm
 
 
 def train(
-    algorithm: "QLearningAlgoBase",
-    known: Transitions,
-    run: Path,
-    config: Node,
-    console: Console,
+    algorithm: "QLearningAlgoBase", log: Transitions, options: BaselineConfig, console: Console
 ) -> None:
     """Update the algorithm with batches of these transitions; write mean losses to losses.jsonl."""
-    steps = config["steps"]
-    MiniBatch = library().dataset.TransitionMiniBatch
-    rng = np.random.default_rng(config["seed"])
+    run = Path(options.run)
+    steps = options.steps
+    MiniBatch = import_d3rlpy().dataset.TransitionMiniBatch
+    rng = np.random.default_rng(options.seed)
     began = time.monotonic()
     printed = -math.inf  # seconds, of the last line on the console
     losses: list[dict[str, float]] = []  # since the last log line
-    log = run / "losses.jsonl"
-    write_lines(log, [])
+    file = run / "losses.jsonl"
+    write_lines(file, [])
     for step in range(1, steps + 1):
-        rows = rng.integers(len(known.rewards), size=config["optim"]["batch_size"])
-        drawn = Transitions(*(column[rows] for column in known))
-        one_step = np.ones_like(drawn.rewards)  # the steps from state to next state
-        losses.append(algorithm.update(MiniBatch(*drawn, one_step, [])))
-        if step % config["log"]["every"] and step < steps:
+        rows = rng.integers(len(log.rewards), size=options.optim.batch_size)
+        batch = Transitions(*(column[rows] for column in log))
+        one_step = np.ones_like(batch.rewards)  # the steps from state to next state
+        losses.append(algorithm.update(MiniBatch(*batch, one_step, [])))
+        if step % options.log.every and step < steps:
             continue
         means = mean_terms(losses)
         if not np.isfinite([*means.values()]).all():
@@ -176,7 +213,7 @@ def train(
             )
         losses = []
         elapsed = time.monotonic() - began
-        append_line(log, {"step": step} | means | {"seconds": elapsed})
+        append_line(file, {"step": step} | means | {"seconds": elapsed})
         if step == steps or console.is_terminal or elapsed - printed > 10:
             printed = elapsed
             text = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
@@ -185,7 +222,7 @@ def train(
 
 
 def mean_terms(losses: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of each term over the updates that have it, by name."""
+    """Return the mean of each term over the updates that have it, by name."""
     means = {}
     for name in sorted(set().union(*losses)):
         values = [terms[name] for terms in losses if name in terms]

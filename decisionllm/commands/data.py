@@ -3,12 +3,15 @@ in another format.
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
+from decisionllm.command_line import with_defaults
+from decisionllm.commands.options import read_options
 from decisionllm.config import train_config
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import wordings
@@ -26,6 +29,31 @@ MOST_VALUES = 24  # of an observation or an action that are printed
 NO_OPTIONS = ("name", "repairs", "campaigns", "wordings", "parts", "faults", "unread")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The option of models that the card shows."""
+
+    return_horizon: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The options of `data`; configs/data.yaml explains them and has their defaults."""
+
+    dataset: Node
+    env: Node
+    transform: Node
+    cache_dir: str
+    text: str
+    text_wordings: int
+    executor: str
+    address: str
+    model: ModelOptions
+    window: int
+    seed: int
+    export: str
+
+
 @trusting_user
 def data(config: Node) -> Store | None:
     """Prepare config["dataset"], print its card and a window of it, and export it where
@@ -41,64 +69,86 @@ def data(config: Node) -> Store | None:
         ValueError: an option is unknown, or the data do not fit it.
         FileNotFoundError: the data are not there.
     """
+    options = read_config(config)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    kind, target = destination(config["export"])
+
+    # -- an export of the raw data --
+    kind, target = parse_export(options.export)
     if kind:
         check_writable(written_path(kind, target).parent, option=f"export={kind}:...")
     export_raw = function("raw_export", kind)
     if export_raw is not None:
-        export_raw(target, config["dataset"], console.print)
+        export_raw(target, options.dataset, console.print)
         return None
-    check_shared(config)
-    transform = config.get("transform", NO_TRANSFORM)
-    with of_files({"executor": "inline", "address": ""} | config):
-        store = prepare(config["dataset"], config["cache_dir"], transform)
-    check_texts(config.get("text", "none"), [store], config["dataset"])
-    return_horizon = config["model"]["return_horizon"]
+
+    # -- the store and its card --
+    check_train_options(options)
+    with of_files(asdict(options)):
+        store = prepare(options.dataset, options.cache_dir, options.transform)
+    check_texts(options.text, [store], options.dataset)
+    return_horizon = options.model.return_horizon
     console.print("\n".join(card(store, return_horizon=return_horizon)))
-    shown = window(
+    lines = window_lines(
         store,
-        config["window"],
+        options.window,
         return_horizon=return_horizon,
-        seed=config["seed"],
-        text_wordings=config.get("text_wordings", 0),
+        seed=options.seed,
+        text_wordings=options.text_wordings,
     )
-    console.print("\n".join(shown))
+    console.print("\n".join(lines))
+
+    # -- an export of the store --
     export = function("export", kind)
     if export is not None:
-        if store.action_weight is not None or transform != NO_TRANSFORM:
-            wanted = "a log with every action and transform=none"
-            raise ValueError(f"export={kind}: expected {wanted}, got {store.info['name']}")
-        # an export is given what its parameters name
-        known = {"env": config.get("env", no_choice()), "say": console.print}
+        if store.action_weight is not None or options.transform != NO_TRANSFORM:
+            raise ValueError(
+                f"export={kind}: expected a log with every action and transform=none, got "
+                f"{store.info['name']}"
+            )
+        # an export gets the arguments that its parameters name
+        arguments = {"env": options.env, "say": console.print}
         parameters = signature(export).parameters
-        options = {name: known[name] for name in known if name in parameters}
-        export(target, store, **options)
+        export(target, store, **{name: arguments[name] for name in arguments if name in parameters})
         size = f"{len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
-        console.print(f"written: {config['export']}, {size}")
+        console.print(f"written: {options.export}, {size}")
     return store
 
 
-def check_shared(config: Node) -> None:
+def read_config(config: Node) -> DataConfig:
+    """Read the options of the command; one that is left out has its default."""
+    groups = {"env": no_choice(), "transform": NO_TRANSFORM}
+    others = {}
+    for key, value in config.items():
+        if key in ("dataset", "env", "transform"):
+            groups[key] = value
+        else:
+            others[key] = value
+    return read_options(DataConfig, with_defaults("data", others) | groups)
+
+
+def check_train_options(options: DataConfig) -> None:
     """Raise a ValueError if an option that `train` has too breaks one of its rules."""
-    nothing: Node = {"dataset": {}, "backbone": {}, "head": {}}
-    train_config(nothing | {name: config[name] for name in ("window", "model", "seed")})
+    choices: Node = {"dataset": {}, "backbone": {}, "head": {}}
+    shared = {"window": options.window, "model": asdict(options.model), "seed": options.seed}
+    train_config(choices | shared)
 
 
-def destination(export: str) -> tuple[str, str]:
-    """Kind and target of the option `export`, "kind:target"; two empty words where it is empty."""
+def parse_export(export: str) -> tuple[str, str]:
+    """Return kind and target of the option `export`, "kind:target"; two empty words where it is
+    empty.
+    """
     if not export:
         return "", ""
     kind, _, target = export.partition(":")
-    known = function_names("export") + function_names("raw_export")
-    if kind not in known or not target:
-        forms = ", ".join(f"{name}:TARGET" for name in sorted(known))
+    names = function_names("export") + function_names("raw_export")
+    if kind not in names or not target:
+        forms = ", ".join(f"{name}:TARGET" for name in sorted(names))
         raise ValueError(f"export: expected one of {forms}, got {export!r}")
     return kind, target
 
 
 def written_path(kind: str, target: str) -> Path:
-    """The file or folder that an export writes."""
+    """Return the file or folder that an export writes."""
     if kind != "minari":
         return Path(target).expanduser()
     from minari.storage import get_dataset_path
@@ -107,19 +157,19 @@ def written_path(kind: str, target: str) -> Path:
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
-    """The card of a store, as lines of text: where it is, sizes, returns, rewards, observations,
-    actions, texts.
+    """Yield the lines of the card of a store: path, sizes, returns, rewards, observations, actions,
+    texts.
     """
     yield f"{store.info['name']}"
-    yield from _origin(store)
+    yield from _path_and_options(store)
     yield from _episodes(store)
     for name in function_names("summary"):
         yield from required_function("summary", name, "summary")(store)
     if return_horizon:
-        yield f"  next {return_horizon:<7d} {quantiles(next_returns(store, return_horizon))}"
-    seen = survey(store)
-    yield from _numbers(store, seen)
-    for fault in [*reported(store.info), *seen.faults]:
+        yield f"  next {return_horizon:<7d} {format_quantiles(returns_of_next_steps(store, return_horizon))}"
+    columns = survey(store)
+    yield from _numbers(store, columns)
+    for fault in [*reported(store.info), *columns.faults]:
         yield f"  fault        {fault}"
     unread = reported(store.info, "unread")
     if unread:
@@ -127,8 +177,8 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield _texts(store)
 
 
-def _origin(store: Store) -> Iterator[str]:
-    """The path of the data and the options that they were made with."""
+def _path_and_options(store: Store) -> Iterator[str]:
+    """Yield the path of the data and the options that they were made with."""
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
     options = [f"{name}={value}" for name, value in store.info.items() if name not in NO_OPTIONS]
@@ -139,7 +189,7 @@ def _origin(store: Store) -> Iterator[str]:
 
 
 def _episodes(store: Store) -> Iterator[str]:
-    """Number, lengths, ends and returns of the episodes."""
+    """Yield number, lengths, ends and returns of the episodes."""
     lengths = store.lengths
     groups = len(np.unique(store.group))
     yield f"  episodes     {len(lengths):,} in {groups:,} groups, {lengths.sum():,} steps"
@@ -148,16 +198,17 @@ def _episodes(store: Store) -> Iterator[str]:
             size = f"{len(part):,} episodes, {lengths[part].sum():,} steps"
             mean = store.returns[part].mean()
             yield f"  part         {label}: {size}, return {mean:.2f} on average"
-    found = f"mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}"
-    yield f"  length       {found}, horizon {store.spec.horizon}"
+    shortest, longest = lengths.min(), lengths.max()
+    horizon = store.spec.horizon
+    yield f"  length       mean {lengths.mean():.1f}, {shortest} .. {longest}, horizon {horizon}"
     terminated = 100 * store.terminated.mean()
     truncated = 100 * store.truncated.mean()
     yield f"  ended        {terminated:.1f} % terminated, {truncated:.1f} % truncated"
-    yield f"  return       {quantiles(store.returns)}"
+    yield f"  return       {format_quantiles(store.returns)}"
 
 
-def next_returns(store: Store, return_horizon: int) -> np.ndarray:
-    """The return of the next steps, of each step that has so many.
+def returns_of_next_steps(store: Store, return_horizon: int) -> np.ndarray:
+    """Return the return of the next steps, of each step that has so many.
 
     Raises:
         ValueError: no episode has so many.
@@ -166,44 +217,45 @@ def next_returns(store: Store, return_horizon: int) -> np.ndarray:
     parts = []
     for first, end in zip(steps.first, steps.end, strict=True):
         parts.append(steps.returns_to_go[first:end])
-    found = np.concatenate(parts)
-    if not len(found):
-        wanted = f"expected episodes of at least {return_horizon} steps"
-        longest = store.lengths.max()
-        raise ValueError(f"model.return_horizon: {wanted}, the longest has {longest}")
-    return found
+    returns = np.concatenate(parts)
+    if not len(returns):
+        raise ValueError(
+            f"model.return_horizon: expected episodes of at least {return_horizon} steps, the "
+            f"longest has {store.lengths.max()}"
+        )
+    return returns
 
 
-def _numbers(store: Store, seen: Survey) -> Iterator[str]:
-    """Rewards, observations and actions."""
+def _numbers(store: Store, columns: Survey) -> Iterator[str]:
+    """Yield rewards, observations and actions."""
     spec = store.spec
-    some = 100 * (store.rewards != 0).mean()
-    yield f"  reward       mean {store.rewards.mean():.4f}, {some:.1f} % of steps not 0"
-    mean = ", ".join(first_values(seen.mean.round(2)))
-    deviation = ", ".join(first_values(seen.deviation.round(2)))
+    percent = 100 * (store.rewards != 0).mean()
+    yield f"  reward       mean {store.rewards.mean():.4f}, {percent:.1f} % of steps not 0"
+    mean = ", ".join(format_values(columns.mean.round(2)))
+    deviation = ", ".join(format_values(columns.deviation.round(2)))
     yield f"  observation  {spec.observation_dim} numbers, mean [{mean}], deviation [{deviation}]"
-    taken = seen.actions
+    actions = columns.actions
     if spec.num_actions:
-        yield f"  action       one of {spec.num_actions}, taken {seen.counts.tolist()}"
+        yield f"  action       one of {spec.num_actions}, taken {columns.counts.tolist()}"
     else:
         bounds = f"{list(spec.low)} .. {list(spec.high)}"
-        found = f"{taken.low.tolist()} .. {taken.high.tolist()}"
-        share = 100 * seen.at_bound / (taken.count * spec.action_dim)
-        within = f"{spec.action_dim} numbers within {bounds}, seen {found}"
-        yield f"  action       {within}, {share:.1f} % at a bound"
+        logged = f"{actions.low.tolist()} .. {actions.high.tolist()}"
+        percent = 100 * columns.at_bound / (actions.count * spec.action_dim)
+        within = f"{spec.action_dim} numbers within {bounds}, seen {logged}"
+        yield f"  action       {within}, {percent:.1f} % at a bound"
     if store.action_weight is not None:
-        count = f"{taken.count:,} of {len(store.rewards):,}"
+        count = f"{actions.count:,} of {len(store.rewards):,}"
         yield f"  recorded     {count} actions, the others are missing"
 
 
 def _texts(store: Store) -> str:
-    """Number and lengths of the texts, and one of them."""
+    """Return number and lengths of the texts, and one of them."""
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
-    found = f"{len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens"
-    return f"  text         {found}; of episode 0: {store.tasks[store.task[0]]!r}"
+    numbers = f"{len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens"
+    return f"  text         {numbers}; of episode 0: {store.tasks[store.task[0]]!r}"
 
 
-def first_values(values: np.ndarray, pattern: str = "") -> list[str]:
+def format_values(values: np.ndarray, pattern: str = "") -> list[str]:
     """Return the first MOST_VALUES of values (n,), as text, and how many are left out."""
     texts = [format(value, pattern) for value in values[:MOST_VALUES].tolist()]
     if len(values) > MOST_VALUES:
@@ -211,29 +263,29 @@ def first_values(values: np.ndarray, pattern: str = "") -> list[str]:
     return texts
 
 
-def quantiles(values: np.ndarray) -> str:
-    """Quantiles of values, as text."""
+def format_quantiles(values: np.ndarray) -> str:
+    """Return quantiles of values, as text."""
     shares = (0, 0.1, 0.5, 0.9, 0.99, 1)
-    found = np.quantile(values, shares)
-    return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, found, strict=True))
+    pairs = zip(shares, np.quantile(values, shares), strict=True)
+    return ", ".join(f"{100 * share:g} %: {value:.2f}" for share, value in pairs)
 
 
-def window(
+def window_lines(
     store: Store, T: int, *, return_horizon: int = 0, seed: int = 0, text_wordings: int = 0
 ) -> Iterator[str]:
-    """One training window, as lines of text: the text's tokens, then return-to-go R, observation o
+    """Yield the lines of one training window: the text's tokens, then return-to-go R, observation o
     and action a of each step.
     """
     steps = windows.of_store(store, return_horizon=return_horizon)
     rows = np.flatnonzero(steps.end > steps.first)
-    shown = sampling.Sampler(steps, rows, T=T, batch_size=1, seed=seed)(0)
-    task = store.tasks[store.task[shown.episodes[0]]]
+    drawn = sampling.Sampler(steps, rows, T=T, batch_size=1, seed=seed)(0)
+    task = store.tasks[store.task[drawn.episodes[0]]]
     other_words = wordings(store, text_wordings)
     if other_words:
-        drawn = other_words.draw(store.task[shown.episodes], np.random.default_rng(seed))
-        task = other_words[int(drawn[0])]
+        numbers = other_words.draw(store.task[drawn.episodes], np.random.default_rng(seed))
+        task = other_words[int(numbers[0])]
     ids, _ = text.encode(own_tokenizer(), [task])
-    length = int(shown.mask.sum())
+    length = int(drawn.mask.sum())
     yield (
         f"one window of {T} steps: {ids.shape[1]} text tokens, then {length} steps of "
         "the trajectory"
@@ -244,9 +296,9 @@ def window(
     else:
         yield "  no text"
     for t in range(length):
-        observation = " ".join(first_values(shown.observations[0, t], "7.3f"))
-        action = " ".join(first_values(shown.actions[0, t], "6.3f"))
-        togo = f"R {shown.returns_to_go[0, t]:8.2f}"
-        yield f"  t={shown.timesteps[0, t]:<4d} {togo}   o {observation}   a {action}"
+        observation = " ".join(format_values(drawn.observations[0, t], "7.3f"))
+        action = " ".join(format_values(drawn.actions[0, t], "6.3f"))
+        return_to_go = f"R {drawn.returns_to_go[0, t]:8.2f}"
+        yield f"  t={drawn.timesteps[0, t]:<4d} {return_to_go}   o {observation}   a {action}"
     if length < T:
         yield f"  {T - length} steps of padding, masked"

@@ -5,7 +5,6 @@ where they disagree about its end, or where its end is unlike the data. Observat
 in the model's units.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from decisionllm.models.fitting import minimise
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.protocols import Transitions as Transitions
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.trajectory import numbers
 from decisionllm.tokenizers.waves import beside_waves
@@ -26,23 +26,6 @@ TOLERANCE = 0.2
 # share of the transitions, those with the largest errors, that half of each batch is drawn from
 HARD = 0.1
 BINS = 50  # of each number of an observation, from its least to its largest value in the data
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """Rows of the data, in the model's units, rewards raw."""
-
-    observations: Tensor  # (n, S)
-    actions: Tensor  # (n, A)
-    rewards: Tensor  # (n,)
-    ended: Tensor  # (n,) 1 where the task ended the episode after this row
-    pairs: Tensor  # (m,) rows that are followed by the next row
-    text: Tensor  # (n,) which of the codes is the row's
-    codes: Tensor  # (U, K) of the texts, (U, 0) where no text is read
-
-    def states(self, rows: Tensor) -> Tensor:
-        """Observations of these rows, and the codes of their texts, (..., S + K)."""
-        return torch.cat([self.observations[rows], self.codes[self.text[rows]]], -1)
 
 
 def candidate_actions(spec: Spec) -> Tensor:

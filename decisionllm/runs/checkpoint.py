@@ -34,7 +34,7 @@ from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
 Part = Backbone | SequenceModel  # whose weights are copied
-UNUSED = re.compile(r"planner\.(rewards\.|values\.|reward_low$|reward_span$)")
+UNUSED_TENSORS = re.compile(r"planner\.(rewards\.|values\.|reward_low$|reward_span$)")
 
 
 def save(
@@ -60,12 +60,12 @@ def save(
         return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
         shutil.rmtree(partial, ignore_errors=True)
-    kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
+    earlier = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
     errors = explained(
         f"{folder}: could not be written",
         OSError,
         SafetensorError,
-        remedy=f"{kept}; {ROOM}",
+        remedy=f"{earlier}; {ROOM}",
         raised=OSError,
     )
     with errors, sealed(folder) as partial:
@@ -77,7 +77,7 @@ def save(
 
 
 def find(path: str | Path) -> Path | None:
-    """The checkpoint folder of a run, or None.
+    """Return the checkpoint folder of a run, or None.
 
     A save that was cut off between its two renames left the old one.
     """
@@ -88,7 +88,7 @@ def find(path: str | Path) -> Path | None:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """The checkpoint folder of a run; a FileNotFoundError if there is none."""
+    """Return the checkpoint folder of a run; a FileNotFoundError if there is none."""
     folder = find(path)
     if folder is None:
         raise FileNotFoundError(
@@ -98,14 +98,14 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def trained_steps(path: str | Path) -> int:
-    """The training steps of a run's last checkpoint."""
+    """Return the training steps of a run's last checkpoint."""
     step: int = content(checkpoint_folder(path) / "trainer.json")["step"]
     return step
 
 
-def stopped_at(path: str | Path) -> int | None:
-    """The step at which the training of a run was interrupted; None if it is finished, or if the
-    run has no checkpoint, as a baseline.
+def interrupted_step(path: str | Path) -> int | None:
+    """Return the step at which the training of a run was interrupted; None if it is finished, or if
+    the run has no checkpoint, as a baseline.
     """
     folder = find(path)
     if folder is None or not (folder / "trainer.json").is_file():
@@ -115,7 +115,7 @@ def stopped_at(path: str | Path) -> int | None:
 
 
 def weights_folder(path: str | Path, config: TrainConfig) -> Path:
-    """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the
+    """Return the folder whose checkpoint acts: with log.keep_best of the best weights, else of the
     last step.
     """
     return Path(path) / "best" if config.log.keep_best else Path(path)
@@ -132,14 +132,16 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     if model.backbone.tune == "lora":
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-        wanted = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+        in_model = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
         saved = content(folder / "adapter" / ADAPTER_FILE)
-        adapter = by_own_names(saved, wanted, model.backbone.core)
-        expected |= wanted
-    why = _differences(own | adapter, expected)
-    if why:
-        trained = "the config names another backbone, head or embedding than was trained"
-        raise ValueError(f"{folder}: not this model's weights; {why}{trained}")
+        adapter = by_own_names(saved, in_model, model.backbone.core)
+        expected |= in_model
+    differences = _differences(own | adapter, expected)
+    if differences:
+        raise ValueError(
+            f"{folder}: not this model's weights; {differences}the config names another backbone, "
+            "head or embedding than was trained"
+        )
     if info["frozen"] != fingerprint(model.backbone):
         raise ValueError(
             f"{folder}: trained on a backbone whose frozen weights were different; load the one it "
@@ -153,36 +155,37 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
 def todays_names(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by the names that a model expects now.
+    """Return the tensors of a checkpoint by the names that a model expects now.
 
     In 0.2 a planner held the tensors of its dynamics itself, and planner=landmarks also networks
     of rewards and values that it did not use.
     """
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
         if name not in expected:
-            if UNUSED.search(name):
+            if UNUSED_TENSORS.search(name):
                 continue
             moved = name.replace("planner.", "planner.dynamics.", 1)
             name = moved if moved in expected else name
-        found[name] = tensor
-    return found
+        renamed[name] = tensor
+    return renamed
 
 
 def load_model(path: str | Path, config: Node, info: Json) -> Model:
-    """The model of a run with the weights that act; see `restore` for errors. config, info: of
-    `read`.
+    """Load the model of a run with the weights that act; see `restore` for errors. config, info: of
+    `directory.read`.
     """
     # first, since the options of an earlier version may be others
-    wrong = "the options of this run are not those of this version"
-    with explained(wrong, ValueError, remedy=UPGRADE):
+    with explained(
+        "the options of this run are not those of this version", ValueError, remedy=UPGRADE
+    ):
         options = train_config(config)
     model = make_model(options, specs(info))
     restore(weights_folder(path, options), model, info)
     return model
 
 
-def start_from(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
+def copy_weights(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
     """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of
     its space, with its units.
 
@@ -193,31 +196,30 @@ def start_from(path: str | Path, model: Model, config: TrainConfig) -> set[str]:
             backbone stays as it is.
 
     Returns:
-        The embodiments that were given weights; the others are new.
+        The embodiments that got weights; the others are new.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
         ValueError: the run has another backbone, head or embedding, or none of its spaces is the
             data's.
     """
-    before, info = read(path)
-    if "policy" in before:
+    run_config, info = read(path)
+    if "policy" in run_config:
         raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
-    source = load_model(path, before, info)
-    given = members(source)
+    source = load_model(path, run_config, info)
+    sources = members(source)
     folder = config.backbone.get("folder")
     is_read_already = folder and _absolute(folder) == _absolute(path)
     if not is_read_already:
         _copy(path, source.backbone, model.backbone)
     started = set()
     for name, member in members(model).items():
-        similar = [other for other, one in given.items() if same_space(one.spec, member.spec)]
+        similar = [other for other, one in sources.items() if same_space(one.spec, member.spec)]
         if similar:
-            chosen = name if name in similar else similar[0]
-            _copy(path, given[chosen], member)
+            _copy(path, sources[name if name in similar else similar[0]], member)
             started.add(name)
-        elif name in given or not name:
-            raise ValueError(_other_space(path, member, given))
+        elif name in sources or not name:
+            raise ValueError(_other_space(path, member, sources))
     return started
 
 
@@ -226,45 +228,44 @@ def _absolute(path: str | Path) -> Path:
 
 
 def _other_space(
-    path: str | Path, member: SequenceModel, given: Mapping[str, SequenceModel]
+    path: str | Path, member: SequenceModel, sources: Mapping[str, SequenceModel]
 ) -> str:
-    """Why a run can't give weights to an embodiment of a new model: the message of an error.
+    """Return the message for a run that has no embodiment of the space of a new model's.
 
     Args:
         path: of the run.
-        member: of the new model.
-        given: embodiments of the run.
+        member: embodiment of the new model.
+        sources: embodiments of the run.
     """
-    shown = {"the data": member.spec}
-    for name, one in given.items():
-        whose = f"the run ({name})" if name else "the run"
-        shown[whose] = one.spec
-    remedy = (
-        "a new space is a new label of dataset=embodiments, or takes the backbone alone by "
+    specs_by_owner = {"the data": member.spec}
+    for name, source in sources.items():
+        owner = f"the run ({name})" if name else "the run"
+        specs_by_owner[owner] = source.spec
+    return (
+        f"init_from={path}: expected a run of the data's space, got {spaces(specs_by_owner)}; a new "
+        "space is a new label of dataset=embodiments, or takes the backbone alone by "
         f"backbone=pretrained backbone.folder={path}"
     )
-    return f"init_from={path}: expected a run of the data's space, got {spaces(shown)}; {remedy}"
 
 
 def _copy(path: str | Path, source: Part, model: Part) -> None:
     """Load the weights and buffers of one module into another, but for a model's backbone; a
     ValueError if they differ in more.
     """
-    given = _without_backbone(source.state_dict())
-    why = _differences(given, _without_backbone(model.state_dict()))
-    what = "model"
+    tensors = _without_backbone(source.state_dict())
+    differences = _differences(tensors, _without_backbone(model.state_dict()))
+    kind = "model"
     if isinstance(source, Backbone) and isinstance(model, Backbone):
-        what = "backbone"
-        if not why and fingerprint(source) != fingerprint(model):
-            why = "frozen weights; "
-    if why:
-        wanted = (
-            "a run of the same backbone, head, embedding and, with tokenizer.timesteps=learned, "
-            "horizon"
+        kind = "backbone"
+        if not differences and fingerprint(source) != fingerprint(model):
+            differences = "frozen weights; "
+    if differences:
+        raise ValueError(
+            f"init_from={path}: expected a run of the same backbone, head, embedding and, with "
+            f"tokenizer.timesteps=learned, horizon; the {kind} differs: {differences}take the "
+            "options of its config.yaml"
         )
-        why = f"the {what} differs: {why}take the options of its config.yaml"
-        raise ValueError(f"init_from={path}: expected {wanted}; {why}")
-    model.load_state_dict(given, strict=False)
+    model.load_state_dict(tensors, strict=False)
 
 
 def _without_backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -272,8 +273,8 @@ def _without_backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _own_state(model: Model) -> dict[str, Tensor]:
-    """The tensors that a checkpoint holds itself: of the backbone the trained ones but adapters, and
-    the features of texts; of all else every weight and buffer.
+    """Return the tensors that a checkpoint holds itself: of the backbone the trained ones but
+    adapters, and the features of texts; of all else every weight and buffer.
     """
     names = set()
     # each once, where several embodiments share a backbone
@@ -286,23 +287,23 @@ def _own_state(model: Model) -> dict[str, Tensor]:
     return {name: whole(tensor) for name, tensor in tensors.items() if name in names}
 
 
-def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """How named tensors differ from the expected ones in names and sizes, in words; empty if they
-    do not.
+def _differences(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Return in words how named tensors differ from the expected ones in names and sizes; empty if
+    they do not.
     """
     sizes = []
-    for name in given.keys() & expected.keys():
-        got, wanted = tuple(given[name].shape), tuple(expected[name].shape)
-        if got != wanted:
-            sizes.append(f"{name} is {got}, expected {wanted}")
-    kinds = {
-        "missing": expected.keys() - given.keys(),
-        "unknown": given.keys() - expected.keys(),
+    for name in tensors.keys() & expected.keys():
+        size, expected_size = tuple(tensors[name].shape), tuple(expected[name].shape)
+        if size != expected_size:
+            sizes.append(f"{name} is {size}, expected {expected_size}")
+    lines_by_kind = {
+        "missing": expected.keys() - tensors.keys(),
+        "unknown": tensors.keys() - expected.keys(),
         "sizes": sizes,
     }
     words = ""
-    for kind, found in kinds.items():
-        if found:
-            more = " ..." * (len(found) > 4)
-            words += f"{kind}: {', '.join(sorted(found)[:4])}{more}; "
+    for kind, lines in lines_by_kind.items():
+        if lines:
+            more = " ..." * (len(lines) > 4)
+            words += f"{kind}: {', '.join(sorted(lines)[:4])}{more}; "
     return words

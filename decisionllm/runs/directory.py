@@ -2,8 +2,8 @@
 
 runs/x/
   config.yaml       every option, resolved
-  run.json          spec and fingerprint of the data, target returns, versions, a hash of the
-                    frozen weights
+  run.json          spec and fingerprint of the data, target returns, a hash of the frozen weights,
+                    the command line that made the run, versions
   checksums.json    of config.yaml and run.json
   metrics.jsonl     one line a log interval
   checkpoint/       see `checkpoint`
@@ -33,8 +33,10 @@ from decisionllm.files import (
     check_bytes,
     explained,
     own_change,
+    read_lines,
     seal,
     write_json,
+    write_lines,
 )
 from decisionllm.registry import Node, with_option_defaults
 from decisionllm.schema import Json, Spec
@@ -63,22 +65,22 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def create(path: Path, config: Node, stores: Mapping[str, Store], **known: object) -> None:
+def create(path: Path, config: Node, stores: Mapping[str, Store], **keys: object) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
         path: the run directory.
         config: of the run.
         stores: by embodiment, see `mixture.stores`.
-        known: further keys of run.json.
+        keys: further keys of run.json.
     """
-    each = {name: _described(store) for name, store in stores.items()}
-    data: Json = {"format": FORMAT}
-    if "" in each:
-        data |= each[""]
+    described = {name: _describe_dataset(store) for name, store in stores.items()}
+    info: Json = {"format": FORMAT}
+    if "" in described:
+        info |= described[""]
     else:
-        data |= {"embodiments": each, "fingerprint": fingerprint_of(stores)}
-    data |= {"versions": versions(), **known}
+        info |= {"embodiments": described, "fingerprint": data_fingerprint(stores)}
+    info |= {"made_by": command_line(), "versions": versions(), **keys}
     with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -86,95 +88,118 @@ def create(path: Path, config: Node, stores: Mapping[str, Store], **known: objec
         (path / DIGESTS).unlink(missing_ok=True)
         with atomic(path / "config.yaml") as partial:
             partial.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        write_json(path / "run.json", data)
+        write_json(path / "run.json", info)
         seal(path, "config.yaml", "run.json")
 
 
-def _described(store: Store) -> Json:
-    """What run.json says of a dataset."""
-    found: Json = {
+def _describe_dataset(store: Store) -> Json:
+    """Return the keys of run.json about a dataset."""
+    keys: Json = {
         "spec": asdict(store.spec),
         "dataset": {key: value for key, value in store.info.items() if key != "parts"},
         "fingerprint": store.fingerprint,
         "episodes": len(store.lengths),
     }
     if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info:
-        found["tasks"] = store.tasks
-    return found
+        keys["tasks"] = store.tasks
+    return keys
+
+
+def command_line() -> Json:
+    """Return the command line that is being run, of a job of a sweep its own.
+
+    Returns:
+        `command`, such as "train"; `choices`, the name that is chosen in each group, such as
+        {"experiment": "demo", "head": "bins"}; `overrides`, the words behind the command. {}: called
+        from Python.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return {}
+    hydra = HydraConfig.get()
+    choices = {}
+    for group, name in hydra.runtime.choices.items():
+        if name is not None and "/" not in group:
+            choices[str(group)] = str(name)
+    return {
+        "command": hydra.job.config_name,
+        "choices": choices,
+        "overrides": list(hydra.overrides.task),
+    }
 
 
 def has_texts(info: Json) -> bool:
-    """Whether the data of a run have task texts. info: of run.json."""
+    """Return whether the data of a run have task texts. info: of run.json."""
     if "tasks" not in info:  # they are more than MOST_TASKS, or each has many wordings
         return True
     return any(info["tasks"])
 
 
 def may_differ(config: Mapping[str, object]) -> tuple[str, ...]:
-    """The options that do not change what a run becomes. config: of a run, flat."""
+    """Return the options that do not change what a run becomes. config: of a run, flat."""
     if config.get("log.keep_best") == "loss":  # the least of the losses that were measured
         return MAY_DIFFER
     return MAY_DIFFER + WHEN_LOSSES_ARE_MEASURED
 
 
 def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
-    """The run_info of a run that was begun with this config and this data; a ValueError if it was
-    not.
+    """Return the run_info of a run that was begun with this config and this data; a ValueError if
+    it was not.
     """
-    before, info = read(path)
+    run_config, info = read(path)
     options = asdict(config)
-    earlier = flat(default_options()) | flat(_completed(before, options))
-    different = {}  # option: its value when the run was begun, and now
+    earlier = flat(default_options()) | flat(_add_new_options(run_config, options))
+    changes = {}  # option: its value when the run was begun, and now
     unimportant = may_differ(earlier)
     for key, value in flat(options).items():
         if key not in unimportant and earlier.get(key) != value:
-            different[key] = (earlier.get(key), value)
-    if different:
-        if different.keys() <= {"steps", "minutes"}:
-            raise ValueError(longer(path, **different))
-        words = [f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items()]
-        changes = "; ".join(words)
+            changes[key] = (earlier.get(key), value)
+    if changes and changes.keys() <= {"steps", "minutes"}:
+        raise ValueError(_longer_training(path, changes))
+    if changes:
+        words = [f"{key} was {was!r}, is {now!r}" for key, (was, now) in changes.items()]
         raise ValueError(
-            f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin "
-            "again"
+            f"{path} holds another run ({'; '.join(words)}): choose another run=..., or fresh=true "
+            "to begin again"
         )
-    data = fingerprint_of(stores)
-    if info["fingerprint"] != data:
+    fingerprint = data_fingerprint(stores)
+    if info["fingerprint"] != fingerprint:
         raise ValueError(
-            f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., "
-            "or fresh=true"
+            f"{path} was begun on data {info['fingerprint']}, not {fingerprint}: choose another "
+            "run=..., or fresh=true"
         )
     return info
 
 
-def _completed(before: Node, options: Node) -> Node:
-    """The options of a run that was begun, with the defaults of those that its parts had not yet.
+def _add_new_options(run_config: Node, options: Node) -> Node:
+    """Return the options of a run that was begun, with the defaults of those that its parts did not
+    have yet.
 
     options: of today; a part that is another one now stays as it was.
     """
-    found = dict(before)
+    completed = dict(run_config)
     for group in GROUPS:
-        node = before.get(group, {})
+        node = run_config.get(group, {})
         today = options[group]
         is_same = node.get("_target_") == today.get("_target_")
         # only then, since a run that goes on needs no environment
         if is_same and today.keys() - node.keys():
-            found[group] = with_option_defaults(node)
-    return found
+            completed[group] = with_option_defaults(node)
+    return completed
 
 
-def longer(path: Path, **different: tuple[object, object]) -> str:
-    """How to train for longer than a run was begun for, as a message."""
-    was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
-    now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())
+def _longer_training(path: Path, changes: Mapping[str, tuple[object, object]]) -> str:
+    """Return the message for a run that is to be trained for longer than it was begun for."""
+    was = ", ".join(f"{key}={before}" for key, (before, _) in changes.items())
+    now = ", ".join(f"{key}={after}" for key, (_, after) in changes.items())
     # The cosine of the learning rate ends at the last step: with another end, each step would have
     # had another rate.
-    schedule = "the schedule of its learning rate ends there, so that it can't be moved"
-    another = (
-        f"begin another run with its weights, by init_from={path} run=..., or with new "
-        "weights, by fresh=true"
+    return (
+        f"{path} was begun for {was}, not {now}: the schedule of its learning rate ends there, so "
+        f"that it can't be moved. To train for longer, begin another run with its weights, by "
+        f"init_from={path} run=..., or with new weights, by fresh=true"
     )
-    return f"{path} was begun for {was}, not {now}: {schedule}. To train for longer, {another}"
 
 
 def refuse_foreign(path: str | Path) -> None:
@@ -192,16 +217,16 @@ def refuse_foreign(path: str | Path) -> None:
         if not is_ours and not _is_config(file):
             foreign.append(file.name)
     if foreign:
-        shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
+        names = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
         raise ValueError(
-            f"{path}: expected a new or empty folder or a run (with run.json), found {shown}; "
+            f"{path}: expected a new or empty folder or a run (with run.json), found {names}; "
             "choose another run=..."
         )
 
 
 def _is_config(file: Path) -> bool:
-    """Whether it is the config.yaml of a run, or an empty one, which an earlier version left if it
-    was killed.
+    """Return whether a file is the config.yaml of a run, or an empty one, which an earlier version
+    left if it was killed.
     """
     if file.name != "config.yaml" or not file.is_file():
         return False
@@ -225,9 +250,10 @@ def locked(path: str | Path) -> Iterator[None]:
     file = Path(path) / ".lock"
     with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        wait = "wait for it, or choose another run=..."
         with explained(
-            f"{path}: another training is running in this directory", Timeout, remedy=wait
+            f"{path}: another training is running in this directory",
+            Timeout,
+            remedy="wait for it, or choose another run=...",
         ):
             lock = FileLock(file).acquire(blocking=False)
     with lock:
@@ -240,7 +266,10 @@ def locked(path: str | Path) -> Iterator[None]:
 
 
 def read(path: str | Path) -> tuple[Json, Json]:
-    """(run_config, run_info) of a run directory: what config.yaml and run.json hold.
+    """Read a run directory.
+
+    Returns:
+        run_config and run_info, the contents of config.yaml and run.json.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -263,13 +292,13 @@ def read(path: str | Path) -> tuple[Json, Json]:
 
 
 def content(path: Path) -> Json:
-    """What a file of a run holds: named tensors, or what its YAML or JSON says; a ValueError if it
-    is damaged or missing.
+    """Read a file of a run: named tensors, or a YAML or JSON object; a ValueError if it is damaged
+    or missing.
     """
     errors = OSError, ValueError, SafetensorError, yaml.YAMLError
     # an adapter is a part of its checkpoint
     folder = path.parents[1] if path.parent.name == "adapter" else path.parent
-    with explained(f"{path} is damaged or missing", *errors, remedy=_remedy(folder)):
+    with explained(f"{path} is damaged or missing", *errors, remedy=_repair(folder)):
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -280,67 +309,75 @@ def content(path: Path) -> Json:
         return parsed
 
 
-def _remedy(folder: Path) -> str:
-    """What to do about a damaged file of a run directory, or of one of its checkpoints."""
-    remedy = "train again, or restore a copy"
+def trim_log(path: Path, step: int) -> list[Json]:
+    """Remove the lines of a metrics.jsonl after this step, which a continued run writes again, and
+    a line that was cut short. Return the remaining lines.
+    """
+    lines = read_lines(path) if path.is_file() and step else []
+    remaining = [line for line in lines if line["step"] <= step]
+    write_lines(path, remaining)
+    return remaining
+
+
+def _repair(folder: Path) -> str:
+    """Return how to repair a damaged run directory or checkpoint, in words."""
+    words = "train again, or restore a copy"
     old = folder.with_name("checkpoint.old")
     if folder.name == "checkpoint" and old.is_dir():
-        return f"{remedy}; {old} holds the checkpoint before: move it to {folder}"
+        return f"{words}; {old} holds the checkpoint before: move it to {folder}"
     if (folder / DIGESTS).is_file() and (folder / "run.json").is_file():
-        return f"{remedy}; {own_change(folder)}"
-    return remedy
+        return f"{words}; {own_change(folder)}"
+    return words
 
 
 def specs(info: Json) -> Spec | dict[str, Spec]:
-    """The spec that run.json holds, or those of its embodiments by name."""
+    """Return the spec that run.json holds, or those of its embodiments by name."""
     each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
     return each or Spec.of(info["spec"])
 
 
-def fingerprint_of(stores: Mapping[str, Store]) -> str:
-    """The fingerprint of the data of a run."""
+def data_fingerprint(stores: Mapping[str, Store]) -> str:
+    """Return the fingerprint of the data of a run."""
     return "+".join(store.fingerprint for store in stores.values())
 
 
 def target(info: Json, quantile: float) -> float:
-    """The return at this quantile of the training returns, raw reward units; a ValueError if the
-    run did not record it.
+    """Return the return at this quantile of the training returns, raw reward units; a ValueError if
+    the run did not record it.
     """
-    if str(float(quantile)) not in info["targets"]:
-        known = ", ".join(info["targets"])
+    targets = info["targets"]
+    if str(float(quantile)) not in targets:
         raise ValueError(
-            f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] "
-            "takes any return"
+            f"quantile: this run knows those of {', '.join(targets)}, got {quantile}; "
+            "target_returns=[...] takes any return"
         )
-    return float(info["targets"][str(float(quantile))])
+    return float(targets[str(float(quantile))])
 
 
-def of_part(config: Node, part: str, known: Json) -> Json:
-    """The config of a run as that of one of its parts: its env, its window, and its text, which
-    another env takes too.
+def of_part(config: Node, part: str, info: Json) -> Json:
+    """Return the config of a run as that of one of its parts: its env, its window, and its text,
+    which another env takes too.
 
     Args:
         config: of the run.
         part: label.
-        known: what run.json holds of the part.
+        info: the part's object in run.json.
     """
-    text = known["dataset"].get("text", config["text"])
-    window = known.get("window", config["window"])
-    return config | {"env": known["env"], "text": text, "window": window, "part": part}
+    text = info["dataset"].get("text", config["text"])
+    window = info.get("window", config["window"])
+    return config | {"env": info["env"], "text": text, "window": window, "part": part}
 
 
 def versions() -> dict[str, str | None]:
-    """What a result says about the code: package versions, and the commit where the code is a
-    checkout.
-    """
-    found = {name: metadata.version(name) for name in PACKAGES}
+    """Return the versions of packages, and the commit where the code is a checkout."""
+    packages = {name: metadata.version(name) for name in PACKAGES}
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or not shutil.which("git"):
-        return found | {"commit": None}
+        return packages | {"commit": None}
     git = subprocess.run(
         ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
         encoding="utf-8",
     )
-    return found | {"commit": git.stdout.strip() or None}
+    return packages | {"commit": git.stdout.strip() or None}

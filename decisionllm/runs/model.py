@@ -13,21 +13,21 @@ from decisionllm.schema import Spec
 
 
 def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
-    """The model that a config describes, for data of this spec; new parts and random weights are
-    drawn from the seed.
+    """Build the model that a config describes, for data of this spec; random weights are drawn from
+    the seed.
 
     Returns:
         A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     backbone = build(config.backbone, config.seed)
-    kind = required_function("model", config.team.execution, "team.execution")
+    model_class = required_function("model", config.team.execution, "team.execution")
 
-    def reading(spec: Spec, part: Part) -> SequenceModel:
+    def make_sequence_model(spec: Spec, part: Part) -> SequenceModel:
         head = part.head or config.head
         tokenizer = config.tokenizer | (part.tokenizer or {})
         objective = config.objective
         planner = config.planner
-        model: SequenceModel = kind(
+        model: SequenceModel = model_class(
             spec, backbone, head, tokenizer, config.model, objective, planner
         )
         return model
@@ -35,9 +35,12 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
     with seeded(config.seed):
         model: Model
         if isinstance(spec, Spec):
-            model = reading(spec, Part(dataset=config.dataset))
+            model = make_sequence_model(spec, Part(dataset=config.dataset))
         else:
             parts = embodiment_parts(config.dataset)
-            model = Generalist({name: reading(one, parts[name]) for name, one in spec.items()})
+            by_name = {}
+            for name, own_spec in spec.items():
+                by_name[name] = make_sequence_model(own_spec, parts[name])
+            model = Generalist(by_name)
         attach(backbone, config.text_encoder, config.seed)
     return model

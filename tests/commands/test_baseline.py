@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, scales, transitions
+from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, build_transitions, fit_scales
 from decisionllm.policy import loading
 from decisionllm.runs import checkpoint
 from decisionllm.schema import Episode
@@ -36,6 +36,18 @@ def trained(path, *words):
     return path
 
 
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """A run of one step."""
+    return trained(tmp_path_factory.mktemp("short") / "run", "steps=1")
+
+
+@pytest.fixture
+def run(short_run, tmp_path):
+    """A copy of it, which a test may change."""
+    return shutil.copytree(short_run, tmp_path / "run")
+
+
 @pytest.fixture
 def store(tmp_path):
     """Steps 0, 1, 2 end by the task, 10, 11 by the clock; rewards count them from 1."""
@@ -44,47 +56,47 @@ def store(tmp_path):
 
 
 def test_a_step_leads_to_the_next_and_a_terminated_episode_to_nothing(store):
-    known = transitions(store, [0])
-    assert known[0].tolist() == [[0, 0], [1, 1], [2, 2]] and known[2][:, 0].tolist() == [1, 2, 3]
-    assert np.allclose(known[1], [[0], [0.01], [0.02]])
-    assert known[3][:2].tolist() == [[1, 1], [2, 2]] and known[5][:, 0].tolist() == [0, 0, 1]
+    log = build_transitions(store, [0])
+    assert log[0].tolist() == [[0, 0], [1, 1], [2, 2]] and log[2][:, 0].tolist() == [1, 2, 3]
+    assert np.allclose(log[1], [[0], [0.01], [0.02]])
+    assert log[3][:2].tolist() == [[1, 1], [2, 2]] and log[5][:, 0].tolist() == [0, 0, 1]
 
 
 def test_a_truncated_step_without_next_observation_is_left_out(store):
-    known = transitions(store, [0, 1])
-    assert known[2][:, 0].tolist() == [1, 2, 3, 4] and known[5][:, 0].tolist() == [0, 0, 1, 0]
-    assert known[3][-1].tolist() == [11, 11]
+    log = build_transitions(store, [0, 1])
+    assert log[2][:, 0].tolist() == [1, 2, 3, 4] and log[5][:, 0].tolist() == [0, 0, 1, 0]
+    assert log[3][-1].tolist() == [11, 11]
 
 
 def test_a_final_observation_is_what_the_last_step_leads_to(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
-    known = transitions(
+    log = build_transitions(
         make_store(
             tmp_path / "store", [episode([1, 2], **final), episode([3], start=5.0, **final)]
         ),
         [0, 1],
     )
-    assert known[2][:, 0].tolist() == [1, 2, 3] and known[5][:, 0].tolist() == [0, 0, 0]
-    assert known[3].tolist() == [[1, 1], [7, 8], [7, 8]]
+    assert log[2][:, 0].tolist() == [1, 2, 3] and log[5][:, 0].tolist() == [0, 0, 0]
+    assert log[3].tolist() == [[1, 1], [7, 8], [7, 8]]
 
 
 def test_the_action_that_follows_a_step_is_its_next_action(store):
-    known = transitions(store, [0, 1], next_actions=True)
-    assert known[2][:, 0].tolist() == [1, 2, 3, 4]  # the step 11 is followed by none that is known
-    assert np.allclose(known[4], [[0.01], [0.02], [0.02], store.actions[4]])
+    log = build_transitions(store, [0, 1], next_actions=True)
+    assert log[2][:, 0].tolist() == [1, 2, 3, 4]  # the step 11 is followed by none that is known
+    assert np.allclose(log[4], [[0.01], [0.02], [0.02], store.actions[4]])
 
 
 def test_a_last_step_is_left_out_where_its_next_action_is_read(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
-    known = transitions(
+    log = build_transitions(
         make_store(tmp_path / "store", [episode([1, 2], **final)]), [0], next_actions=True
     )
-    assert known[2][:, 0].tolist() == [1] and np.allclose(known[4], [[0.01]])
+    assert log[2][:, 0].tolist() == [1] and np.allclose(log[4], [[0.01]])
 
 
 def test_truncation_can_count_as_terminal(store):
-    known = transitions(store, [1], ends=True)
-    assert known[2][:, 0].tolist() == [4, 5] and known[5][:, 0].tolist() == [0, 1]
+    log = build_transitions(store, [1], ends=True)
+    assert log[2][:, 0].tolist() == [4, 5] and log[5][:, 0].tolist() == [0, 1]
 
 
 def test_a_step_without_a_recorded_action_is_left_out(tmp_path):
@@ -95,11 +107,11 @@ def test_a_step_without_a_recorded_action_is_left_out(tmp_path):
         terminated=True,
         truncated=False,
     )
-    known = transitions(make_store(tmp_path / "store", [gap]), [0])
+    log = build_transitions(make_store(tmp_path / "store", [gap]), [0])
     assert (
-        known[0][:, 0].tolist() == [0, 2]
-        and known[1][:, 0].tolist() == [0.5, 0.25]
-        and known[3][0].tolist() == [1]
+        log[0][:, 0].tolist() == [0, 2]
+        and log[1][:, 0].tolist() == [0.5, 0.25]
+        and log[3][0].tolist() == [1]
     )
 
 
@@ -108,19 +120,19 @@ def test_data_without_transitions_is_refused(tmp_path):
         ValueError,
         match="test: expected steps with a next observation, got 1 truncated episodes of one step",
     ):
-        transitions(make_store(tmp_path / "one", [episode([1])]), [0])
+        build_transitions(make_store(tmp_path / "one", [episode([1])]), [0])
     with pytest.raises(
         ValueError, match="test: a baseline needs continuous actions, these are one of 3"
     ):
-        transitions(make_store(tmp_path / "discrete", [episode([1])], num_actions=3), [0])
+        build_transitions(make_store(tmp_path / "discrete", [episode([1])], num_actions=3), [0])
 
 
 def test_scales_are_mean_deviation_and_action_bounds(tmp_path):
     one = episode([0, 0, 0], S=1)
     steady = np.hstack([one.observations, np.full((3, 1), 5, np.float32)])
     actions = np.array([[-0.5], [0.0], [0.5]])
-    made = make_store(tmp_path / "store", [type(one)(steady, actions, one.rewards)])
-    scale = scales(made.spec, made.observations, made.actions)
+    steady_store = make_store(tmp_path / "store", [type(one)(steady, actions, one.rewards)])
+    scale = fit_scales(steady_store.spec, steady_store.observations, steady_store.actions)
     assert np.allclose(scale["mean"], [1, 5]) and np.allclose(
         scale["deviation"], [(2 / 3) ** 0.5, 1]
     )
@@ -129,14 +141,14 @@ def test_scales_are_mean_deviation_and_action_bounds(tmp_path):
 
 def test_a_few_extreme_actions_can_be_left_outside_the_range(store):
     actions = np.append(np.arange(100), 10_000.0)[:, None]
-    scale = scales(store.spec, store.observations, actions, action_clip_quantile=0.05)
+    scale = fit_scales(store.spec, store.observations, actions, action_clip_quantile=0.05)
     assert scale["low"].tolist() == [5] and scale["high"].tolist() == [95]
     for share, message in (
         (0.5, "expected a share from 0"),
         (0.4, "expected actions that differ, at action_clip_quantile=0.4"),
     ):
         with pytest.raises(ValueError, match=message):
-            scales(
+            fit_scales(
                 store.spec,
                 store.observations,
                 np.append(np.zeros(99), 1.0)[:, None],
@@ -209,8 +221,8 @@ def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monk
     assert (tmp_path / "report.html").is_file()
     quick = ("estimators=[fqe]", "+options.fqe.steps=2", "held_out=0.5", "picture=false")
     assert command("compare", f"run=[{run},{tmp_path}/nano]", *quick) == 0
-    found = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
-    assert {row["policy"] for row in found["rows"]} == {"iql", "nano"}
+    comparison = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
+    assert {row["policy"] for row in comparison["rows"]} == {"iql", "nano"}
 
 
 def test_the_same_seed_trains_the_same_actor(tmp_path):
@@ -234,15 +246,13 @@ def test_options_reach_d3rlpy_and_fraction_the_data(tmp_path, capsys):
     assert "30 episodes" in capsys.readouterr().out
 
 
-def test_a_run_is_only_replaced_with_fresh(tmp_path, capsys):
-    run = trained(tmp_path / "run", "steps=1")
+def test_a_run_is_only_replaced_with_fresh(run, capsys):
     assert command("baseline", *SYNTHETIC, "steps=1", f"run={run}") == 1
     assert "holds a run: choose another run=..., or fresh=true" in capsys.readouterr().err
     trained(run, "steps=1", "fresh=true")
 
 
-def test_what_needs_a_model_refuses_a_baseline(tmp_path):
-    run = trained(tmp_path / "run", "steps=1")
+def test_what_needs_a_model_refuses_a_baseline(run):
     with pytest.raises(
         ValueError, match=f"run={run}: expected a run of `decisionllm train`, got a baseline"
     ):
@@ -257,8 +267,7 @@ def test_a_place_that_cannot_be_written_is_known_before_the_data_are_read(tmp_pa
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_damaged_actor_is_refused(tmp_path):
-    run = trained(tmp_path / "run", "steps=1")
+def test_a_damaged_actor_is_refused(run):
     damage(run / "checkpoint" / "model.safetensors")
     with pytest.raises(
         ValueError, match=r"model.safetensors is damaged .*not those that were written"
@@ -266,8 +275,7 @@ def test_a_damaged_actor_is_refused(tmp_path):
         loading.load(run)
 
 
-def test_a_run_without_weights_says_so(tmp_path):
-    run = trained(tmp_path / "run", "steps=1")
+def test_a_run_without_weights_says_so(run):
     (run / "checkpoint" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="damaged or missing"):
         loading.load(run)

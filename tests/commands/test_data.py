@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from decisionllm.commands.data import card, data, first_values, window
+from decisionllm.commands.data import card, data, format_values, window_lines
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.spaces import action_spec
 from decisionllm.datasets.store import open_store, write
@@ -39,36 +39,37 @@ def test_a_card_by_hand(tmp_path):
         tmp_path / "s",
         [episode([1, 2, 3]), episode([4], start=100, **ended), episode([0], start=-100, **ended)],
     )
-    found = lines(store)
+    lines_by_name = lines(store)
     assert (
-        found["title"] == "test"
-        and found["path"] == str(store.path)
-        and found["fingerprint"] == store.fingerprint
+        lines_by_name["title"] == "test"
+        and lines_by_name["path"] == str(store.path)
+        and lines_by_name["fingerprint"] == store.fingerprint
     )
-    assert found["episodes"] == "3 in 1 groups, 5 steps"
-    assert found["length"] == "mean 1.7, 1 .. 3, horizon 50"
-    assert found["ended"] == "66.7 % terminated, 33.3 % truncated"
+    assert lines_by_name["episodes"] == "3 in 1 groups, 5 steps"
+    assert lines_by_name["length"] == "mean 1.7, 1 .. 3, horizon 50"
+    assert lines_by_name["ended"] == "66.7 % terminated, 33.3 % truncated"
     assert (
-        found["return"] == "0 %: 0.00, 10 %: 0.80, 50 %: 4.00, 90 %: 5.60, 99 %: 5.96, 100 %: 6.00"
+        lines_by_name["return"]
+        == "0 %: 0.00, 10 %: 0.80, 50 %: 4.00, 90 %: 5.60, 99 %: 5.96, 100 %: 6.00"
     )
-    assert found["reward"] == "mean 2.0000, 80.0 % of steps not 0"
-    assert found["observation"] == "2 numbers, mean [0.6, 0.6], deviation [63.25, 63.25]", (
+    assert lines_by_name["reward"] == "mean 2.0000, 80.0 % of steps not 0"
+    assert lines_by_name["observation"] == "2 numbers, mean [0.6, 0.6], deviation [63.25, 63.25]", (
         "of 0, 1, 2, 100 and -100"
     )
     assert (
-        found["action"]
+        lines_by_name["action"]
         == "1 numbers within [-1.0] .. [1.0], seen [-1.0] .. [1.0], 40.0 % at a bound"
     )
-    assert found["text"] == "2 different, 0 .. 2 tokens; of episode 0: ''"
-    assert "next" not in found
+    assert lines_by_name["text"] == "2 different, 0 .. 2 tokens; of episode 0: ''"
+    assert "next" not in lines_by_name
 
 
 def test_a_card_shows_the_returns_of_the_next_steps(tmp_path):
     store = make_store(
         tmp_path / "s", [episode([1, 2, 3]), episode([4], terminated=True, truncated=False)]
     )
-    found = lines(store, return_horizon=2)["next"]
-    assert found.split(maxsplit=1) == [
+    rest = lines(store, return_horizon=2)["next"]
+    assert rest.split(maxsplit=1) == [
         "2",
         "0 %: 3.00, 10 %: 3.20, 50 %: 4.00, 90 %: 4.80, 99 %: 4.98, 100 %: 5.00",
     ], "of 3, 5 and 4"
@@ -112,15 +113,15 @@ def test_the_mean_of_millions_of_steps_is_exact(tmp_path):
 
 
 def test_of_a_wide_observation_the_first_numbers_are_printed():
-    assert first_values(np.arange(26.0), ".1f")[22:] == ["22.0", "23.0", "... 2 more"]
-    assert first_values(np.arange(24.0))[23:] == ["23.0"]
+    assert format_values(np.arange(26.0), ".1f")[22:] == ["22.0", "23.0", "... 2 more"]
+    assert format_values(np.arange(24.0))[23:] == ["23.0"]
 
 
 def test_a_window_by_hand(tmp_path):
     store = make_store(
         tmp_path / "s", [episode([4.5], start=50, task="Walk to the goal in the north.")]
     )
-    head, shown, step, rest = window(store, 3)
+    head, shown, step, rest = window_lines(store, 3)
     pieces = shown.removeprefix("  text ").split("|")
     assert "".join(pieces) == "Walk to the goal in the north." and len(pieces) > 1
     assert (
@@ -134,7 +135,7 @@ def test_a_window_begins_at_any_step(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2, 3])])
     heads = set()
     for seed in range(20):
-        head, shown, *steps = window(store, 3, seed=seed)
+        head, shown, *steps = window_lines(store, 3, seed=seed)
         start = int(steps[0].split()[0].removeprefix("t="))
         expected = [
             ["t=0", "R", "6.00"],
@@ -172,7 +173,7 @@ def test_the_command_prints_what_the_functions_say(tmp_path, capsys):
         )
     )
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [*card(store, return_horizon=3), *window(store, 4, return_horizon=3)]
+    assert printed == [*card(store, return_horizon=3), *window_lines(store, 4, return_horizon=3)]
     assert open_store(store.path).fingerprint == store.fingerprint
 
 
@@ -301,7 +302,7 @@ def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):
         "row 1, column 1 " in task for task in store.tasks
     )
     assert "wordings" not in lines(store)["options"] and "5 different" in lines(store)["text"]
-    shown = {list(window(store, 2, seed=seed))[1].replace("|", "") for seed in range(9)}
+    shown = {list(window_lines(store, 2, seed=seed))[1].replace("|", "") for seed in range(9)}
     assert len(shown) > 5, "of more wordings than goals"
 
 
@@ -347,12 +348,12 @@ def test_an_export_has_the_spaces_of_its_environment(tmp_path, monkeypatch, caps
         and written.action_space == world.action_space
     )
     steps = 0
-    for made in written:
-        seen = [pick(made.observations, t) for t in range(len(made) + 1)]
+    for logged in written:
+        seen = [pick(logged.observations, t) for t in range(len(logged) + 1)]
         assert all(one in world.observation_space for one in seen) and all(
-            one in world.action_space for one in made.actions
+            one in world.action_space for one in logged.actions
         )
-        steps += len(made)
+        steps += len(logged)
     assert steps == store.offsets[-1] > 4
     back = data(config(tmp_path, node("dataset", "minari", minari_id="mine/world-v0")))
     for name in ("observations", "actions", "rewards", "final_observation", "terminated"):
@@ -394,10 +395,10 @@ def test_an_export_that_does_not_fit_names_no_environment(
         log, tmp_path / "log", name="log", spec=spec, observation_parts=changed.get("parts", ())
     )
     data(config(tmp_path, dataset, env=env | {"reference": [0, 1]}, export="minari:mine/world-v0"))
-    (said,) = [
+    (note,) = [
         line for line in capsys.readouterr().out.splitlines() if "names no environment" in line
     ]
-    assert why in said
+    assert why in note
     written = minari.load_dataset("mine/world-v0")
     assert written.observation_space.shape == (3,) and "env_spec" not in written.storage.metadata
     assert written.storage.metadata["ref_max_score"] == 1

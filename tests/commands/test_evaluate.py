@@ -14,14 +14,9 @@ import pytest
 import yaml
 
 from decisionllm.command_line import with_defaults
-from decisionllm.commands.evaluate import (
-    Results,
-    chosen_environment,
-    evaluate,
-    published_scores,
-    say_constant_actions,
-    say_notes,
-)
+from decisionllm.commands.evaluate import evaluate, published_scores
+from decisionllm.commands.evaluate_env import build_env_node
+from decisionllm.commands.evaluate_warnings import constant_action_warnings, option_warnings
 from decisionllm.datasets.store import prepare
 from decisionllm.eval import report
 from decisionllm.files import DIGESTS
@@ -58,14 +53,14 @@ def runs(tmp_path_factory):
     """
     path = tmp_path_factory.mktemp("trained")
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "env.maze=umaze")
-    made = {
+    words_by_run = {
         "plain": (),
         "goal-text": ("text=goal",),
         "cloned": ("model.condition_on=none", "seed=8"),
         "maze": maze,
         "no-env": ("env=none",),
     }
-    for name, words in made.items():
+    for name, words in words_by_run.items():
         loop = [word for word in LOOP if not (name == "maze" and word.startswith("dataset"))]
         assert (
             command(
@@ -91,22 +86,21 @@ def evaluated(out, *words):
 
 
 @pytest.mark.parametrize(
-    ("second", "num_actions", "said"),
+    ("second", "num_actions", "expected"),
     [
         (-1.0, 0, ["runs/a: columns [1] of the action are [-1.0] at every step; at a bound"]),
         (-0.99, 0, []),
         (-1.0, 3, []),
     ],
 )
-def test_a_policy_that_always_does_the_same_is_told(second, num_actions, said):
+def test_a_policy_that_always_does_the_same_is_told(second, num_actions, expected):
     episodes = [episode([0.0, 0.0], A=2), episode([0.0], A=2)]
     for each in episodes:
         each.actions[:, 1] = -1.0
     episodes[1].actions[0] = (9.0, second)
-    lines = []
     run = SimpleNamespace(path="runs/a", info={"spec": {"num_actions": num_actions}})
-    say_constant_actions(SimpleNamespace(say=lines.append), episodes, run)
-    assert [line.partition(" the mean")[0] for line in lines] == said
+    lines = constant_action_warnings(run, episodes)
+    assert [line.partition(" the mean")[0] for line in lines] == expected
 
 
 def test_a_file_of_unknown_content_is_not_compared_with_published_scores():
@@ -135,7 +129,7 @@ def test_a_row_describes_its_evaluation(runs, tmp_path):
     (row,) = evaluated(tmp_path, f"run={runs}/plain")
     info = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))
     assert row.keys() >= KEYS
-    known = {
+    expected = {
         "world": "synthetic",
         "dataset": "synthetic",
         "policy": "plain",
@@ -145,7 +139,7 @@ def test_a_row_describes_its_evaluation(runs, tmp_path):
         "n": 3,
         "headline": True,
     }
-    assert known.items() <= row.items()
+    assert expected.items() <= row.items()
     assert (
         row["target_return"] == info["targets"]["0.9"] and row["fingerprint"] == info["fingerprint"]
     )
@@ -226,12 +220,12 @@ def test_of_several_targets_one_is_the_headline(runs, tmp_path):
     rows = evaluated(
         tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]"
     )
-    known = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))["targets"]
+    targets = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))["targets"]
     # 0.9 is not played twice
     assert [row["target_return"] for row in rows] == [
-        known["0.9"],
-        known["0.5"],
-        known["1.0"],
+        targets["0.9"],
+        targets["0.5"],
+        targets["1.0"],
         -7.0,
     ]
     assert [row["headline"] for row in rows] == [True, False, False, False]
@@ -293,22 +287,22 @@ def edited(run, **changes):
 def test_a_damaged_row_is_named_before_anything_is_played(runs, tmp_path, capsys):
     (tmp_path / "results.jsonl").write_text('{"world"{}\n', encoding="utf-8")
     assert command("evaluate", f"out={tmp_path}", f"run={runs}/plain") == 1
-    said = capsys.readouterr()
-    assert "results.jsonl: line 1 is damaged" in said.err and "score" not in said.out
+    printed = capsys.readouterr()
+    assert "results.jsonl: line 1 is damaged" in printed.err and "score" not in printed.out
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", "report.html"])
 def test_results_that_cannot_be_written_are_known_before_anything_is_played(
     name, runs, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(PointEnv, "reset", lambda *given: 1 / 0)
+    monkeypatch.setattr(PointEnv, "reset", lambda *arguments: 1 / 0)
     (tmp_path / "file").touch()
     (tmp_path / "out" / name).mkdir(parents=True)
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "out"):
         assert command("evaluate", f"run={runs}/plain", f"out={out}") == 1
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "could not be written" in said
-        assert "choose another out=..." in said
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1 and "could not be written" in printed
+        assert "choose another out=..." in printed
 
 
 class Measured(PointEnv):
@@ -407,7 +401,7 @@ def test_scripted_players_play_once_in_a_world_though_two_runs_name_their_data_d
     ("run", "words", "message"),
     [
         ("plain", ["target_quantiles=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
-        ("plain", ["episodes=0"], "expected at least one of each"),
+        ("plain", ["episodes=0"], "episodes: expected 1 or more, got 0"),
         ("plain", ["act.stride=9"], "stride: expected 1 .. 5"),
         ("plain", ["act.decode=guess"], "decode: expected one of mode, mean"),
         ("plain", ["device=tpu"], "device: expected one of auto, cpu, cuda, got 'tpu'"),
@@ -419,8 +413,8 @@ def test_scripted_players_play_once_in_a_world_though_two_runs_name_their_data_d
 def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, capsys):
     capsys.readouterr()
     assert command("evaluate", f"run={runs}/{run}", f"out={tmp_path}", *words) == 1
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
 
 
 def test_targets_that_are_no_numbers_are_refused_before_a_run_is_read():
@@ -464,8 +458,10 @@ def test_what_is_not_the_runs_own_makes_another_result(runs, tmp_path):
     assert [row.get("changed") for row in rows] == [None, "goal=south", "act.stride=3", None], (
         "north and 0 are the run's own"
     )
-    shown = {(r["protocol"], r["decode"]) for r in report.summarise(report.read_rows(tmp_path))}
-    assert shown == {
+    rows_shown = {
+        (r["protocol"], r["decode"]) for r in report.summarise(report.read_rows(tmp_path))
+    }
+    assert rows_shown == {
         ("standard", "mode"),
         ("standard, goal=south", "mode"),
         ("standard, act.stride=3", "sample"),
@@ -480,7 +476,7 @@ def sweep(tmp_path_factory):
     words = (
         *loop,
         *NANO,
-        "steps=2",
+        "steps=1",
         "seed=0,1",
         "optim.lr=0.001,0.002",
         f"cache_dir={path}/data",
@@ -497,11 +493,11 @@ def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, 
         ("nano, optim.lr=0.001", 2, 6),
         ("nano, optim.lr=0.002", 2, 6),
     ]
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "2 x 3 episodes" in said
+    assert "2 x 3 episodes" in printed
     for name in ("nano, optim.lr=0.001", "nano, optim.lr=0.002"):
-        assert sum(name in line for line in said.splitlines()) == 1 and name in page
+        assert sum(name in line for line in printed.splitlines()) == 1 and name in page
 
 
 def test_a_pattern_names_the_runs_that_match_it_in_order(sweep, tmp_path, capsys):
@@ -509,10 +505,10 @@ def test_a_pattern_names_the_runs_that_match_it_in_order(sweep, tmp_path, capsys
     rows = evaluated(tmp_path, f"run=[{sweep}/0.002-?,{sweep}/0.001-1]")
     assert [row["run"].rpartition("/")[2] for row in rows] == ["0.002-0", "0.002-1", "0.001-1"]
     assert command("evaluate", f"run={sweep}/n*", f"out={tmp_path}") == 1
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        f"run={sweep}/n*: expected a pattern of run directories" in said
-        and "matches 1 files or folders and none" in said
+        f"run={sweep}/n*: expected a pattern of run directories" in printed
+        and "matches 1 files or folders and none" in printed
     )
 
 
@@ -537,13 +533,12 @@ def test_runs_of_one_environment_build_it_once(runs, tmp_path, monkeypatch):
     assert built == [(3,)] and len({row["run"] for row in rows}) == 2
 
 
-def changed(own, given, A=2):
+def changed(own, env_options, A=2):
     """How `evaluate` labels this environment in place of a run's own."""
-    config = {"env": given, "episodes": 1, "act": {}, "team": {}}
     info = {"spec": asdict(Spec(3, A, 20, (-2.0,) * A, (2.0,) * A)), "dataset": {}}
     policy = SimpleNamespace(config={"env": own, "text": "none"}, info=info)
     run = OpenedRun(Path("x"), policy)
-    return chosen_environment(run, config)[1]
+    return ", ".join(build_env_node(run, env_options)[1])
 
 
 def test_another_environment_is_named_without_its_defaults():
@@ -560,14 +555,11 @@ def test_another_environment_is_named_without_its_defaults():
 @pytest.mark.parametrize(
     ("keep_best", "seed", "warned"), [("score", 0, True), ("score", 1, False), ("loss", 0, False)]
 )
-def test_a_score_from_the_starts_that_chose_the_weights_is_named(
-    tmp_path, capsys, keep_best, seed, warned
-):
+def test_a_score_from_the_starts_that_chose_the_weights_is_named(keep_best, seed, warned):
     policy = SimpleNamespace(config={"log": {"keep_best": keep_best}})
-    options = {"seed": seed, "act": {}, "team": {}}
-    say_notes(Results(tmp_path, report=False), "", OpenedRun(Path("runs/a"), policy), options)
-    said = capsys.readouterr().out
-    assert ("rollouts of seed=0 chose its weights" in said) is warned
+    run = OpenedRun(Path("runs/a"), policy)
+    warnings = option_warnings(run, {"act": {}, "team": {}}, seed)
+    assert any("rollouts of seed=0 chose its weights" in line for line in warnings) is warned
 
 
 def test_a_run_that_is_not_finished_is_no_further_seed(runs, tmp_path, capsys):

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from decisionllm import hardware
 from decisionllm.bidding.serve import model_info
-from decisionllm.commands.train import due_after, trim
+from decisionllm.commands.train import due_after
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
 from decisionllm.files import read_lines
@@ -65,10 +65,8 @@ def same_bits(a, b):
 @pytest.mark.parametrize(
     "model",
     [
-        NANO,
         DT,
-        (*DT, "backbone.tune=lora"),
-        (*NANO, "backbone.tune=lora", "head=bins"),
+        (*DT, "backbone.tune=lora", "head=bins"),
         (*NANO, "model.condition_on=none", "objective=advantage", "objective.temperature=0.3"),
     ],
     ids=" ".join,
@@ -85,6 +83,8 @@ def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkey
     assert drawn == [0, 1, 2, 3]  # each batch once: a pure function of (seed, step)
     assert same_bits(saved(tmp_path / "straight"), saved(tmp_path / "resumed"))
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
+    # products with denormal numbers are as before the training
+    assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0
 
 
 def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_an_interruption(
@@ -154,7 +154,7 @@ def test_an_interruption_is_no_reason_to_look_at_held_out_windows(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("step", "progress", "stopped", "wanted"),
+    ("step", "progress", "stopped", "expected"),
     [
         (1, 0.1, False, set()),
         (4, 0.4, False, {"log", "held_out"}),
@@ -166,45 +166,33 @@ def test_an_interruption_is_no_reason_to_look_at_held_out_windows(tmp_path, monk
         (7, 1.0, True, {"log", "held_out", "roll_out", "save", "say"}),
     ],
 )
-def test_what_is_due_after_a_step(step, progress, stopped, wanted):
+def test_what_is_due_after_a_step(step, progress, stopped, expected):
     log = LogOptions(every=4, save_every=5, rollout_every=6)
     due = due_after(log, step, progress, stopped=stopped)
-    assert {name for name, is_due in vars(due).items() if is_due} == wanted
+    assert {name for name, is_due in vars(due).items() if is_due} == expected
 
 
 def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):
     longest = 20  # of the synthetic world
     for window in (longest, longest + 10):
-        given = ("train", *LOOP, *NANO, "steps=1", f"window={window}", f"run={tmp_path}/{window}")
-        assert command(*given) == 0
-        said = "note: no episode has more than 20 steps, and windows have 30"
-        assert (said in capsys.readouterr().out) == (window > longest)
-
-
-@pytest.mark.parametrize(("choice", "shown"), [("no", "float32"), ("bf16", "bf16")])
-def test_the_precision_is_said_by_its_type(choice, shown, tmp_path, capsys):
-    given = ("train", *LOOP, *NANO, "steps=1", f"optim.precision={choice}", f"run={tmp_path}/run")
-    assert command(*given) == 0
-    assert f" of them trained; {shown}, 1 x cpu\n" in capsys.readouterr().out
+        words = ("train", *LOOP, *NANO, "steps=1", f"window={window}", f"run={tmp_path}/{window}")
+        assert command(*words) == 0
+        note = "note: no episode has more than 20 steps, and windows have 30"
+        assert (note in capsys.readouterr().out) == (window > longest)
 
 
 def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "act.stride=9", f"run={tmp_path}/run") == 1
-    wanted = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"
-    assert wanted in capsys.readouterr().err
+    message = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
 def test_a_tracker_that_is_not_installed_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a", "log.tracker=wandb") == 1
-    said = capsys.readouterr().err
-    assert "log.tracker=wandb: expected the package wandb, found none; pip install" in said
+    printed = capsys.readouterr().err
+    assert "log.tracker=wandb: expected the package wandb, found none; pip install" in printed
     assert not (tmp_path / "a").exists()
-
-
-def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
-    assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0
 
 
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
@@ -242,8 +230,8 @@ def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(tmp_path, caps
         "run was begun for steps=4, not steps=8: the schedule of its learning rate ends there"
         in message
     )
-    remedy = re.search(r"by (init_from=\S+) run=", message)
-    assert command(*words, "steps=8", remedy[1], f"run={tmp_path / 'longer'}") == 0
+    option = re.search(r"by (init_from=\S+) run=", message)
+    assert command(*words, "steps=8", option[1], f"run={tmp_path / 'longer'}") == 0
     assert len(metrics(tmp_path / "longer")) == 8
 
 
@@ -254,20 +242,28 @@ def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
 
 
-@pytest.mark.parametrize("words", [(), ("fresh=true",)])
 @pytest.mark.parametrize(
-    "name", ["photo.jpg", "config.yaml", "checkpoint/model.bin", "best/of.txt", ".env"]
+    ("name", "words"),
+    [
+        ("photo.jpg", ()),
+        ("config.yaml", ("fresh=true",)),
+        ("checkpoint/model.bin", ("fresh=true",)),
+        ("best/of.txt", ()),
+        (".env", ()),
+    ],
 )
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp_path, capsys):
     (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "mine" / name).write_text("dataset: mine\n", encoding="utf-8")
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/mine") == 1
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
         f"{tmp_path}/mine: expected a new or empty folder or a run (with run.json), found "
-        f"{name.partition('/')[0]}" in said
+        f"{name.partition('/')[0]}" in printed
     )
-    assert said.count("\n") == 1 and not (tmp_path / "data" / "stores").exists(), "before any work"
+    assert printed.count("\n") == 1 and not (tmp_path / "data" / "stores").exists(), (
+        "before any work"
+    )
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name.partition("/")[0]]
     assert (tmp_path / "mine" / name).read_text(encoding="utf-8") == "dataset: mine\n"
 
@@ -314,12 +310,12 @@ def test_a_horizon_that_makes_a_huge_table_of_time_steps_is_refused(tmp_path, ca
         f"run={tmp_path}/run",
     )
     assert command("train", *loop, *NANO, *words) == 1
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        said.count("\n") == 1
-        and "tokenizer.timesteps=learned: expected a horizon of at most 1,000,000 steps" in said
+        printed.count("\n") == 1
+        and "tokenizer.timesteps=learned: expected a horizon of at most 1,000,000 steps" in printed
     )
-    assert "got 1,000,000,000" in said and "take tokenizer.timesteps=none" in said
+    assert "got 1,000,000,000" in printed and "take tokenizer.timesteps=none" in printed
     assert command("train", *loop, *NANO, *words, "tokenizer.timesteps=none", "steps=1") == 0
 
 
@@ -371,19 +367,11 @@ def test_the_rate_warms_up_and_falls_as_a_cosine_to_a_twentieth(tmp_path):
 
 
 def test_the_backbone_learns_at_its_own_rate(tmp_path):
-    for rate in (0.01, 1e-9):
-        command(
-            "train",
-            *LOOP,
-            *NANO,
-            f"run={tmp_path}/{rate}",
-            "optim.lr=0.01",
-            f"optim.lr_backbone={rate}",
-            "optim.weight_decay=0",
-        )
-    config, facts = directory.read(tmp_path / "0.01")
-    start = runs_model.make_model(train_config(config), Spec(**facts["spec"])).state_dict()
-    for name, weight in load_file(tmp_path / "1e-09" / "checkpoint" / "model.safetensors").items():
+    rates = ("optim.lr=0.01", "optim.lr_backbone=1e-9", "optim.weight_decay=0")
+    assert command("train", *LOOP, *NANO, *rates, f"run={tmp_path}") == 0
+    config, info = directory.read(tmp_path)
+    start = runs_model.make_model(train_config(config), Spec(**info["spec"])).state_dict()
+    for name, weight in load_file(tmp_path / "checkpoint" / "model.safetensors").items():
         if not name.startswith("normalizer."):
             moved = (weight - start[name]).abs().max() > 1e-6
             assert moved != name.startswith("backbone."), name
@@ -393,7 +381,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
     "words", [(), ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")]
 )
 def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
-    runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
+    runs = {parts: tmp_path / str(parts) for parts in (1, 4)}
     # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
     for parts, path in runs.items():
         assert (
@@ -409,18 +397,17 @@ def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
             == 0
         )
     whole = metrics(runs[1])
-    for parts in (2, 4):
-        for row, expected in zip(metrics(runs[parts]), whole, strict=True):
-            assert row == pytest.approx(expected, rel=1e-5)
+    for row, expected in zip(metrics(runs[4]), whole, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    "lr, kept",
+    "lr, step",
     [(1e15, 1), (1e39, None)],
     ids=["the loss", "a weight, while the loss is still a number"],
 )
 def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
-    lr, kept, tmp_path, capsys
+    lr, step, tmp_path, capsys
 ):
     assert (
         command(
@@ -436,17 +423,17 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
         )
         == 1
     )
-    said = capsys.readouterr().err
-    assert "not finite" in said and "Try a lower optim.lr" in said
-    if kept is None:
-        assert "there is no checkpoint yet" in said and checkpoint.find(tmp_path) is None
+    printed = capsys.readouterr().err
+    assert "not finite" in printed and "Try a lower optim.lr" in printed
+    if step is None:
+        assert "there is no checkpoint yet" in printed and checkpoint.find(tmp_path) is None
     else:
-        assert "the last good checkpoint is kept" in said
+        assert "the last good checkpoint is kept" in printed
         assert (
             json.loads((tmp_path / "checkpoint" / "trainer.json").read_text(encoding="utf-8"))[
                 "step"
             ]
-            == kept
+            == step
         )
         assert all(
             tensor.isfinite().all()
@@ -458,8 +445,8 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
 @pytest.mark.parametrize("targets", [1, 0])
 def test_a_batch_without_a_target_adds_nothing_and_a_log_needs_one(targets, tmp_path, capsys):
     masks = np.arange(200).reshape(20, 10) < targets  # of 200 steps
-    made = [episode([1.0] * 10, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
-    path = make_store(tmp_path / "store", made).path
+    episodes = [episode([1.0] * 10, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
+    path = make_store(tmp_path / "store", episodes).path
     few = [
         "dataset=store",
         f"dataset.path={path}",
@@ -521,9 +508,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 def test_what_a_killed_run_logged_after_its_checkpoint_comes_again(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste', encoding="utf-8")
-    trim(log, 2)
+    directory.trim_log(log, 2)
     assert log.read_text(encoding="utf-8") == '{"step": 1}\n{"step": 2}\n'
-    trim(log, 0)
+    directory.trim_log(log, 0)
     assert log.read_text(encoding="utf-8") == ""
 
 
@@ -584,10 +571,10 @@ def load(*, spoilt: list):
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
-    chosen, held_out = sampling.select(
+    trained, held_out = sampling.select(
         store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3
     )
-    spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": chosen[:1].tolist()}
+    spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": trained[:1].tolist()}
     words = [word for word in LOOP if word != "dataset.episodes=40"] + [
         "data.held_out=0.25",
         "data.seed=3",
@@ -595,7 +582,14 @@ def load(*, spoilt: list):
     ]
     for name, groups in spoilt.items():
         assert (
-            command("train", *words, *NANO, f"+dataset.spoilt={groups}", f"run={tmp_path}/{name}")
+            command(
+                "train",
+                *words,
+                *NANO,
+                "steps=2",
+                f"+dataset.spoilt={groups}",
+                f"run={tmp_path}/{name}",
+            )
             == 0
         )
     clean = saved(tmp_path / "clean")
@@ -613,18 +607,18 @@ def load(*, spoilt: list):
     assert not same_bits(clean, saved(tmp_path / "trained"))
 
 
-@pytest.mark.parametrize(("generation", "wanted"), [(7, "no"), (8, "bf16")])
-def test_bfloat16_is_for_gpus_that_do_not_emulate_it(generation, wanted, monkeypatch):
+@pytest.mark.parametrize(("generation", "expected"), [(7, "no"), (8, "bf16")])
+def test_bfloat16_is_for_gpus_that_do_not_emulate_it(generation, expected, monkeypatch):
     """Turing and earlier ones compute it, slower than float32."""
     gpu = SimpleNamespace(major=generation)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
-    assert hardware.precision("auto", "auto") == wanted
+    assert hardware.precision("auto", "auto") == expected
 
 
-def test_a_sweep_over_precisions_trains_each(tmp_path):
+def test_a_sweep_over_precisions_trains_each_and_prints_its_type(tmp_path, capsys):
     words = (
         *LOOP,
         *NANO,
@@ -634,6 +628,11 @@ def test_a_sweep_over_precisions_trains_each(tmp_path):
         f"hydra.sweep.dir={tmp_path}",
     )
     assert command("train", "--multirun", *words, "optim.precision=no,bf16") == 0
+    printed = capsys.readouterr().out
+    assert [printed.count(f" of them trained; {t}, 1 x cpu\n") for t in ("float32", "bf16")] == [
+        1,
+        1,
+    ]
     exact, half = metrics(tmp_path / "no"), metrics(tmp_path / "bf16")
     assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(
         exact[0]["nll"], rel=0.02
@@ -647,10 +646,10 @@ def test_a_sweep_over_precisions_trains_each(tmp_path):
 def scalars_by_tag(run):
     """What TensorBoard shows of a run: {tag: [(step, value), ...]}."""
     events = EventAccumulator(str(run / "decisionllm")).Reload()
-    shown = {}
+    scalars = {}
     for tag in events.Tags()["scalars"]:
-        shown[tag] = [(event.step, event.value) for event in events.Scalars(tag)]
-    return shown
+        scalars[tag] = [(event.step, event.value) for event in events.Scalars(tag)]
+    return scalars
 
 
 def logged_by_tag(run):
@@ -686,15 +685,15 @@ def test_tensorboard_has_each_log_line_of_an_interrupted_run_once(tmp_path, monk
             command("train", *words)
     assert [step for step, _ in scalars_by_tag(tmp_path)["nll"]] == [1, 2, 3, 4]
     assert command("train", *words) == 0
-    shown = scalars_by_tag(tmp_path)
-    assert [step for step, _ in shown["score"]] == [2, 4]
-    assert shown == logged_by_tag(tmp_path)
+    scalars = scalars_by_tag(tmp_path)
+    assert [step for step, _ in scalars["score"]] == [2, 4]
+    assert scalars == logged_by_tag(tmp_path)
     assert command("train", *words, "fresh=true") == 0
     assert scalars_by_tag(tmp_path) == logged_by_tag(tmp_path)
 
 
 def test_both_options_of_draws_change_a_training(tmp_path):
-    """Symmetries and the discount of steps, each for itself: other weights after four steps than
+    """Symmetries and the discount of steps, each for itself: other weights after a step than
     without.
     """
     spread = (
@@ -707,7 +706,7 @@ def test_both_options_of_draws_change_a_training(tmp_path):
     )
     runs = {"plain": (), "turned": ("augment=symmetries",), "early": ("data.step_discount=0.5",)}
     for name, words in runs.items():
-        assert command("train", *spread, *words, f"run={tmp_path}/{name}") == 0
+        assert command("train", *spread, *words, "steps=1", f"run={tmp_path}/{name}") == 0
     plain, turned, early = (saved(tmp_path / name) for name in runs)
     assert not same_bits(plain, turned) and not same_bits(plain, early)
 

@@ -194,7 +194,7 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
 
 def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
     before = decisionllm.load(run).model.planner.state_dict()
-    monkeypatch.setattr("decisionllm.runs.start.fit_value", None)
+    monkeypatch.setattr("decisionllm.runs.start.fit_planner", None)
     assert command("train", *SHORT, f"run={run}", f"cache_dir={run.parent}/data") == 0
     after = decisionllm.load(run).model.planner.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
