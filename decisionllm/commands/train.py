@@ -564,8 +564,9 @@ def validated(training: Training) -> dict[str, float]:
             terms = validation_terms(training, embodiment, draw)
             for name, value in terms.items():
                 of_parts[name].append(value)
-            if label or embodiment:
-                values[f"held_out_nll/{label or embodiment}"] = terms["nll"]
+            part = label if data.store.is_mixture else embodiment
+            if part:
+                values[f"held_out_nll/{part}"] = terms["nll"]
     training.model.train()
     distributed.reshard(training.inner)
     for name, parts in of_parts.items():

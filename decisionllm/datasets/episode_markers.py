@@ -136,7 +136,7 @@ class Marks:
 
 
 def find_contradictions(columns: Mapping[str, Any], ends: np.ndarray) -> dict[str, Marks]:
-    """Return the columns that mark other ends of episodes than `ends` (n,), as they do it.
+    """Return the columns that mark other ends of episodes than `ends` (n,), with their marks.
 
     columns: arrays by name, each of which is read by slices of its rows, in their order.
     """
@@ -167,7 +167,7 @@ def describe_contradiction(contradictions: Mapping[str, Marks], ends: np.ndarray
 
 
 def contradicts(marks: Marks, ends: np.ndarray) -> bool:
-    """Return whether marks are ends of episodes that `ends` (n - 1,) lacks.
+    """Return whether marks are ends of episodes that are missing in `ends` (n - 1,).
 
     Marks under a name that says nothing are ends if they include all of `ends`, more often than by
     chance, or if all others come at one time limit.

@@ -57,6 +57,7 @@ def has_text_name(key: str) -> bool:
 
 
 def last_name(key: str) -> str:
+    """Return the name of a column without its groups, in lower case."""
     return key.rpartition("/")[2].lower()
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import altered, sampling
-from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_writer import write
 from decisionllm.protocols import Source
 from decisionllm.registry import choice
 from decisionllm.schema import Episode, Spec
@@ -69,7 +70,7 @@ def test_a_share_of_one_column_changes(tmp_path, column, node, kind):
 
 
 def test_a_changed_wording_changes_no_log_again(tmp_path):
-    maze = choice("dataset", "maze2d-umaze", steps=2000)
+    maze = choice("dataset", "maze2d-umaze", steps=1000)
     clean, goal = changed(tmp_path, "unlabelled", maze | {"text": "goal"}, actions_kept=0.5)
     named, worded = changed(
         tmp_path, "unlabelled", maze | {"text": "paraphrased"}, actions_kept=0.5

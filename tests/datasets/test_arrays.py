@@ -8,9 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import arrays
-from decisionllm.datasets.arrays import cut, from_episodes, load
-from decisionllm.datasets.store import open_store, prepare
+from decisionllm.datasets import d4rl_files
+from decisionllm.datasets.arrays import from_episodes, load, split_episodes
+from decisionllm.datasets.store import open_store
+from decisionllm.datasets.store_cache import prepare
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
@@ -103,7 +104,7 @@ def test_integer_actions_are_discrete(tmp_path):
 def test_next_observations_that_are_not_those_of_the_next_row_are_a_fault(
     block, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(arrays, "BLOCK", block)
+    monkeypatch.setattr(d4rl_files, "BLOCK", block)
     seen = columns()["observations"]
     after = np.append(seen[1:], [[0.0, 0.0]], axis=0)
     after[[1, 3]] = 100  # the last rows of their episodes
@@ -286,6 +287,7 @@ def test_a_file_of_one_episode_marks_its_last_row(tmp_path, capsys):
         "dataset.high=[1]",
         *loop,
         *NANO,
+        "steps=1",
     ]
     assert command("train", *words, f"run={tmp_path}/run") == 0
     assert (
@@ -363,7 +365,7 @@ def test_a_number_that_float32_cannot_hold_is_named(tmp_path):
 def test_numbers_that_float32_rounds_visibly_are_a_fault(
     first, rounded, block, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(arrays, "BLOCK", block)
+    monkeypatch.setattr(d4rl_files, "BLOCK", block)
     path = put(tmp_path / "mine.npz", observations=np.stack([first, np.arange(5)], 1))
     dataset = node("dataset", "arrays", path=path, task="Fill.")
     unread, *faults = prepare(dataset, tmp_path / "home").info["faults"]
@@ -409,7 +411,7 @@ def test_blocks_of_any_size_give_the_same_episodes(block, tmp_path, monkeypatch)
         put(tmp_path / "b.npz", **by_columns),
     ]
     whole = [list(load(path=path).episodes) for path in paths]
-    monkeypatch.setattr(arrays, "BLOCK", block)
+    monkeypatch.setattr(d4rl_files, "BLOCK", block)
     for path, expected in zip(paths, whole, strict=True):
         for e, wanted in zip(load(path=path).episodes, expected, strict=True):
             assert all(np.array_equal(value, vars(wanted)[name]) for name, value in vars(e).items())
@@ -417,7 +419,7 @@ def test_blocks_of_any_size_give_the_same_episodes(block, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_a_file_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "BLOCK", 10_000)
+    monkeypatch.setattr(d4rl_files, "BLOCK", 10_000)
     n = 100_000  # rows, 17 MB
     log = {
         "observations": np.ones((n, 20)),
@@ -541,4 +543,4 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
 
 
 def test_arrays_in_memory_are_split_too():
-    assert [e.task for e in cut([columns()], task="Fill.")] == ["Fill."] * 3
+    assert [e.task for e in split_episodes([columns()], task="Fill.")] == ["Fill."] * 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from decisionllm.datasets import faults
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 

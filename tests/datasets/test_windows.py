@@ -198,7 +198,7 @@ def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
         tmp_path / "s", [episode([0] * 3), episode([0] * 5, start=10), episode([0] * 2, start=20)]
     )
     sampler = sampling.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
-    each = sampler.at(np.arange(5))
+    each = sampler.cut_windows(np.arange(5))
     assert each.observations[..., 0].tolist() == [[0, 1], [1, 2], [2, 0], [20, 21], [21, 0]]
     assert each.episodes.tolist() == [0, 0, 0, 2, 2]
     first, counts = np.unique(sampler(0).observations[:, 0, 0], return_counts=True)
@@ -211,7 +211,7 @@ def test_each_step_is_found_in_its_episode_whatever_their_lengths(lengths, tmp_p
     log = make_store(tmp_path, [episode([0.0] * n) for n in lengths], horizon=100)
     found = sampling.Sampler(
         windows.of_store(log), np.arange(len(lengths)), T=1, batch_size=1, seed=0
-    ).at(np.arange(sum(lengths)))
+    ).cut_windows(np.arange(sum(lengths)))
     assert found.episodes.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
     assert found.timesteps[:, 0].tolist() == [t for n in lengths for t in range(n)]
 

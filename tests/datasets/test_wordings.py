@@ -10,13 +10,13 @@ import yaml
 
 from decisionllm.bidding.observation import task_facts
 from decisionllm.bidding.observation import task_text as task_text_of_campaign
+from decisionllm.datasets.number_words import number_to_words
 from decisionllm.datasets.wordings import (
     FILES,
     Wordings,
     fields_of,
     held_out_kinds,
     library,
-    number_words,
     read,
     render,
     spread,
@@ -77,7 +77,7 @@ def test_tasks_of_two_worlds_are_not_contrasted():
     seen = {
         words[i]
         for turn in np.arange(20) / 20
-        for i in words.number(np.zeros(1, int), np.full(1, 2), turn)
+        for i in words.index_texts(np.zeros(1, int), np.full(1, 2), turn)
     }
     assert seen == {
         f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 1 is the goal."
@@ -102,17 +102,19 @@ def test_texts_and_number_words_by_hand():
         300: "three hundred",
         2914: "two thousand nine hundred fourteen",
     }
-    assert {n: number_words(n) for n in known} == known
+    assert {n: number_to_words(n) for n in known} == known
     assert (
-        number_words(87.35) == "eighty-seven point three five"
-        and number_words(0.5) == "zero point five"
+        number_to_words(87.35) == "eighty-seven point three five"
+        and number_to_words(0.5) == "zero point five"
     )
-    assert number_words(110_005) == "one hundred ten thousand five"
-    assert number_words(123_456.78) == "one hundred twenty-three thousand four hundred fifty-seven"
-    assert number_words(1_234_567) == (
+    assert number_to_words(110_005) == "one hundred ten thousand five"
+    assert (
+        number_to_words(123_456.78) == "one hundred twenty-three thousand four hundred fifty-seven"
+    )
+    assert number_to_words(1_234_567) == (
         "one million two hundred thirty-four thousand five hundred seventy"
     )
-    assert number_words(-3) == "minus three"
+    assert number_to_words(-3) == "minus three"
     assert render("{budget:g} {budget!k}", {"budget": 1_234_567_000.0}) == "1234570000 1234570"
 
 
@@ -147,13 +149,15 @@ def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
     facts = goal_facts("umaze")
     words = Wordings([*facts, "by itself"], facts)
     task, frame = np.array([0, 2, 2, 7]), np.array([1, 2, 3, 0])
-    assert [words[i] for i in words.number(task, frame, np.zeros(4))][::2] == [
+    assert [words[i] for i in words.index_texts(task, frame, np.zeros(4))][::2] == [
         "Maze2D umaze. Go to row one, column one.",
         "Maze2D umaze. Could you roll the ball to x = 1.0, y = 3.0, please?",
     ]
     assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
     texts = {
-        words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)
+        words[i]
+        for turn in np.arange(6) / 6
+        for i in words.index_texts(task[1:2], frame[1:2], turn)
     }
     others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
     assert texts == {
@@ -303,7 +307,7 @@ def test_rows_of_a_batch_share_a_wording():
     task = np.tile([3, 0, 5], 4)
     drawn = drawn_texts(words, task, seed=0, texts=3, step=0)
     assert drawn.tolist() == [*drawn[:3]] * 4
-    assert (drawn[:3] // (len(facts) * words.most)).tolist() == [3, 0, 5]
+    assert (drawn[:3] // (len(facts) * words.max_frames)).tolist() == [3, 0, 5]
 
 
 def drawn_texts(words, task, *, seed, texts, step):
@@ -330,7 +334,7 @@ def meanings(words):
     for task, own in enumerate(words.frames):
         for frame in range(len(own)):
             for turn in np.arange(6) / 6:
-                found.setdefault(words[int(words.number(task, frame, turn))], set()).add(task)
+                found.setdefault(words[int(words.index_texts(task, frame, turn))], set()).add(task)
     return found
 
 
