@@ -15,28 +15,28 @@ from decisionllm.datasets.action_spaces import check_action_parts
 from decisionllm.datasets.d4rl_files import (
     ENDS,
     KEYS,
+    blocks,
     check_ends,
     check_other_columns,
     describe_next_observations,
+    ends,
     list_unread,
     open_all_columns,
     read_episode_ends,
 )
-from decisionllm.datasets.d4rl_files import blocks as blocks
-from decisionllm.datasets.d4rl_files import ends as ends
 from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns, ending
 from decisionllm.datasets.space_parts import check_observation_parts
 from decisionllm.datasets.store import Store, open_store, with_texts
 from decisionllm.datasets.store_writer import check_episode, write
-from decisionllm.datasets.templates import constant_text as constant_text
-from decisionllm.datasets.templates import describe_unread_task
-from decisionllm.datasets.text_columns import NO_COLUMN, choose_column, texts_of_episodes
+from decisionllm.datasets.templates import constant_text, describe_unread_task
+from decisionllm.datasets.text_columns import NO_COLUMN, choose_column, read_episode_texts
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
 
+__all__ = ["blocks", "constant_text", "ends"]  # moved
 TEXTS = ("none", "constant", "episode")  # values of the option `text`
 
 
@@ -275,7 +275,7 @@ def read_tasks(path: Path, column: str) -> list[str]:
         columns = open_all_columns(stack, path)
         ended = read_episode_ends(columns)
         offsets = np.unique([0, *np.flatnonzero(ended) + 1, len(ended)])
-        return texts_of_episodes(path, columns, column, offsets)
+        return read_episode_texts(path, columns, column, offsets)
 
 
 def infer_spec(

@@ -252,17 +252,17 @@ class NpzColumn:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         if not self.shape:
-            return self._next(())
+            return self._read_rows(())
         if self.by_columns:
-            return self.whole[rows]
-        return self._next((min(rows.stop, self.shape[0]) - rows.start, *self.shape[1:]))
+            return self.all_rows[rows]
+        return self._read_rows((min(rows.stop, self.shape[0]) - rows.start, *self.shape[1:]))
 
     @cached_property
-    def whole(self) -> np.ndarray:
+    def all_rows(self) -> np.ndarray:
         """All rows, of an array in Fortran order."""
-        return self._next(self.shape[::-1]).T
+        return self._read_rows(self.shape[::-1]).T
 
-    def _next(self, shape: tuple[int, ...]) -> np.ndarray:
+    def _read_rows(self, shape: tuple[int, ...]) -> np.ndarray:
         size = int(np.prod(shape)) * self.dtype.itemsize
         return np.frombuffer(self.file.read(size), self.dtype).reshape(shape)
 

@@ -58,15 +58,17 @@ def values_by_path(info: Mapping[str, Any], texts: Mapping[str, Any]) -> Values:
         info: of a reset or a step, or of an episode with the values of all steps.
         texts: the parts of an observation that are texts, see `spaces.text_values`.
     """
-    return _nested("info", info) | {f"observation.{name}": text for name, text in texts.items()}
+    return _flatten_mapping("info", info) | {
+        f"observation.{name}": text for name, text in texts.items()
+    }
 
 
-def _nested(path: str, mapping: Mapping[str, Any]) -> Values:
+def _flatten_mapping(path: str, mapping: Mapping[str, Any]) -> Values:
     """Return the values of nested mappings by path, keys joined by dots."""
     values: Values = {}
     for key, value in mapping.items():
         inner = f"{path}.{key}"
-        values |= _nested(inner, value) if isinstance(value, Mapping) else {inner: value}
+        values |= _flatten_mapping(inner, value) if isinstance(value, Mapping) else {inner: value}
     return values
 
 
@@ -78,7 +80,7 @@ def find_texts(values: Values) -> dict[str, str]:
 
 def to_text(value: Any) -> str | None:
     """Return a text as str, bytes read as UTF-8; of a column of equal texts the text; else None."""
-    value = column_of(value)
+    value = to_list(value)
     if isinstance(value, list | tuple) and len(value) and all(v == value[0] for v in value):
         value = value[0]
     if isinstance(value, bytes):
@@ -86,7 +88,7 @@ def to_text(value: Any) -> str | None:
     return str(value) if isinstance(value, str) else None
 
 
-def column_of(value: Any) -> Any:
+def to_list(value: Any) -> Any:
     """Return an array that may hold texts as a list, any other value as it is."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
         return value.reshape(-1).tolist()
@@ -118,7 +120,7 @@ def task_of(values: Values, task_from: str, option: str = "env.task_from") -> st
 
 def describe_no_text(value: Any) -> str:
     """Describe a value that is not one text, and the fix, for a message."""
-    column = column_of(value)
+    column = to_list(value)
     if isinstance(column, list | tuple):
         for step, text in enumerate(column):
             if to_text(text) is not None and text != column[0]:

@@ -20,9 +20,7 @@ from decisionllm.datasets.dataset_reader import (
     set_task_texts,
 )
 from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.mixture_parts import Part as Part
-from decisionllm.datasets.mixture_parts import PartsOption
-from decisionllm.datasets.mixture_parts import described as described
+from decisionllm.datasets.mixture_parts import Part, PartsOption, described
 from decisionllm.datasets.store import Store, with_texts
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare
 from decisionllm.protocols import Source
@@ -30,6 +28,7 @@ from decisionllm.registry import Node, build, register
 from decisionllm.schema import Episode, Json, Spec
 from decisionllm.trust import check_nodes
 
+__all__ = ["Part", "described"]  # moved
 LAYOUT = ("observation_parts", "categorical", "action_parts")  # keys of a dataset's info
 # options that all parts of a mixture have in common, and why
 OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
@@ -175,7 +174,7 @@ def data_options(**options: Unpack[MixtureOptions]) -> Node:
     return {"parts": nodes}
 
 
-def worded(store: Store, **options: Unpack[MixtureOptions]) -> Store:
+def set_texts(store: Store, **options: Unpack[MixtureOptions]) -> Store:
     """Return a mixture in which each part has the texts of its options, see `DatasetReader`."""
     texts = np.empty(len(store.lengths), object)
     infos: dict[str, Node] = {}
@@ -226,7 +225,7 @@ def files(**options: Unpack[MixtureOptions]) -> list[Path]:
     return paths
 
 
-def readings(**options: Unpack[MixtureOptions]) -> list[Node]:
+def input_datasets(**options: Unpack[MixtureOptions]) -> list[Node]:
     """Return the config nodes of the datasets of the parts."""
     return [part.dataset for part in described(**options).values()]
 
@@ -379,5 +378,5 @@ def drawn_embodiment(shares: Mapping[str, Sequence[float]], seed: int, step: int
 
 
 READER = DatasetReader(
-    version=2, files=files, readings=readings, data_options=data_options, worded=worded
+    version=2, files=files, readings=input_datasets, data_options=data_options, worded=set_texts
 )

@@ -83,11 +83,11 @@ def held_out_kinds(facts: Iterable[Facts]) -> list[str]:
 
 def _prepend_world(frame: str, world: str) -> str:
     """Return a frame behind the sentence that names its world, unless it names the world itself."""
-    return frame if fields_of(world) <= fields_of(frame) else world + frame
+    return frame if frame_fields(world) <= frame_fields(frame) else world + frame
 
 
 @cache
-def fields_of(frame: str) -> set[str]:
+def frame_fields(frame: str) -> set[str]:
     """Return the fields that a frame names."""
     return {name for _, name, _, _ in string.Formatter().parse(frame) if name is not None}
 
@@ -95,7 +95,7 @@ def fields_of(frame: str) -> set[str]:
 @cache
 def contrasted_facts(frame: str) -> list[str]:
     """Return the facts of another task that a frame names; none unless it is a contrast."""
-    return [name.removeprefix(OTHER) for name in fields_of(frame) if name.startswith(OTHER)]
+    return [name.removeprefix(OTHER) for name in frame_fields(frame) if name.startswith(OTHER)]
 
 
 class Renderer(string.Formatter):
@@ -214,7 +214,7 @@ def contrast_texts(own: Facts, other: Facts) -> list[str]:
     frames = [frame for kind in own_library.held_out_kinds for frame in own_library.frames[kind]]
     for frame in filter(contrasted_facts, frames):
         names = contrasted_facts(frame)
-        fits = fields_of(frame) <= {*own, *(OTHER + name for name in own)}
+        fits = frame_fields(frame) <= {*own, *(OTHER + name for name in own)}
         if fits and any(own[name] != other[name] for name in names):
             texts.append(render(frame, own, other))
     return texts
@@ -287,7 +287,7 @@ class Wordings(Sequence[str]):
         if len(self.others[task]) > 1:
             fields |= {OTHER + name for name in facts}
         task_library = library(facts["library"])
-        frames = [frame for frame in task_library.frames[kind] if fields_of(frame) <= fields]
+        frames = [frame for frame in task_library.frames[kind] if frame_fields(frame) <= fields]
         if task_library.distinct_contrasts:
             frames = [frame for frame in frames if self._is_distinct(task, frame)]
         if len(frames) < max(count, 1):

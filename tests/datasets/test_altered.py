@@ -26,7 +26,9 @@ def changed(tmp_path, name, node=SYNTHETIC, **options):
 
 
 def test_without_a_transform_the_store_is_the_datasets_own(tmp_path):
-    clean, same = (prepare(SYNTHETIC, tmp_path, *given) for given in ((), ({"_target_": "none"},)))
+    clean, same = (
+        prepare(SYNTHETIC, tmp_path, *transforms) for transforms in ((), ({"_target_": "none"},))
+    )
     assert clean.path == same.path and clean.action_weight is None
 
 
@@ -215,5 +217,5 @@ def test_what_cannot_be_is_refused(tmp_path):
 def test_the_returns_of_campaigns_are_not_those_of_other_rewards(tmp_path, column, kept):
     walk = prepare(SYNTHETIC, tmp_path)
     clean = replace(walk, info=walk.info | {"campaigns": [[0, 1, 2, 3.0, 4.0, 5.0]]})
-    found = altered.corrupted(clean, column=column)
-    assert ("campaigns" in found.info) == kept
+    source = altered.corrupted(clean, column=column)
+    assert ("campaigns" in source.info) == kept

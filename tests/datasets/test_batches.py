@@ -224,6 +224,6 @@ def test_what_leaves_nothing_to_train_on_is_named(horizon, part, message, tmp_pa
             log, info={"parts": {"a": {"dataset": {}}, "b": {"dataset": {}}}}, part=np.array([0, 1])
         )
         left = np.array([0])
-    given = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
+    options = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_targets(train_config(given), log, of_store(log), left)
+        check_targets(train_config(options), log, of_store(log), left)

@@ -163,8 +163,8 @@ def test_a_value_that_a_discrete_observation_cannot_have_is_refused(value):
     space = spaces.Dict(mode=spaces.Discrete(2, start=2))
     good, bad = ({"mode": np.array([2, 3, last])} for last in (2, value))
     put("mine/mode-v0", [(good, rows(2), [0, 0]), (bad, rows(2), [0, 0])], observation_space=space)
-    wanted = rf"mine/mode-v0, episode 1: expected a value of Discrete\(2, start=2\), got {value} in row 2"
-    with pytest.raises(ValueError, match=wanted):
+    message = rf"mine/mode-v0, episode 1: expected a value of Discrete\(2, start=2\), got {value} in row 2"
+    with pytest.raises(ValueError, match=message):
         load(minari_id="mine/mode-v0")
 
 

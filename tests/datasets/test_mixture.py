@@ -86,11 +86,11 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
             "text": "constant",
         },
     }
-    chosen = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
+    dataset = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
     if kind == "mixture":
-        made = described(**{key: value for key, value in chosen.items() if key != "_target_"})
+        made = described(**{key: value for key, value in dataset.items() if key != "_target_"})
     else:
-        made = embodiment_parts(chosen)
+        made = embodiment_parts(dataset)
     envs = {label: part.env for label, part in made.items()}
     assert {label: env["text"] for label, env in envs.items()} == {
         "run's": "goal",
@@ -304,7 +304,7 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(trained, tmp_path):
         "windows": 8,
         "data": info["fingerprint"],
     }
-    found = execute(
+    scores = execute(
         tmp_path / "job",
         job,
         cache_dir=config["cache_dir"],
@@ -319,7 +319,7 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(trained, tmp_path):
     ]
     assert [row["part"] for row in rows] == ["few", "many"]
     assert all(
-        found[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2)
+        scores[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2)
         for key in ("score", "low", "high")
     )
 
@@ -400,9 +400,9 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
 def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
     parts = {"walks": {"dataset": "mixture", "parts": LABELS, "window": 3}}
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
-    known = evaluation_parts(dataset, of_stores(dataset, tmp_path))
-    assert {label: part["window"] for label, part in known.items()} == {"few": 3, "many": 3}
-    assert of_part({"window": 20, "text": "none"}, "few", known["few"])["window"] == 3
+    parts_of_run = evaluation_parts(dataset, of_stores(dataset, tmp_path))
+    assert {label: part["window"] for label, part in parts_of_run.items()} == {"few": 3, "many": 3}
+    assert of_part({"window": 20, "text": "none"}, "few", parts_of_run["few"])["window"] == 3
 
 
 @pytest.mark.parametrize(
@@ -461,15 +461,15 @@ def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
         {"text": "paraphrased", "step_discount": 0.5},
         {"text": "shuffled", "env": {"text": "goal"}},
     ):
-        chosen = node(
+        dataset = node(
             "dataset",
             "mixture",
             parts={"one": maze | own, "two": maze | {"seed": 1}},
             text="goal",
             text_wordings=0,
         )
-        mixed = store_cache.prepare(chosen, tmp_path)
-        made = load(**{k: v for k, v in chosen.items() if k != "_target_"})
+        mixed = store_cache.prepare(dataset, tmp_path)
+        made = load(**{k: v for k, v in dataset.items() if k != "_target_"})
         opened.append(mixed)
         assert mixed.info == made.info
         assert mixed.fingerprint == store_writer.write(tmp_path / own["text"], made).fingerprint

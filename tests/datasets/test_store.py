@@ -351,9 +351,9 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
 ):
     cards = []
     for text in texts:
-        chosen = node("dataset", name, text=text, **options)
-        store = prepare(chosen, tmp_path)
-        made = write(tmp_path / text, build(chosen))
+        dataset = node("dataset", name, text=text, **options)
+        store = prepare(dataset, tmp_path)
+        made = write(tmp_path / text, build(dataset))
         cards.append((store.path, (store.path / "card.json").stat().st_mtime_ns))
         assert [store.episode(e).task for e in range(len(store.lengths))] == [
             made.episode(e).task for e in range(len(made.lengths))
@@ -366,18 +366,18 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
 
 
 def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
-    chosen = node("dataset", "maze2d-umaze", steps=1000)
-    bare, named = (prepare(chosen | {"text": text}, tmp_path) for text in ("none", "goal"))
+    dataset = node("dataset", "maze2d-umaze", steps=1000)
+    bare, named = (prepare(dataset | {"text": text}, tmp_path) for text in ("none", "goal"))
     assert bare.path != named.path and bare.rewards.sum() != named.rewards.sum()
 
 
 def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
-    chosen = node("dataset", "maze2d-umaze", steps=1000, text="goal")
+    dataset = node("dataset", "maze2d-umaze", steps=1000, text="goal")
     older = replace(maze2d.READER, version=1)
     monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.READER", older)
-    before = prepare(chosen, tmp_path)
+    before = prepare(dataset, tmp_path)
     monkeypatch.undo()
-    assert prepare(chosen, tmp_path).path != before.path and prepare(chosen, tmp_path).facts
+    assert prepare(dataset, tmp_path).path != before.path and prepare(dataset, tmp_path).facts
 
 
 def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
@@ -404,8 +404,8 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
 def test_what_no_reader_object_names_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / f"unnamed_{name}.py").write_text(f"load = {name} = list", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    wanted = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
-    with pytest.raises(ValueError, match=wanted):
+    message = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
+    with pytest.raises(ValueError, match=message):
         prepare({"_target_": f"unnamed_{name}.load"}, tmp_path / "home")
 
 
@@ -570,15 +570,15 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
         "decisionllm.datasets.store_cache.build", lambda _: Source(WIDE, slow(), NAMED)
     )
     with ThreadPoolExecutor(2) as pool:
-        found = list(
+        stores = list(
             pool.map(
                 lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)
             )
         )
     assert (
         len(made) == 1
-        and found[0].fingerprint == found[1].fingerprint
-        and found[1].rewards.sum() == 3000
+        and stores[0].fingerprint == stores[1].fingerprint
+        and stores[1].rewards.sum() == 3000
     )
 
 
