@@ -31,6 +31,7 @@ NEIGHBOURS = ("worlds", "teams", "bidding", "estimates")
 #   sampler: (steps, store, episodes, options of a Sampler) -> its windows with team.execution=NAME
 #   env_imports: (node of env=NAME) -> `trust.Import`s, what its options import
 #   summary: (store) -> lines of the card of a store
+#   minari_repair: (dataset of minari) -> `datasets.minari.MinariRepair`; None: of another world
 FUNCTIONS = (
     "export",
     "raw_export",
@@ -42,6 +43,7 @@ FUNCTIONS = (
     "sampler",
     "env_imports",
     "summary",
+    "minari_repair",
 )
 Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a choice, `_target_` and its options, see `choice`

@@ -1,7 +1,7 @@
 """The unit of continuous actions: their bounds, or the range of the log where bounds are far wider.
 
-A model sees an action as -1 .. 1 of its unit. If bounds are bounds in name only, such as -1000 ..
-1000 around actions of -1 .. 1, or if one action of the log is 1000, all others are one number to it.
+A model reads an action as -1 .. 1 of its unit. If the bounds are far too wide, such as -1000 .. 1000
+around actions of -1 .. 1, or if one action of the log is 1000, all others are one number to it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.row_blocks import Columns
 from decisionllm.schema import Spec, refuse
 
-FAR = 20  # a range is far wider than another one beyond so many times its width
+FAR = 20  # a range is far wider than another one beyond this multiple of its width
 CONSTANT = 1e-3  # distance of its bounds from a number that has one value, as a share of it
 TAIL = 0.02  # share of the actions at either end that may be outliers
 SAMPLE = 100_000  # actions that their usual range is taken from
@@ -30,8 +30,8 @@ def widths(low: ArrayLike, high: ArrayLike) -> np.ndarray:
 def separate_bounds(
     low: Sequence[float], high: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return bounds of actions, of which those of a number that has one value are a thousandth
-    apart from it, so that a policy takes nearly this value.
+    """Return bounds of actions. The bounds of a number with one value are moved a thousandth away
+    from it, so that a policy takes nearly this value.
     """
     lows, highs = list(low), list(high)
     for i, (least, most) in enumerate(zip(low, high, strict=False)):
@@ -42,7 +42,7 @@ def separate_bounds(
 
 
 def slack(low: ArrayLike, high: ArrayLike) -> np.ndarray:
-    """Return how far an action may be beyond its bounds, as by rounding."""
+    """Return the distance by which an action may exceed its bounds, as by rounding."""
     rounding = 1e-6 * np.maximum(np.abs(low), np.abs(high))
     width = np.subtract(high, low)
     return np.where(width > 0, 1e-4 * width, rounding)
@@ -66,15 +66,14 @@ def recorded_range(columns: Columns) -> Moments:
 
 
 def is_far_wider(spec: Spec, actions: Moments) -> np.ndarray:
-    """Return whether the bounds of each number of an action are far wider than its range: (A,)
-    bool.
+    """Return which numbers of an action have bounds that are far wider than their range, (A,) bool.
 
     A number that never changes has the range of its size, at least that of -1 .. 1.
     """
     varies = moments.varies(actions.mean, actions.deviation)
     constant = 2 * np.maximum(np.abs(actions.mean), 1)
-    range_of_log = np.where(varies, np.subtract(actions.high, actions.low, dtype=float), constant)
-    return np.asarray(np.subtract(spec.high, spec.low, dtype=float) > FAR * range_of_log)
+    width_in_log = np.where(varies, np.subtract(actions.high, actions.low, dtype=float), constant)
+    return np.asarray(np.subtract(spec.high, spec.low, dtype=float) > FAR * width_in_log)
 
 
 def action_units(spec: Spec, actions: Moments) -> tuple[np.ndarray, np.ndarray]:
@@ -102,10 +101,10 @@ def describe_faults(spec: Spec, columns: Columns) -> list[str]:
     refuse("", too_wide, message, low, high)
     faults = []
     for i in np.flatnonzero(is_far_wider(spec, actions)):
-        seen = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
+        log_range = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
         faults.append(
             f"action [{i}]: bounds {spec.low[i]:.3g} .. {spec.high[i]:.3g} are far wider than the "
-            f"actions of the log, {seen}, which a policy is scaled to and stays within; give the "
+            f"actions of the log, {log_range}, which a policy is scaled to and stays within; give the "
             "bounds that are used (dataset.low and dataset.high, or Spec)"
         )
     varies = moments.varies(actions.mean, actions.deviation)
@@ -116,10 +115,10 @@ def describe_faults(spec: Spec, columns: Columns) -> list[str]:
             f"action {constant.tolist()}: the same number at every step; a policy takes nearly the "
             "same, unless you give wider bounds (dataset.low and dataset.high, or Spec)"
         )
-    return faults + _outliers(columns, actions)
+    return faults + _describe_outliers(columns, actions)
 
 
-def _outliers(columns: Columns, actions: Moments) -> list[str]:
+def _describe_outliers(columns: Columns, actions: Moments) -> list[str]:
     """Return the fault of single actions that are far from all others."""
     step = max(actions.count // SAMPLE, 1)
     blocks = [block[::step] for block in recorded_actions(columns)]
@@ -137,10 +136,10 @@ def _outliers(columns: Columns, actions: Moments) -> list[str]:
         for block in recorded_actions(columns):
             above = block[:, i] > high[i] + width[i]
             count += int((above | (block[:, i] < low[i] - width[i])).sum())
-        seen = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
+        log_range = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
         faults.append(
             f"action [{i}]: {count:,} of {actions.count:,} are far from all others, which are "
-            f"within {low[i]:.3g} .. {high[i]:.3g}, a small part of {seen} to a policy; clip them "
+            f"within {low[i]:.3g} .. {high[i]:.3g}, a small part of {log_range} to a policy; clip them "
             "(dataset.clip=true with dataset.low and dataset.high, or np.clip), or leave them out"
         )
     return faults

@@ -1,12 +1,13 @@
-"""Transforms of a log, to measure what a worse one costs: `transform=unlabelled` leaves out
-actions, `transform=corrupted` changes a column.
+"""Corruptions of a log, to measure the cost of a worse one: `transform=unlabelled` removes actions,
+`transform=corrupted` changes a column.
 
 Random: an observation or an action moves by up to `scale` standard deviations of the log in each
-number, a discrete action is any that is allowed, a reward is any within 30 deviations. Adversarial:
+number, a discrete action is any allowed one, a reward is any within 30 deviations. Adversarial:
 each number of an observation or an action moves by `scale` deviations to where a linear model of
 the return-to-go predicts less, a discrete action is the allowed one of the least prediction, a
-reward changes its sign and is multiplied by `scale`. A corrupted observation is also what follows
-the step before: of a log of whole episodes, a corruption of observations is one of dynamics too.
+reward changes its sign and is multiplied by `scale`. A corrupted observation is also the next
+observation of the step before, so that a corruption of observations is one of dynamics too.
+
 Source: the protocol of RIQL (Yang et al., ICLR 2024, arXiv 2310.12955), whose adversary is a
 trained critic.
 """
@@ -18,22 +19,22 @@ import numpy as np
 
 from decisionllm import checks
 from decisionllm.datasets import moments
-from decisionllm.datasets.store import DatasetReader, Store
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import BLOCK, of_store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.tokenizers.entities import entity_blocks
 
-# The draw of labelled episodes has its own random numbers: not those of held-out groups, nor those
-# of one episode.
+# The second part of a seed, which no draw of held-out groups or of an episode has.
 LABELS = 1 << 40
-REWARD_RANGE = 30  # deviations of random rewards, for scale=1
+REWARD_RANGE = 30  # standard deviations of random rewards, for scale=1
 
 
 @register("transform", "unlabelled", seed="${data.seed}")
 def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Source:
-    """Leave out the actions of some episodes.
+    """Remove the actions of some episodes.
 
     Args:
         clean: the log.
@@ -45,17 +46,19 @@ def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Sou
     """
     E = len(clean.lengths)
     checks.share("transform.actions_kept", actions_kept)
-    count = round(actions_kept * E)
-    if not count:
-        given = f"transform.actions_kept={actions_kept} of {E} episodes"
-        raise ValueError(f"{given} keeps the actions of none; give a larger share")
-    kept = np.random.default_rng((seed, LABELS)).permutation(E)[:count]
-    labelled = np.isin(np.arange(E), kept)
+    num_labelled = round(actions_kept * E)
+    if not num_labelled:
+        raise ValueError(
+            f"transform.actions_kept={actions_kept} of {E} episodes keeps the actions of none; give "
+            "a larger share"
+        )
+    labelled = np.random.default_rng((seed, LABELS)).permutation(E)[:num_labelled]
+    is_labelled = np.isin(np.arange(E), labelled)
 
     def episodes() -> Iterator[Episode]:
         for e in range(E):
             episode = clean.episode(e)
-            if labelled[e]:
+            if is_labelled[e]:
                 yield episode
             else:
                 yield replace(episode, action_weight=np.zeros(len(episode.rewards), np.float32))
@@ -74,7 +77,7 @@ def corrupted(
     scale: float = 1.0,
     seed: int = 0,
 ) -> Source:
-    """Change a column of some steps, see above.
+    """Corrupt a column of some steps, see above.
 
     Args:
         clean: the log.
@@ -96,41 +99,41 @@ def corrupted(
         )
 
     def episodes() -> Iterator[Episode]:
-        change = Corruption(clean, column, kind, scale)
+        corruption = Corruption(clean, column, kind, scale)
         for e in range(len(clean.lengths)):
             episode = clean.episode(e)
             rng = np.random.default_rng((seed, e))
-            hit = rng.random(len(episode.rewards)) < share
-            changed: Json = {column: change(episode, rng, hit)}
-            yield replace(episode, **changed)
+            is_hit = rng.random(len(episode.rewards)) < share
+            changes: Json = {column: corruption(episode, rng, is_hit)}
+            yield replace(episode, **changes)
 
-    words = f"{column} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
-    info = clean.info | {"corrupted": words, "seed_of_changes": seed}
+    summary = f"{column} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
+    info = clean.info | {"corrupted": summary, "seed_of_changes": seed}
     if column == "rewards":
         info.pop("campaigns", None)  # of an auction, with their returns
     return Source(clean.spec, episodes(), info, dict(clean.facts))
 
 
 class Corruption:
-    """Corrupts a column of an episode, in units of the deviations of a log, see above."""
+    """Corrupts a column of an episode, in units of the standard deviations of a log, see above."""
 
-    def __init__(self, clean: Store, corrupt: str, kind: str, scale: float) -> None:
+    def __init__(self, clean: Store, column: str, kind: str, scale: float) -> None:
         self.spec = clean.spec
-        self.corrupt = corrupt
-        self.adversarial = kind == "adversarial"
+        self.column = column
+        self.is_adversarial = kind == "adversarial"
         self.scale = scale
         self.deviation, self.slope = self._fit(clean)
-        # The number that says whether an entity is present is never moved.
+        # The flag of an entity, which is 1 where it is present, is never moved.
         for block in entity_blocks(self.spec.entity_schema):
             if block.has_flag:
                 self.deviation[block.columns][:: block.width] = 0
         self.reward_deviation = float(np.std(clean.rewards, dtype=np.float64))
 
-    def _numbers(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """(n, S + A): an observation and an action, a discrete one as a one-hot vector."""
+    def _concatenate(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Return observations and actions, discrete ones as one-hot vectors: (n, S + A)."""
         C = self.spec.num_actions
-        taken = np.eye(C)[actions[:, 0].astype(int)] if C else actions
-        return np.concatenate([observations, taken], 1, dtype=np.float64)
+        action_numbers = np.eye(C)[actions[:, 0].astype(int)] if C else actions
+        return np.concatenate([observations, action_numbers], 1, dtype=np.float64)
 
     def _fit(self, clean: Store) -> tuple[np.ndarray, np.ndarray]:
         """Fit a linear model of the return-to-go to the standardised numbers, by least squares.
@@ -141,13 +144,13 @@ class Corruption:
         togo = of_store(clean).returns_to_go
         size = max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
 
-        def numbers() -> Iterator[np.ndarray]:
+        def blocks() -> Iterator[np.ndarray]:
             for start in range(0, len(togo), size):
                 rows = slice(start, start + size)
-                taken = self._numbers(clean.observations[rows], clean.actions[rows])
-                yield np.column_stack([taken, togo[rows]])
+                numbers = self._concatenate(clean.observations[rows], clean.actions[rows])
+                yield np.column_stack([numbers, togo[rows]])
 
-        mean, covariance = moments.covariance(numbers())
+        mean, covariance = moments.covariance(blocks())
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
         # a constant number has no slope
         unit = np.where(moments.varies(mean, deviation), deviation, np.inf)
@@ -155,47 +158,52 @@ class Corruption:
         slope = np.linalg.lstsq(correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6)[0]
         return deviation[:-1], slope
 
-    def __call__(self, episode: Episode, rng: np.random.Generator, hit: np.ndarray) -> np.ndarray:
-        """The column of an episode with the steps `hit` (n,) bool corrupted."""
-        column: np.ndarray = vars(episode)[self.corrupt]
-        if self.corrupt == "rewards":
-            new = self._rewards(column, rng)
-        elif self.corrupt == "actions" and self.spec.num_actions:
-            new = self._discrete_actions(episode, rng)
+    def __call__(
+        self, episode: Episode, rng: np.random.Generator, is_hit: np.ndarray
+    ) -> np.ndarray:
+        """Return the column of an episode, corrupted at the steps `is_hit` (n,) bool."""
+        column: np.ndarray = vars(episode)[self.column]
+        if self.column == "rewards":
+            corrupted = self._corrupt_rewards(column, rng)
+        elif self.column == "actions" and self.spec.num_actions:
+            corrupted = self._corrupt_discrete_actions(episode, rng)
         else:
-            new = self._moved(column, rng)
-        return np.where(hit.reshape(-1, *[1] * (column.ndim - 1)), new, column).astype(np.float32)
+            corrupted = self._move_numbers(column, rng)
+        is_hit = is_hit.reshape(-1, *[1] * (column.ndim - 1))
+        return np.where(is_hit, corrupted, column).astype(np.float32)
 
-    def _rewards(self, column: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(n,) rewards of the opposite sign, or anywhere within the range of the log."""
-        if self.adversarial:
-            return -self.scale * column
+    def _corrupt_rewards(self, rewards: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return rewards (n,) of the opposite sign, or anywhere within the range of the log."""
+        if self.is_adversarial:
+            return -self.scale * rewards
         span = REWARD_RANGE * self.scale * self.reward_deviation
-        return rng.uniform(-span, span, len(column))
+        return rng.uniform(-span, span, len(rewards))
 
-    def _discrete_actions(self, episode: Episode, rng: np.random.Generator) -> np.ndarray:
-        """(n, 1) allowed actions: those that lower the reward most, or any."""
+    def _corrupt_discrete_actions(self, episode: Episode, rng: np.random.Generator) -> np.ndarray:
+        """Return allowed actions (n, 1): those that lower the reward most, or any."""
         n = len(episode.rewards)
         S = self.spec.observation_dim
-        if self.adversarial:
+        if self.is_adversarial:
             preference = np.tile(-self.slope[S:] / self.deviation[S:].clip(min=1e-9), (n, 1))
         else:
             preference = rng.random((n, self.spec.num_actions))
         allowed = True if episode.action_masks is None else episode.action_masks
-        chosen: np.ndarray = np.where(allowed, preference, -np.inf).argmax(1)
-        return chosen[:, None]
+        actions: np.ndarray = np.where(allowed, preference, -np.inf).argmax(1)
+        return actions[:, None]
 
-    def _moved(self, column: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Observations or continuous actions, moved to where the reward is lower, or anywhere."""
+    def _move_numbers(self, column: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Move observations or continuous actions to where the reward is lower, or anywhere."""
         S = self.spec.observation_dim
-        of_observations = self.corrupt == "observations"
-        part = slice(S) if of_observations else slice(S, None)
-        worse = -np.sign(self.slope[part])
-        by = worse if self.adversarial else rng.uniform(-1, 1, column.shape)
-        new: np.ndarray = column + self.scale * by * self.deviation[part]
-        if not of_observations:
-            new = np.clip(new, self.spec.low, self.spec.high)
-        return new
+        are_observations = self.column == "observations"
+        numbers = slice(S) if are_observations else slice(S, None)
+        if self.is_adversarial:
+            direction = -np.sign(self.slope[numbers])
+        else:
+            direction = rng.uniform(-1, 1, column.shape)
+        moved: np.ndarray = column + self.scale * direction * self.deviation[numbers]
+        if not are_observations:
+            moved = np.clip(moved, self.spec.low, self.spec.high)
+        return moved
 
 
 READER = DatasetReader(version=5)

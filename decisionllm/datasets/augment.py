@@ -24,11 +24,11 @@ def symmetries(
 ) -> Callable[[int], Window]:
     """Turn windows by quarter turns and mirror them at random, all members of a team alike.
 
-    A world that looks the same in these eight ways has shown the turned trajectory as well.
+    In a world with these eight symmetries, the turned trajectory is possible too.
 
     Args:
         sampler: step -> Window.
-        store: of the episodes. Its info says which numbers of an observation are vectors.
+        store: of the episodes. `vectors` in its info names the vectors of an observation.
         seed: of the draws.
         among: (E,) bool, the episodes whose windows are turned.
 
@@ -38,28 +38,30 @@ def symmetries(
     Raises:
         ValueError: the log does not say which numbers are vectors, or its actions are none.
     """
-    vectors = vectors_of(store, among)
+    vectors = find_vectors(store, among)
     check_actions(store)
-    of_actions = np.array([[0, 1]])
+    action_pair = np.array([[0, 1]])
 
-    def drawn(step: int) -> Window:
+    def draw_window(step: int) -> Window:
         window = sampler(step)
         rng = of_step(seed, step, Draw.SYMMETRIES)
-        number = rng.integers(len(TURNS), size=len(window.mask))
+        symmetry = rng.integers(len(TURNS), size=len(window.mask))
         if window.team is not None:
-            number = number[window.team]
-        turns = TURNS[number][:, None]
-        for first, of_part in vectors:
-            rows = np.flatnonzero(of_part[window.episodes])
-            of_observations = first[:, None] + np.arange(2)
-            turn(window.observations, rows, of_observations, turns[rows])
-            turn(window.actions, rows, of_actions, turns[rows])
+            symmetry = symmetry[window.team]
+        turns = TURNS[symmetry][:, None]
+        for first_columns, is_of_part in vectors:
+            rows = np.flatnonzero(is_of_part[window.episodes])
+            observation_pairs = first_columns[:, None] + np.arange(2)
+            turn_vectors(window.observations, rows, observation_pairs, turns[rows])
+            turn_vectors(window.actions, rows, action_pair, turns[rows])
         return window
 
-    return drawn
+    return draw_window
 
 
-def turn(column: np.ndarray, rows: np.ndarray, pairs: np.ndarray, turns: np.ndarray) -> None:
+def turn_vectors(
+    column: np.ndarray, rows: np.ndarray, pairs: np.ndarray, turns: np.ndarray
+) -> None:
     """Turn vectors in place.
 
     Args:
@@ -68,9 +70,9 @@ def turn(column: np.ndarray, rows: np.ndarray, pairs: np.ndarray, turns: np.ndar
         pairs: (V, 2) columns of the two numbers of each vector.
         turns: (R, 1, 2, 2) matrices.
     """
-    part = column[rows]
-    part[..., pairs] = part[..., pairs] @ turns
-    column[rows] = part
+    selected = column[rows]
+    selected[..., pairs] = selected[..., pairs] @ turns
+    column[rows] = selected
 
 
 def check_actions(store: Store) -> None:
@@ -82,11 +84,13 @@ def check_actions(store: Store) -> None:
     got = f"{spec.low} .. {spec.high}"
     if spec.num_actions:
         got = f"{spec.num_actions} discrete ones"
-    wanted = "actions that are vectors in a plane, of the same limits in all directions"
-    raise ValueError(f"{EXPECTED} {wanted}, got {got}")
+    raise ValueError(
+        f"{EXPECTED} actions that are vectors in a plane, of the same limits in all directions, got "
+        f"{got}"
+    )
 
 
-def vectors_of(store: Store, among: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def find_vectors(store: Store, among: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Find the vectors of an observation, part by part of a mixture.
 
     Args:
@@ -100,18 +104,19 @@ def vectors_of(store: Store, among: np.ndarray) -> list[tuple[np.ndarray, np.nda
     Raises:
         ValueError: the log does not say which numbers are vectors.
     """
-    found = []
+    vectors = []
     for label, info in store.part_infos.items():
         episodes = store.parts[label]
-        of_part = np.zeros(len(among), bool)
-        of_part[episodes] = among[episodes]
-        if not of_part.any():
+        is_of_part = np.zeros(len(among), bool)
+        is_of_part[episodes] = among[episodes]
+        if not is_of_part.any():
             continue
-        first = np.array(info.get("vectors", ()), int)
-        if not len(first):
-            wanted = "a log that says which numbers of an observation are vectors in a plane"
-            where = "`plane` in a team log's meta, `vectors` in a store's info"
-            name = info.get("name", store.path)
-            raise ValueError(f"{EXPECTED} {wanted} ({where}), got none for {name}")
-        found.append((first, of_part))
-    return found
+        first_columns = np.array(info.get("vectors", ()), int)
+        if not len(first_columns):
+            raise ValueError(
+                f"{EXPECTED} a log that says which numbers of an observation are vectors in a plane "
+                "(`plane` in a team log's meta, `vectors` in a store's info), got none for "
+                f"{info.get('name', store.path)}"
+            )
+        vectors.append((first_columns, is_of_part))
+    return vectors

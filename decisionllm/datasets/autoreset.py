@@ -9,17 +9,17 @@ observations moved by one row looks like the first.
 
 import numpy as np
 
-FEW = 2  # equal observations that may be a coincidence, less one
-SHARE = 0.3  # of the episodes that end as the next one starts, beyond chance
+MIN_EPISODES = 2  # fewer equal observations may be a coincidence
+NEXT_SHARE = 0.3  # of the episodes that end as the next one starts, beyond chance
 ANY_SHARE = 0.7  # of the episodes that end as any other one starts
 SAMPLE = 10_000  # rows that are compared
-CONTINUOUS = 0.5  # a change is no reset below so much of the distance of two random observations
+CONTINUOUS = 0.5  # smaller changes, as a share of that of two random observations, are no reset
 
 
 def starts_elsewhere(
     observations: np.ndarray, offsets: np.ndarray, final: np.ndarray | None
 ) -> np.ndarray:
-    """Return whether the final observation of each episode is the first one of another: (E,) bool.
+    """Return which final observations are the first observation of another episode, (E,) bool.
 
     All are false where this may be by chance, as where every episode starts alike, and in a log
     that goes on after a time limit without a reset.
@@ -30,47 +30,47 @@ def starts_elsewhere(
         final: (E, S), or None.
     """
     E = len(offsets) - 1
-    nothing = np.zeros(E, bool)
+    none = np.zeros(E, bool)
     if final is None or E < 2:
-        return nothing
+        return none
     starts = observations[offsets[:-1]]
-    # number of each of the distinct observations
-    _, number = np.unique(np.concatenate([starts, final]) + 0, axis=0, return_inverse=True)
-    start, end = np.split(number.reshape(-1), 2)
-    equal = _equal_next(start, end) | _equal_any(start, end)
-    if equal.sum() < FEW:
-        return nothing
+    # indices into the distinct observations
+    _, index = np.unique(np.concatenate([starts, final]) + 0, axis=0, return_inverse=True)
+    start, end = np.split(index.reshape(-1), 2)
+    is_equal = _equals_next_start(start, end) | _equals_any_start(start, end)
+    if is_equal.sum() < MIN_EPISODES:
+        return none
     last = observations[offsets[1:] - 1]
-    change = _typical(final[equal] - last[equal], observations)
-    return np.asarray(equal & (change >= CONTINUOUS))
+    change = _median_change(final[is_equal] - last[is_equal], observations)
+    return np.asarray(is_equal & (change >= CONTINUOUS))
 
 
-def _equal_next(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return whether an episode ends as the next one starts: (E,) bool; none where it is as likely
-    to end as any other starts.
+def _equals_next_start(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return which episodes end as the next one starts, (E,) bool; none if they end as often as any
+    other episode starts.
 
-    start, end: (E,) numbers of the first and final observations.
+    start, end: (E,) indices of the first and final observations.
     """
     E = len(start)
-    equal = np.append(end[:-1] == start[1:], False)
+    is_equal = np.append(end[:-1] == start[1:], False)
     count = np.bincount(start, minlength=int(max(start.max(), end.max())) + 1)
     # starts of other episodes than the next one that are equal too
-    by_chance = (count[end] - equal) / E
-    is_more = equal.sum() - by_chance.sum() >= SHARE * (E - 1)
-    return np.asarray(equal & is_more)
+    by_chance = (count[end] - is_equal) / E
+    is_more = is_equal.sum() - by_chance.sum() >= NEXT_SHARE * (E - 1)
+    return np.asarray(is_equal & is_more)
 
 
-def _equal_any(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return whether an episode ends as exactly one other starts: (E,) bool; of a log whose
-    episodes are in another order than they were recorded in.
+def _equals_any_start(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return which episodes end as exactly one other starts, (E,) bool: of a log whose episodes are
+    in another order than they were recorded in.
 
-    start, end: (E,) numbers of the first and final observations.
+    start, end: (E,) indices of the first and final observations.
     """
     size = int(max(start.max(), end.max())) + 1
-    starts = np.bincount(start, minlength=size)
-    ends = np.bincount(end, minlength=size)
-    equal = (starts[end] == 1) & (ends[end] == 1) & (start != end)
-    return np.asarray(equal & (equal.mean() >= ANY_SHARE))
+    num_starts = np.bincount(start, minlength=size)
+    num_ends = np.bincount(end, minlength=size)
+    is_equal = (num_starts[end] == 1) & (num_ends[end] == 1) & (start != end)
+    return np.asarray(is_equal & (is_equal.mean() >= ANY_SHARE))
 
 
 def has_extra_rows(
@@ -89,22 +89,21 @@ def has_extra_rows(
         rewards: (n,).
     """
     first = offsets[1:-1]
-    long = np.diff(offsets)[1:] > 2
+    is_candidate = np.diff(offsets)[1:] > 2
     if final is not None:
-        long &= (final[:-1] == observations[first]).all(1)
-    if long.sum() < FEW or long.mean() < 0.5:
+        is_candidate &= (final[:-1] == observations[first]).all(1)
+    if is_candidate.sum() < MIN_EPISODES or is_candidate.mean() < 0.5:
         return False
-    first = first[long]
+    first = first[is_candidate]
     if rewards[first].any() or not rewards.any():
         return False
-    here = observations[first]
-    usual = _typical(observations[first + 2] - observations[first + 1], observations)
-    before = _typical(here - observations[first - 1], observations)
-    after = _typical(observations[first + 1] - here, observations)
+    usual = _median_change(observations[first + 2] - observations[first + 1], observations)
+    before = _median_change(observations[first] - observations[first - 1], observations)
+    after = _median_change(observations[first + 1] - observations[first], observations)
     return max(before, usual) < CONTINUOUS <= after
 
 
-def _typical(changes: np.ndarray, observations: np.ndarray) -> float:
+def _median_change(changes: np.ndarray, observations: np.ndarray) -> float:
     """Return the median size of changes (m, S) as a share of that of two random observations."""
     rows = np.linspace(0, len(observations) - 1, min(len(observations), SAMPLE)).astype(int)
     sample = observations[rows].astype(np.float64)

@@ -25,15 +25,15 @@ Windows = Callable[[int], Window]  # step -> its windows
 
 @dataclass(frozen=True)
 class Data:
-    """The windows that are trained and validated on."""
+    """The windows of training and validation."""
 
     store: Store
     shares: Sequence[float]  # how often each part of the log is drawn
     steps: Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
-    sampler: Windows  # that are trained on
-    validators: dict[str, Windows]  # held-out ones of each part; {} without held-out episodes
+    sampler: Windows  # of training
+    validators: dict[str, Windows]  # held-out windows of each part; {} without held-out episodes
     tasks: Sequence[str]  # the texts of windows, by index
     window: int  # steps of a window
 
@@ -50,16 +50,16 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         ValueError: the options do not fit the log.
     """
     logged = of_store(store, return_horizon=config.model.return_horizon)
-    episodes, held_out = chosen_episodes(config, store, logged)
+    episodes, held_out = select_episodes(config, store, logged)
     steps = logged
     if store.action_weight is not None and fills_actions(config):
         steps = build(config.fill_actions, store, logged, episodes, config.seed)
     else:
-        check_unread(config, store, episodes)
+        check_missing_actions(config, store, episodes)
     # the loss on held-out windows is that of recorded actions alone
-    measured = replace(steps, loss_mask=logged.loss_mask, action_weight=logged.action_weight)
+    held_out_steps = replace(steps, loss_mask=logged.loss_mask, action_weight=logged.action_weight)
     check_targets(config, store, steps, episodes)
-    words = wordings(store, config.text_wordings)
+    paraphrases = wordings(store, config.text_wordings)
     sampler = make_sampler(
         config,
         store,
@@ -69,8 +69,8 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         weights=sampling.part_weights(store, steps, episodes, shares),
         discount=step_discount(config, store),
     )
-    varied = augmented(config, store, sampler)
-    validators = held_out_windows(config, store, measured, held_out, words)
+    augmented = augment_windows(config, store, sampler)
+    validators = make_validators(config, store, held_out_steps, held_out, paraphrases)
     if config.log.keep_best == "loss" and not validators:
         raise ValueError(
             f"log.keep_best: expected held-out actions, data.held_out={config.data.held_out} leaves "
@@ -82,49 +82,50 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
         steps=steps,
         episodes=episodes,
         held_out=held_out,
-        sampler=reworded(varied, store, words, texts=sampler.texts, seed=config.seed),
+        sampler=draw_texts(augmented, store, paraphrases, texts=sampler.texts, seed=config.seed),
         validators=validators,
-        tasks=texts_of(sampler, store, words),
+        tasks=window_texts(sampler, store, paraphrases),
         window=config.window,
     )
 
 
-def held_out_windows(
+def make_validators(
     config: TrainConfig,
     store: Store,
     steps: Steps,
     held_out: np.ndarray,
-    words: Wordings | None,
+    paraphrases: Wordings | None,
 ) -> dict[str, Windows]:
-    """The held-out windows of each part that has some, the same for every seed of training.
+    """Return samplers of the held-out windows of each part that has some, the same for every seed
+    of training.
 
-    words: see `reworded`.
+    paraphrases: see `draw_texts`.
     """
-    found = {}
+    validators = {}
     for label, part in store.parts.items():
         episodes = np.intersect1d(part, held_out)
         if len(episodes):
             sampler = make_sampler(config, store, steps, episodes, seed=0)
-            found[label] = reworded(sampler, store, words, texts=sampler.texts, seed=0)
-    return found
+            validators[label] = draw_texts(sampler, store, paraphrases, texts=sampler.texts, seed=0)
+    return validators
 
 
 def read_windows(
     config: TrainConfig, store: Store, steps: Steps, episodes: np.ndarray
 ) -> tuple[Windows, Sequence[str]]:
-    """Windows of these episodes, as a run with this config reads them but not varied, and the texts
-    of their rows.
+    """Return the windows of these episodes, as a run with this config reads them but not augmented,
+    and their texts by index.
     """
-    words = wordings(store, config.text_wordings)
+    paraphrases = wordings(store, config.text_wordings)
     sampler = make_sampler(config, store, steps, episodes, seed=config.seed)
-    drawn = reworded(sampler, store, words, texts=sampler.texts, seed=config.seed)
-    return drawn, texts_of(sampler, store, words)
+    windows = draw_texts(sampler, store, paraphrases, texts=sampler.texts, seed=config.seed)
+    return windows, window_texts(sampler, store, paraphrases)
 
 
-def chosen_episodes(
+def select_episodes(
     config: TrainConfig, store: Store, steps: Steps
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The episodes that are trained on and those that are held out, each (E,).
+    """Return the training and the held-out episodes, each (E,).
 
     Each has a step whose return is known. It has a recorded action too, unless the actions of
     training are filled in.
@@ -137,38 +138,38 @@ def chosen_episodes(
         seed=config.data.seed,
     )
     has_steps = steps.end > steps.first
-    is_measured = has_steps & some_recorded(store)
+    is_measured = has_steps & has_recorded_actions(store)
     is_trained = has_steps if fills_actions(config) else is_measured
     return episodes[is_trained[episodes]], held_out[is_measured[held_out]]
 
 
 def fills_actions(config: TrainConfig) -> bool:
-    """Whether the actions that a log lacks are filled in."""
+    """Return whether missing actions of the log are filled in."""
     return not is_none(config.fill_actions)
 
 
 def step_discount(config: TrainConfig, store: Store) -> float | np.ndarray:
-    """The discount of early steps: one for all, which a draw need not look at episode by episode,
-    or (E,) where parts of a mixture differ.
+    """Return the discount of early steps: one number, which is drawn with faster, or (E,) where parts
+    of a mixture differ.
     """
-    of_parts = by_part(store, "step_discount", config.data.step_discount)
-    if len(set(of_parts.values())) == 1:
-        return float(next(iter(of_parts.values())))
-    each = np.empty(len(store.lengths))
+    discounts = options_by_part(store, "step_discount", config.data.step_discount)
+    if len(set(discounts.values())) == 1:
+        return float(next(iter(discounts.values())))
+    episode_discounts = np.empty(len(store.lengths))
     for label, part in store.parts.items():
-        each[part] = of_parts[label]
-    return each
+        episode_discounts[part] = discounts[label]
+    return episode_discounts
 
 
-def some_recorded(store: Store) -> np.ndarray:
-    """(E,) bool, whether the log has some of the actions of an episode."""
+def has_recorded_actions(store: Store) -> np.ndarray:
+    """Return which episodes have some recorded actions, (E,) bool."""
     if store.action_weight is None:
         return np.ones(len(store.lengths), bool)
     return np.logical_or.reduceat(store.action_weight > 0, store.offsets[:-1])
 
 
-def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> None:
-    """Raise a ValueError if the model reads past actions which the log lacks."""
+def check_missing_actions(config: TrainConfig, store: Store, episodes: np.ndarray) -> None:
+    """Raise a ValueError if the model reads past actions that are missing in the log."""
     reads_actions = (
         config.window > 1
         and config.tokenizer.get("hide_actions", 0) < 1
@@ -176,11 +177,13 @@ def check_unread(config: TrainConfig, store: Store, episodes: np.ndarray) -> Non
     )
     if store.action_weight is None or not reads_actions:
         return
-    whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
-    if not whole.all():
-        lacking = f"{(~whole).sum()} of {len(episodes)} episodes lack at some steps"
-        remedy = "take fill_actions=inverse_dynamics, window=1 or tokenizer.hide_actions=1"
-        raise ValueError(f"window={config.window} reads past actions, which {lacking}; {remedy}")
+    is_complete = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
+    if not is_complete.all():
+        raise ValueError(
+            f"window={config.window} reads past actions, which {(~is_complete).sum()} of "
+            f"{len(episodes)} episodes lack at some steps; take fill_actions=inverse_dynamics, "
+            "window=1 or tokenizer.hide_actions=1"
+        )
 
 
 def check_targets(config: TrainConfig, store: Store, steps: Steps, episodes: np.ndarray) -> None:
@@ -188,31 +191,31 @@ def check_targets(config: TrainConfig, store: Store, steps: Steps, episodes: np.
     for label, part in store.parts.items():
         if np.isin(part, episodes).any():
             continue
-        of_part = f" of part {label}" if label else ""
-        wanted = f"recorded actions in some episode{of_part} that is trained on"
-        remedy = "lower data.held_out, or take another data.seed"
+        of_part = f" of part {label}" if store.is_mixture else ""
+        expected = f"recorded actions in some episode{of_part} that is trained on"
+        fix = "lower data.held_out, or take another data.seed"
         horizon = config.model.return_horizon
         if horizon:
             longest = store.lengths[part].max()
-            wanted += f" and has model.return_horizon={horizon} steps (the longest has {longest})"
-            remedy = "lower model.return_horizon or data.held_out, or take another data.seed"
-        raise ValueError(f"{store.path}: expected {wanted}, got none; {remedy}")
-    if steps.loss_mask is not None and not any(
-        steps.loss_mask[rows].any() for rows in steps.blocks(episodes)
-    ):
+            expected += f" and has model.return_horizon={horizon} steps (the longest has {longest})"
+            fix = "lower model.return_horizon or data.held_out, or take another data.seed"
+        raise ValueError(f"{store.path}: expected {expected}, got none; {fix}")
+    if steps.loss_mask is None:
+        return
+    if not any(steps.loss_mask[rows].any() for rows in steps.blocks(episodes)):
         raise ValueError(
             f"{store.path}: expected a training target in some step (loss_mask), got none"
         )
 
 
-def augmented(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
-    """The windows of a sampler, varied by `augment`, of the run or of a part."""
-    chosen = by_part(store, "augment", config.augment)
-    distinct = {str(node): node for node in chosen.values() if not is_none(node)}
-    for node in distinct.values():
+def augment_windows(config: TrainConfig, store: Store, sampler: Windows) -> Windows:
+    """Augment the windows of a sampler, by the option `augment` of the run or of a part."""
+    nodes = options_by_part(store, "augment", config.augment)
+    distinct_nodes = {str(node): node for node in nodes.values() if not is_none(node)}
+    for node in distinct_nodes.values():
         among = np.zeros(len(store.lengths), bool)
         for label, part in store.parts.items():
-            among[part] = chosen[label] == node
+            among[part] = nodes[label] == node
         sampler = build(node, sampler, store, config.seed, among)
     return sampler
 
@@ -227,7 +230,7 @@ def make_sampler(
     weights: np.ndarray | None = None,
     discount: float | np.ndarray = 1.0,
 ) -> Sampler:
-    """The sampler of windows of these episodes, of single agents or of teams as a run reads them.
+    """Return the sampler of windows of these episodes, of single agents or of teams.
 
     Arguments: see `Sampler`.
     """
@@ -239,70 +242,72 @@ def make_sampler(
         "discount": discount,
     }
     if not one_agent_reads(config):
-        make_sampler = required_function("sampler", config.team.execution, "team.execution")
-        of_teams: Sampler = make_sampler(steps, store, episodes, options)
-        return of_teams
+        make_team_sampler = required_function("sampler", config.team.execution, "team.execution")
+        team_sampler: Sampler = make_team_sampler(steps, store, episodes, options)
+        return team_sampler
     rows_per_text = config.data.rows_per_text
     if rows_per_text == 1:
         return Sampler(steps, episodes, **options)
     return TextSampler(steps, episodes, task=store.task, rows_per_text=rows_per_text, **options)
 
 
-def reworded(
-    draw: Windows, store: Store, words: Wordings | None, *, texts: int, seed: int
+def draw_texts(
+    sampler: Windows, store: Store, paraphrases: Wordings | None, *, texts: int, seed: int
 ) -> Windows:
-    """The windows of a sampler, a text drawn for each row where tasks have many wordings.
+    """Draw a text for each row of the windows of a sampler, where tasks have paraphrases.
 
     Args:
-        draw: step -> its windows.
+        sampler: step -> its windows.
         store: the log.
-        words: of its tasks; None: each has one text.
-        texts: distinct ones in a batch, at most.
+        paraphrases: of its tasks; None: each has one text.
+        texts: distinct texts in a batch, at most.
         seed: of the draws.
     """
-    if words is None:
-        return draw
-    return words.sampler(draw, task=store.task, among=has_wordings(store), texts=texts, seed=seed)
+    if paraphrases is None:
+        return sampler
+    among = is_paraphrased(store)
+    return paraphrases.sampler(sampler, task=store.task, among=among, texts=texts, seed=seed)
 
 
-def texts_of(sampler: Sampler, store: Store, words: Wordings | None) -> Sequence[str]:
-    """The texts of the windows of a sampler, by their number. words: see `reworded`."""
-    if words is not None:
-        return words
+def window_texts(sampler: Sampler, store: Store, paraphrases: Wordings | None) -> Sequence[str]:
+    """Return the texts that the windows of a sampler refer to. paraphrases: see `draw_texts`."""
+    if paraphrases is not None:
+        return paraphrases
     return store.tasks if sampler.tasks is None else sampler.tasks
 
 
-def by_part(store: Store, option: str, value: object) -> Json:
-    """An option of draws by part of the data: the part's own, or `value`."""
-    known = store.info.get("parts", {})
-    return {label: known.get(label, {}).get(option, value) for label in store.parts}
+def options_by_part(store: Store, option: str, value: object) -> Json:
+    """Return an option for each part of the data: the part's own, or `value`."""
+    cards = store.info.get("parts", {})
+    return {label: cards.get(label, {}).get(option, value) for label in store.parts}
 
 
-def has_wordings(store: Store) -> np.ndarray:
-    """(E,) bool, whether the texts of an episode are drawn from many wordings: all, or those of the
-    parts that have them.
-    """
-    each = np.ones(len(store.lengths), bool)
+def is_paraphrased(store: Store) -> np.ndarray:
+    """Return which episodes have texts drawn from paraphrases, (E,) bool."""
+    is_drawn = np.ones(len(store.lengths), bool)
     for label, info in store.part_infos.items():
-        each[store.parts[label]] = "wordings" in info
-    return each
+        is_drawn[store.parts[label]] = "wordings" in info
+    return is_drawn
 
 
 def wordings(store: Store, frames: int = 0) -> Wordings | None:
-    """The texts of a store's tasks in so many frames, 0: all; None where each task has one text."""
+    """Return the paraphrases of a store's tasks; None where each task has one text.
+
+    frames: number of frames of a task, 0: all.
+    """
     facts = store.info.get("wordings")
     return Wordings(store.tasks, facts, frames=frames) if facts else None
 
 
-def text_numbers(store: Store, window: Window) -> np.ndarray:
-    """The text of each row of a window, by its number: (B,)."""
+def text_indices(store: Store, window: Window) -> np.ndarray:
+    """Return the index of the text of each row of a window, (B,)."""
     return store.task[window.episodes] if window.text_index is None else window.text_index
 
 
 def some_texts(data: Data) -> list[str]:
-    """The distinct texts of the first batches."""
-    numbers = [text_numbers(data.store, data.sampler(step)) for step in range(8)]
-    return [data.tasks[i] for i in np.unique(np.concatenate(numbers))]
+    """Return the distinct texts of the first batches."""
+    indices = [text_indices(data.store, data.sampler(step)) for step in range(8)]
+    return [data.tasks[i] for i in np.unique(np.concatenate(indices))]
 
 
 def to_batch(
@@ -314,11 +319,17 @@ def to_batch(
     encode: Callable[[Sequence[str]], tuple["Tensor", "Tensor"]],
     device: "torch.device | str",
 ) -> Batch:
-    """These rows of a window, with their texts, on the device. tasks: the texts by number; encode:
-    texts -> ids, mask.
+    """Return rows of a window with their texts, on the device.
+
+    Args:
+        window: of the log.
+        rows: of the window.
+        store: of the log.
+        tasks: the texts that the window refers to.
+        encode: texts -> ids, mask.
+        device: of the tensors.
     """
-    window = replace(
-        window, **{name: part[rows] for name, part in vars(window).items() if part is not None}
-    )
-    used, index = np.unique(text_numbers(store, window), return_inverse=True)
+    columns = {name: column for name, column in vars(window).items() if column is not None}
+    window = replace(window, **{name: column[rows] for name, column in columns.items()})
+    used, index = np.unique(text_indices(store, window), return_inverse=True)
     return collate(window, encode([tasks[i] for i in used]), index).to(device)

@@ -1,4 +1,4 @@
-"""The random numbers of a training step: one stream for each thing that is drawn."""
+"""The random numbers of a training step: an independent stream for each purpose."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Draw(IntEnum):
-    """What is drawn. To numpy the seeds (seed, step) and (seed, step, 0) are one."""
+    """The purpose of a stream. To numpy the seeds (seed, step) and (seed, step, 0) are one."""
 
     ROWS = 0
     WORDINGS = 1
@@ -14,6 +14,6 @@ class Draw(IntEnum):
     EMBODIMENT = 3
 
 
-def of_step(seed: int, step: int, what: Draw) -> np.random.Generator:
-    """The random numbers of one step for one purpose, independent of those for any other."""
-    return np.random.default_rng((seed, step, what))
+def of_step(seed: int, step: int, stream: Draw) -> np.random.Generator:
+    """Return the generator of one step for one purpose, independent of all others."""
+    return np.random.default_rng((seed, step, stream))

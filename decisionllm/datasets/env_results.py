@@ -1,4 +1,4 @@
-"""Checks of what a Gymnasium or PettingZoo environment returns."""
+"""Checks of the results of a Gymnasium or PettingZoo environment."""
 
 import math
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ from gymnasium.error import Error
 from decisionllm.files import explained
 from decisionllm.schema import are_numbers
 
-# what an environment that is unlike the interface raises, in itself or in a wrapper around it
+# errors of an environment that does not follow the interface, or of a wrapper around it
 ERRORS = (ValueError, TypeError, AssertionError, AttributeError, LookupError, Error)
 
 
@@ -25,13 +25,13 @@ def explain_call(env: object, method: str, expected: str) -> AbstractContextMana
 
 
 def in_short(value: object) -> str:
-    """What an environment returned, for a message: "a tuple of 4" or "a float"."""
+    """Return the type and size of a result, for a message: "a tuple of 4" or "a float"."""
     size = f" of {len(value)}" if isinstance(value, tuple) else ""
     return f"a {type(value).__name__}{size}"
 
 
 def read_reward(value: object) -> float:
-    """A reward as a number, of an array that holds it alone too.
+    """Return a reward as a number, also from an array of one number.
 
     Raises:
         ValueError: it is no finite number.
@@ -45,7 +45,7 @@ def read_reward(value: object) -> float:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """The value of `terminated` or `truncated`, of an array that holds it alone too.
+    """Return the value of `terminated` or `truncated`, also from an array of one value.
 
     Raises:
         ValueError: it is neither true nor false, 1 nor 0.

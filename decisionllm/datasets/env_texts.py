@@ -1,5 +1,5 @@
-"""The task text of an episode where an environment says it: in the info of its reset, or in a part of
-its observations that is a text; and in what Minari records of both. The option `task_from`.
+"""The task text of an episode from an environment, the option `task_from`: from the info of its
+reset, or from a part of its observations that is a text; and from the records of both in Minari.
 """
 
 import reprlib
@@ -13,7 +13,7 @@ ROOTS = ("info", "observation")
 
 
 def choose_task_from(group: str, task_from: str, text: str, parts: Sequence[str]) -> str:
-    """Return where the text of an episode stands, `info.KEY` or `observation.NAME`; empty: nowhere.
+    """Return the path of the text of an episode, `info.KEY` or `observation.NAME`; empty: none.
 
     Args:
         group: of the options, `env` or `dataset`, for messages.
@@ -52,21 +52,23 @@ def choose_task_from(group: str, task_from: str, text: str, parts: Sequence[str]
 
 
 def values_by_path(info: Mapping[str, Any], texts: Mapping[str, Any]) -> Values:
-    """Return where a text of an episode may stand.
+    """Return the values of infos and texts of observations by path.
 
     Args:
         info: of a reset or a step, or of an episode with the values of all steps.
         texts: the parts of an observation that are texts, see `spaces.text_values`.
     """
-    return _nested("info", info) | {f"observation.{name}": text for name, text in texts.items()}
+    return _flatten_mapping("info", info) | {
+        f"observation.{name}": text for name, text in texts.items()
+    }
 
 
-def _nested(path: str, mapping: Mapping[str, Any]) -> Values:
-    """The values of nested mappings by path, keys joined by dots."""
+def _flatten_mapping(path: str, mapping: Mapping[str, Any]) -> Values:
+    """Return the values of nested mappings by path, keys joined by dots."""
     values: Values = {}
     for key, value in mapping.items():
         inner = f"{path}.{key}"
-        values |= _nested(inner, value) if isinstance(value, Mapping) else {inner: value}
+        values |= _flatten_mapping(inner, value) if isinstance(value, Mapping) else {inner: value}
     return values
 
 
@@ -78,15 +80,15 @@ def find_texts(values: Values) -> dict[str, str]:
 
 def to_text(value: Any) -> str | None:
     """Return a text as str, bytes read as UTF-8; of a column of equal texts the text; else None."""
-    value = column_of(value)
-    if isinstance(value, list | tuple) and len(value) and all(each == value[0] for each in value):
+    value = to_list(value)
+    if isinstance(value, list | tuple) and len(value) and all(v == value[0] for v in value):
         value = value[0]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return str(value) if isinstance(value, str) else None
 
 
-def column_of(value: Any) -> Any:
+def to_list(value: Any) -> Any:
     """Return an array that may hold texts as a list, any other value as it is."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
         return value.reshape(-1).tolist()
@@ -117,8 +119,8 @@ def task_of(values: Values, task_from: str, option: str = "env.task_from") -> st
 
 
 def describe_no_text(value: Any) -> str:
-    """Return what a message says of a value that is not one text, and what to do."""
-    column = column_of(value)
+    """Describe a value that is not one text, and the fix, for a message."""
+    column = to_list(value)
     if isinstance(column, list | tuple):
         for step, text in enumerate(column):
             if to_text(text) is not None and text != column[0]:

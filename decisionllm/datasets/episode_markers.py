@@ -136,7 +136,7 @@ class Marks:
 
 
 def find_contradictions(columns: Mapping[str, Any], ends: np.ndarray) -> dict[str, Marks]:
-    """Return the columns that mark other ends of episodes than `ends` (n,), as they do it.
+    """Return the columns that mark other ends of episodes than `ends` (n,), with their marks.
 
     columns: arrays by name, each of which is read by slices of its rows, in their order.
     """
@@ -167,7 +167,7 @@ def describe_contradiction(contradictions: Mapping[str, Marks], ends: np.ndarray
 
 
 def contradicts(marks: Marks, ends: np.ndarray) -> bool:
-    """Return whether marks are ends of episodes that `ends` (n - 1,) lacks.
+    """Return whether marks are ends of episodes that are missing in `ends` (n - 1,).
 
     Marks under a name that says nothing are ends if they include all of `ends`, more often than by
     chance, or if all others come at one time limit.
@@ -230,15 +230,17 @@ def _read_rows(name: str, column: Any, n: int) -> Iterator[Marks]:
     rows = _collect_rows(column, n)
     if not (rows.is_whole or rows.is_counter):
         return
-    if rows.is_whole and _says(name, NUMBER | EPISODE, EPISODE):
+    if rows.is_whole and _has_words(name, NUMBER | EPISODE, EPISODE):
         yield Marks(rows.changes[1:], is_named=True, is_complete=True)
-    elif rows.is_step_type and all(_says(name, STEP_TYPE, {word}) for word in STEP_TYPE):
+    elif rows.is_step_type and all(_has_words(name, STEP_TYPE, {word}) for word in STEP_TYPE):
         # 0: the first row, 1: in the middle, 2: the last row, of dm_env and RLDS
         yield Marks(rows.twos[:-1], is_named=True)
     elif rows.is_flag:
         yield from _read_flags(name, rows.ones)
     elif rows.is_counter:
-        yield Marks(rows.restarts[1:], is_named=_says(name, COUNTER | EPISODE | NUMBER, COUNTER))
+        yield Marks(
+            rows.restarts[1:], is_named=_has_words(name, COUNTER | EPISODE | NUMBER, COUNTER)
+        )
     elif rows.changes.mean() <= 0.5 and _are_distinct(rows.runs):
         yield Marks(rows.changes[1:], is_named=False)
 
@@ -285,8 +287,8 @@ def _read_flags(name: str, ones: np.ndarray) -> Iterator[Marks]:
     """Yield the readings of flags (n,): of last rows, of all others, or of first rows."""
     if ones.all() or not ones.any():
         return
-    says_end = _says(name, END | EPISODE | COUNTER, END)
-    says_start = _says(name, START | EPISODE | COUNTER, START)
+    says_end = _has_words(name, END | EPISODE | COUNTER, END)
+    says_start = _has_words(name, START | EPISODE | COUNTER, START)
     last = ones if ones.mean() <= 0.5 else ~ones
     if says_end or (not says_start and _are_apart(last)):
         yield Marks(last[:-1], is_named=says_end, is_flag=True)
@@ -299,8 +301,8 @@ def _read_offsets(name: str, values: np.ndarray, n: int) -> Iterator[Marks]:
     values = values.astype(np.int64)
     if (values < 0).any() or (values > n).any():
         return
-    says_length = _says(name, LENGTH | EPISODE | COUNTER, LENGTH)
-    says_offset = _says(name, END | START | LENGTH | EPISODE | NUMBER, END | START | LENGTH)
+    says_length = _has_words(name, LENGTH | EPISODE | COUNTER, LENGTH)
+    says_offset = _has_words(name, END | START | LENGTH | EPISODE | NUMBER, END | START | LENGTH)
     bounds = []
     if len(values) > 1 and (np.diff(values) > 0).all():
         last = int(values[-1])
@@ -327,7 +329,7 @@ def _are_distinct(runs: Sequence[np.ndarray]) -> bool:
     return len(np.unique(values)) == len(values)
 
 
-def _says(name: str, words: set[str], required: set[str]) -> bool:
+def _has_words(name: str, words: set[str], required: set[str]) -> bool:
     """Return whether a name has no word but these, and one of those that are required."""
     spaced = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
     parts = set(re.findall("[a-z]+", spaced))

@@ -1,4 +1,4 @@
-"""Count, mean, variance and range of rows that come in blocks; the scale of a column."""
+"""Running mean, variance and range of rows that come in blocks; the scale of a column."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 
 class Moments:
-    """Count, mean, variance and range of the columns of blocks of rows.
+    """Running count, mean, variance and range of the columns of rows.
 
     Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
     Variances, 1979.
@@ -21,14 +21,14 @@ class Moments:
         self.high = np.array(-np.inf)
 
     def add(self, rows: np.ndarray) -> None:
-        """A further block (n, ...), which may be empty."""
+        """Add a block of rows (n, ...), which may be empty."""
         if not len(rows):
             return
         variance = rows.var(0, dtype=np.float64)
         share = len(rows) / (self.count + len(rows))
-        apart = rows.mean(0, dtype=np.float64) - self.mean
-        between = share * (1 - share) * apart**2
-        self.mean = self.mean + share * apart
+        delta = rows.mean(0, dtype=np.float64) - self.mean
+        between = share * (1 - share) * delta**2
+        self.mean = self.mean + share * delta
         self.variance = (1 - share) * self.variance + share * variance + between
         self.low = np.minimum(self.low, rows.min(0))
         self.high = np.maximum(self.high, rows.max(0))
@@ -36,36 +36,32 @@ class Moments:
 
     @property
     def deviation(self) -> np.ndarray:
-        """Standard deviations, the shape of a row."""
+        """Standard deviations, in the shape of a row."""
         return np.sqrt(self.variance)
 
 
 def varies(mean: ArrayLike, deviation: ArrayLike) -> np.ndarray:
-    """Whether each column is more than one number with the rounding of float32: bool, of their
-    shape.
-    """
+    """Return which columns vary by more than the rounding of float32: bool, in the shape of `mean`."""
     return np.asarray(np.asarray(deviation) > 1e-6 * (1 + np.abs(mean)))
 
 
 def scale(mean: ArrayLike, deviation: ArrayLike) -> np.ndarray:
-    """What standardised columns are divided by: their deviation; 1 if one is constant, so that it
-    keeps its unit.
-    """
+    """Return what standardised columns are divided by: their deviation, or 1 for a constant column."""
     return np.where(varies(mean, deviation), deviation, 1.0)
 
 
 def covariance(blocks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (k,) and covariance (k, k) of rows that come in blocks (n, k)."""
+    """Return the mean (k,) and covariance (k, k) of rows that come in blocks (n, k)."""
     count = 0
-    first = None  # the first row, which is subtracted so that squares stay exact
+    offset = None  # the first row, which is subtracted so that squares stay exact
     total = np.zeros(())
     products = np.zeros(())
     for block in blocks:
-        if first is None:
-            first = block[0].astype(np.float64)
-        x = block - first
+        if offset is None:
+            offset = block[0].astype(np.float64)
+        x = block - offset
         count += len(x)
         total = total + x.sum(0)
         products = products + x.T @ x
-    assert first is not None, "a store has rows"
-    return first + total / count, products / count - np.outer(total, total) / count**2
+    assert offset is not None, "a store has rows"
+    return offset + total / count, products / count - np.outer(total, total) / count**2

@@ -3,13 +3,13 @@
 import numpy as np
 
 # The square of a greater number is beyond float32: a loss or a variance of it would be infinite.
-MOST = float(np.sqrt(np.finfo(np.float32).max))
-USUAL = 0.75  # share of the rewards that are not 0 below the usual one
+MAX_RETURN = float(np.sqrt(np.finfo(np.float32).max))
+USUAL_QUANTILE = 0.75  # of the rewards that are not 0: the usual reward
 SAMPLE = 100_000  # rewards that the usual one is taken from
 
 
 class RewardDigits:
-    """The digits that returns-to-go lose as they are computed from the rewards of episodes.
+    """The largest rounding error of returns-to-go that are computed in float32.
 
     A reward of -1e16 between rewards of 1 leaves no trace of these in any return before it.
     """
@@ -30,18 +30,18 @@ class RewardDigits:
             ValueError: a return-to-go is too large.
         """
         rewards = rewards.astype(np.float64)
-        following = np.cumsum(rewards[::-1])[::-1] + after_exit
-        largest = float(np.abs(following).max())
-        if not largest <= MOST:
-            fix = "divide all rewards by one number, or replace a placeholder by a usual reward"
+        exact = np.cumsum(rewards[::-1])[::-1] + after_exit
+        largest = float(np.abs(exact).max())
+        if not largest <= MAX_RETURN:
             raise ValueError(
-                f"{name}: expected returns-to-go within {MOST:.2g}, whose squares float32 can hold, "
-                f"got {largest:.2g}; {fix}"
+                f"{name}: expected returns-to-go within {MAX_RETURN:.2g}, whose squares float32 can "
+                f"hold, got {largest:.2g}; divide all rewards by one number, or replace a placeholder "
+                "by a usual reward"
             )
         received = np.cumsum(rewards) - rewards
-        computed = (following[0] - received).astype(np.float32)
+        computed = (exact[0] - received).astype(np.float32)
         self.largest = max(self.largest, float(np.abs(rewards).max()))
-        self.error = max(self.error, float(np.abs(computed - following).max()))
+        self.error = max(self.error, float(np.abs(computed - exact).max()))
 
     def faults(self, rewards: np.ndarray) -> list[str]:
         """Return the fault of returns that are rounded by more than a usual reward; see
@@ -51,7 +51,7 @@ class RewardDigits:
         """
         sizes = np.abs(rewards[:: max(len(rewards) // SAMPLE, 1)])
         sizes = sizes[sizes > 0]
-        usual = float(np.quantile(sizes, USUAL)) if len(sizes) else np.inf
+        usual = float(np.quantile(sizes, USUAL_QUANTILE)) if len(sizes) else np.inf
         if self.error <= usual / 2:
             return []
         return [

@@ -1,11 +1,14 @@
-"""Task texts that name parts of an episode's first observation: "Go to {desired_goal}." """
+"""Task texts of the options `text` and `task`: one text for all episodes, or a template that names
+parts of the first observation, such as "Go to {desired_goal}."
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from decisionllm.datasets.spaces import VECTOR
+from decisionllm.checks import one_of
+from decisionllm.datasets.space_parts import VECTOR
 
 # values of the option `text` of Minari data and Gymnasium environments
 TEXTS = (
@@ -25,14 +28,14 @@ def writer(
     texts: Sequence[str] = (),
     hint: str = "",
 ) -> Callable[[np.ndarray, Mapping[str, str]], str]:
-    """The function that writes the task text of an episode.
+    """Return a function that writes the task text of an episode.
 
     Args:
         option: that holds the template, such as `dataset.task`, to begin a message with.
         template: the text; `{NAME}` stands for the numbers of that part, rounded to two decimals.
         parts: (name, numbers) of the parts of an observation, in the order of its columns.
         texts: names of its parts that are texts.
-        hint: what a message says of an unknown name beside the names that there are.
+        hint: text behind the message about an unknown name.
 
     Returns:
         A function of the first observation (S,) and its texts by name: "Go to {goal}." gives "Go to
@@ -60,14 +63,43 @@ def writer(
     def write(row: np.ndarray, values: Mapping[str, str]) -> str:
         def fill(match: re.Match[str]) -> str:
             name = match[1]
-            return values[name] if name in texts else _in_words(row[columns[name]])
+            return values[name] if name in texts else _format_numbers(row[columns[name]])
 
         return NAME.sub(fill, template)
 
     return write
 
 
-def _in_words(numbers: np.ndarray) -> str:
-    """Numbers, rounded to two decimals: "1.25, -0.5, 3"."""
+def _format_numbers(numbers: np.ndarray) -> str:
+    """Return numbers as text, rounded to two decimals: "1.25, -0.5, 3"."""
     rounded = [round(float(number), 2) + 0.0 for number in numbers]  # + 0.0: no negative zero
     return ", ".join(f"{number:.2f}".rstrip("0").rstrip(".") for number in rounded)
+
+
+def constant_text(
+    group: str,
+    text: str,
+    task: str,
+    choices: Sequence[str] = ("none", "constant"),
+) -> str:
+    """Return the task text of every episode, or its template; "" with text=none and text=episode.
+
+    Args:
+        group: of the options, for messages.
+        text: the option `text`.
+        task: the option `task`.
+        choices: values of the option `text`.
+    """
+    one_of(f"{group}.text", text, choices)
+    if text in ("none", "episode"):
+        return ""
+    if not task:
+        raise ValueError(f"{group}.task: text={text} needs a text, got none; give {group}.task=...")
+    return task
+
+
+def describe_unread_task(text: str, task: str) -> list[str]:
+    """Return the fault of a task text that is given but not read; see `faults.reported`."""
+    if not task or text not in ("none", "episode"):
+        return []
+    return [f"the task text {task!r} is not read, since text={text}"]

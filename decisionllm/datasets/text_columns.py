@@ -57,6 +57,7 @@ def has_text_name(key: str) -> bool:
 
 
 def last_name(key: str) -> str:
+    """Return the name of a column without its groups, in lower case."""
     return key.rpartition("/")[2].lower()
 
 
@@ -78,12 +79,12 @@ def choose_column(path: Path, columns: Mapping[str, Column], task_from: str) -> 
         if task_from not in columns:
             raise ValueError(f"dataset.task_from: {path}: {unknown('column', task_from, columns)}")
         if not is_text(columns[task_from]):
-            raise not_texts(path, task_from, columns[task_from])
+            raise no_texts_error(path, task_from, columns[task_from])
         return task_from
     named = [key for key in columns if has_text_name(key)]
     for key in named:
         if is_object(columns[key]):
-            raise not_texts(path, key, columns[key])
+            raise no_texts_error(path, key, columns[key])
     readable = [key for key in named if is_text(columns[key])]
     if len(readable) > 1:
         raise ValueError(
@@ -99,7 +100,7 @@ def is_object(column: Column) -> bool:
     return dtype is not None and dtype.kind == "O" and not is_text(column)
 
 
-def not_texts(path: Path, key: str, column: Column) -> ValueError:
+def no_texts_error(path: Path, key: str, column: Column) -> ValueError:
     """Return the error for a column that should hold texts."""
     kind = "Python objects, which are not unpickled" if is_object(column) else f"{column.dtype}"
     return ValueError(
@@ -118,7 +119,7 @@ def index_column(columns: Mapping[str, Column], key: str) -> str:
     return ""
 
 
-def texts_of_episodes(
+def read_episode_texts(
     path: Path, columns: Mapping[str, Column], key: str, offsets: np.ndarray
 ) -> list[str]:
     """Return the text of each episode (E,).
@@ -138,11 +139,11 @@ def texts_of_episodes(
     n, E = int(offsets[-1]), len(offsets) - 1
     size = int(np.prod(column.shape))
     if size == n:
-        return [str(text) for text in values_of_episodes(path, column, key, offsets)]
+        return [str(text) for text in read_episode_values(path, column, key, offsets)]
     texts = to_texts(path, key, column, slice(0, size)).astype(object)
     index = index_column(columns, key)
     if index:
-        numbers = values_of_episodes(path, columns[index], index, offsets).astype(np.int64)
+        numbers = read_episode_values(path, columns[index], index, offsets).astype(np.int64)
         # as many texts as episodes are a table if one number stands beside several of them
         is_table = size != E or len({*zip(numbers, texts, strict=True)}) > len({*numbers})
         wrong = np.flatnonzero((numbers < 0) | (numbers >= size))
@@ -159,7 +160,7 @@ def texts_of_episodes(
     return [str(text) for text in texts]
 
 
-def values_of_episodes(path: Path, column: Column, key: str, offsets: np.ndarray) -> np.ndarray:
+def read_episode_values(path: Path, column: Column, key: str, offsets: np.ndarray) -> np.ndarray:
     """Return the value of a column in each episode (E,): a column of rows must not change within
     an episode.
     """

@@ -43,12 +43,12 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
     # One sum over all episodes would be shorter, but a large reward in one of them would take the
     # last digits from all that follow. Episodes of one length are summed at once.
     lengths = np.diff(offsets)
-    distinct = np.unique(lengths)
-    if len(distinct) == 1:  # of a rollout: nothing needs to be gathered
+    distinct_lengths = np.unique(lengths)
+    if len(distinct_lengths) == 1:  # of a rollout: nothing needs to be gathered
         received = received_before(rewards.reshape(len(lengths), -1)).ravel()
     else:
         received = np.zeros(len(rewards))
-        for length in distinct:
+        for length in distinct_lengths:
             first = offsets[:-1][lengths == length]
             rows = first[:, None] + np.arange(length)  # (e, length)
             received[rows] = received_before(rewards[rows])
@@ -56,7 +56,7 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
 
 
 def received_before(rewards: np.ndarray) -> np.ndarray:
-    """The rewards (E, T) that each episode received before each step, (E, T) float64."""
+    """Sum the rewards that each episode received before each step, (E, T) -> (E, T) float64."""
     received = np.zeros(rewards.shape)
     np.cumsum(rewards[:, :-1], axis=1, dtype=np.float64, out=received[:, 1:])
     return received
@@ -73,19 +73,18 @@ class Steps(StepColumns[np.ndarray]):
     end: np.ndarray = shaped("E")  # row after its last
 
     def blocks(self, episodes: np.ndarray, size: int = BLOCK) -> Iterator[np.ndarray]:
-        """The rows of these episodes, end to end, at most `size` at a time."""
+        """Yield the rows of these episodes, end to end, at most `size` at a time."""
         first = self.first[episodes]
-        # steps before each of them
-        before = np.concatenate([[0], np.cumsum(self.end[episodes] - first)])
-        count = before[-1]
-        for start in range(0, count, size):
-            step = np.arange(start, min(start + size, count))
-            episode = np.searchsorted(before, step, side="right") - 1
-            yield first[episode] + step - before[episode]
+        steps_before = np.concatenate([[0], np.cumsum(self.end[episodes] - first)])
+        num_steps = steps_before[-1]
+        for start in range(0, num_steps, size):
+            step = np.arange(start, min(start + size, num_steps))
+            episode = np.searchsorted(steps_before, step, side="right") - 1
+            yield first[episode] + step - steps_before[episode]
 
 
 def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
-    """The steps of a log.
+    """Return the steps of a log with their returns-to-go.
 
     Args:
         store: of the log.
@@ -100,18 +99,18 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
         returns = store.returns[episodes]
         if return_horizon and store.return_after_exit is not None:
             returns = returns - store.return_after_exit[episodes]
-        each = returns_to_go(store.rewards[rows], returns, offsets)
+        block = returns_to_go(store.rewards[rows], returns, offsets)
         if return_horizon:
-            each = within_horizon(each, offsets, return_horizon)
-        togo[rows] = each
+            block = _returns_within_horizon(block, offsets, return_horizon)
+        togo[rows] = block
     first, end = store.offsets[:-1], store.offsets[1:]
     if return_horizon:
-        known = np.maximum(end - return_horizon + 1, first)
+        end_of_known = np.maximum(end - return_horizon + 1, first)
         is_whole = store.terminated
         if store.return_after_exit is not None:
             is_whole = is_whole & (store.return_after_exit == 0)
-        end = np.where(is_whole, end, known)
-    optional = _optional(store)
+        end = np.where(is_whole, end, end_of_known)
+    optional = _optional_columns(store)
     if store.action_weight is not None:
         recorded = store.action_weight > 0
         optional["loss_mask"] = recorded & optional.get("loss_mask", True)
@@ -125,12 +124,11 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
     )
 
 
-def within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.ndarray:
-    """Returns-to-go (n,) less what is received after this many steps: the return of the next steps
-    alone (n,).
+def _returns_within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.ndarray:
+    """Return the return of the next `horizon` steps alone, (n,).
 
     Args:
-        togo: (n,) to the end of each episode.
+        togo: (n,) returns-to-go to the end of each episode.
         offsets: (E+1,) row of the first step of each episode, and n.
         horizon: steps.
     """
@@ -143,11 +141,16 @@ def within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.nd
 def rollout_returns_to_go(
     rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int
 ) -> np.ndarray:
-    """Return-to-go that a policy conditions on at each step of a rollout: rewards (n,), targets
-    (E,), offsets (E+1,) -> (n,).
+    """Return the return-to-go that a policy conditions on at each step of a rollout, (n,).
 
     With a return_horizon it is the target at every step, since a return of the next steps does not
     shrink by what was received.
+
+    Args:
+        rewards: (n,) of all episodes, end to end.
+        target_returns: (E,).
+        offsets: (E+1,) row of the first step of each episode, and n.
+        return_horizon: steps; 0: to the end of the episode.
     """
     if return_horizon:
         return np.repeat(np.asarray(target_returns, np.float64), np.diff(offsets))
@@ -157,7 +160,7 @@ def rollout_returns_to_go(
 def of_histories(
     histories: Sequence[History], target_returns: np.ndarray, *, return_horizon: int = 0
 ) -> Steps:
-    """The steps of N histories with these target returns (N,).
+    """Return the steps of N histories with these target returns (N,).
 
     The next action is a zero, which no prediction depends on.
     """
@@ -177,30 +180,28 @@ def of_histories(
         returns_to_go=togo.astype(np.float32),
         first=offsets[:-1],
         end=offsets[1:],
-        action_masks=_masks_of(histories),
+        action_masks=_concatenate_masks(histories),
     )
 
 
-def _masks_of(histories: Sequence[History]) -> np.ndarray | None:
-    """The allowed actions at each observation of these histories, end to end, (n, C); None if no
-    history has masks.
-    """
-    known = [h.action_masks for h in histories if h.action_masks is not None]
-    if not known:
+def _concatenate_masks(histories: Sequence[History]) -> np.ndarray | None:
+    """Return the action masks of histories, end to end, (n, C); None if no history has masks."""
+    masks = [h.action_masks for h in histories if h.action_masks is not None]
+    if not masks:
         return None
-    C = known[0].shape[1]
-    each = []
+    C = masks[0].shape[1]
+    filled_masks = []
     for history in histories:
         if history.action_masks is None:
-            each.append(np.ones((len(history.observations), C), bool))
+            filled_masks.append(np.ones((len(history.observations), C), bool))
         else:
-            each.append(history.action_masks)
-    return np.concatenate(each)
+            filled_masks.append(history.action_masks)
+    return np.concatenate(filled_masks)
 
 
 def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Window:
-    """Windows of T steps that begin at these steps (B,) of these episodes (B,), padded where they
-    leave the episode.
+    """Cut windows of T steps that begin at these steps (B,) of these episodes (B,), padded where
+    they leave the episode.
     """
     first = steps.first[episodes]
     length = steps.end[episodes] - first
@@ -213,7 +214,7 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
         "returns_to_go": steps.returns_to_go,
     }
     windows: Columns = {}
-    for name, column in (columns | _optional(steps)).items():
+    for name, column in (columns | _optional_columns(steps)).items():
         windows[name] = copy_windows(column, first + starts, T)
         # padding is zero; every action is allowed there
         windows[name][padding] = name == "action_masks"
@@ -235,9 +236,8 @@ def copy_windows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
     row = column.nbytes // n
     all_windows = np.ndarray(n - T + 1, f"V{T * row}", column, strides=row)
     inside = np.clip(begin, 0, n - T)
-    windows: np.ndarray = (
-        all_windows[inside].view(column.dtype).reshape(len(begin), T, *column.shape[1:])
-    )
+    selected = all_windows[inside].view(column.dtype)
+    windows: np.ndarray = selected.reshape(len(begin), T, *column.shape[1:])
     outside = np.flatnonzero(inside != begin)
     if len(outside):
         windows[outside] = column.take(rows[outside], 0, mode="clip")
@@ -245,7 +245,7 @@ def copy_windows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
 
 
 def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.ndarray) -> Batch:
-    """A Window and the texts of its rows as a Batch.
+    """Build a Batch of a Window and the texts of its rows.
 
     Args:
         window: B rows.
@@ -255,17 +255,17 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
     from torch import from_numpy as tensor
 
     ids, mask = texts
-    if len(ids) > 1:  # only those that are used
+    if len(ids) > 1:  # only the texts of these rows
         used, index = np.unique(index, return_inverse=True)
         ids = ids[used]
         mask = mask[used]
     longest = int(mask.sum(1).max()) if mask.numel() else 0  # tokens
-    more = {name: tensor(column) for name, column in _optional(window).items()}
+    optional = {name: tensor(column) for name, column in _optional_columns(window).items()}
     if window.team is not None:
-        _, numbered = np.unique(window.team, return_inverse=True)
-        more["team"] = tensor(numbered)
+        _, team_index = np.unique(window.team, return_inverse=True)
+        optional["team"] = tensor(team_index)
     if window.identity is not None:
-        more["identity"] = tensor(window.identity)
+        optional["identity"] = tensor(window.identity)
     return Batch(
         observations=tensor(window.observations),
         actions=tensor(window.actions),
@@ -275,25 +275,29 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
         text_ids=ids[:, :longest],
         text_mask=mask[:, :longest],
         text_index=tensor(index),
-        **more,
+        **optional,
     )
 
 
 def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The distinct ones of these texts (B,), in their order, and which of them each text is (B,)."""
-    found = sorted(set(texts))
-    number = {text: i for i, text in enumerate(found)}
-    return found, np.array([number[text] for text in texts])
+    """Return the distinct texts, sorted, and the index (B,) of each of these texts (B,)."""
+    distinct_texts = sorted(set(texts))
+    index = {text: i for i, text in enumerate(distinct_texts)}
+    return distinct_texts, np.array([index[text] for text in texts])
 
 
-def _optional(columns: StepColumns[np.ndarray]) -> Columns:
-    """The optional step columns that are there."""
-    given = {name: vars(columns)[name] for name in OPTIONAL_STEP_FIELDS}
-    return {name: column for name, column in given.items() if column is not None}
+def _optional_columns(columns: StepColumns[np.ndarray]) -> Columns:
+    """Return the optional step columns that are not None."""
+    present: Columns = {}
+    for name in OPTIONAL_STEP_FIELDS:
+        column = vars(columns)[name]
+        if column is not None:
+            present[name] = column
+    return present
 
 
 def window_start(now: np.ndarray | int, T: int, stride: int) -> np.ndarray:
-    """The step where the window of a decision at step `now` begins.
+    """Return the step where the window of a decision at step `now` begins.
 
     The window grows to T steps and then drops the oldest `stride` at once, so that cached keys and
     values stay valid in between. Its length, within T - stride + 1 .. T once the episode is longer,
@@ -307,6 +311,6 @@ def window_start(now: np.ndarray | int, T: int, stride: int) -> np.ndarray:
     Returns:
         (N,) int.
     """
-    over = np.maximum(np.asarray(now) + 1 - T, 0)  # steps that do not fit
-    drops = -(-over // stride)  # rounded up
-    return np.asarray(drops * stride)
+    excess = np.maximum(np.asarray(now) + 1 - T, 0)  # steps that do not fit
+    num_drops = -(-excess // stride)  # rounded up
+    return np.asarray(num_drops * stride)

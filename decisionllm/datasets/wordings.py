@@ -18,7 +18,6 @@ import string
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,56 +26,16 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.draws import Draw, of_step
+from decisionllm.datasets.number_words import ORDINALS, format_number, number_to_words
 from decisionllm.registry import PACKAGE
 from decisionllm.schema import Window
 
 FILES = {file.parent.name: file for file in PACKAGE.glob("**/frames.yaml")}
-FILES |= {
-    f"{file.parent.parent.name}-{file.stem.replace('_', '-')}": file
-    for file in PACKAGE.glob("**/frames/*.yaml")
-}
+for file in PACKAGE.glob("**/frames/*.yaml"):
+    FILES[f"{file.parent.parent.name}-{file.stem.replace('_', '-')}"] = file
 TRAINED = "trained"
 OTHER = "other_"
-ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-SIZES = [(10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred")]
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-ORDINALS = [
-    "zeroth",
-    "first",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-    "eleventh",
-    "twelfth",
-]
-Worded = list[tuple[str, str]]  # texts: the kind of the frame, the text
+Worded = list[tuple[str, str]]  # (kind of the frame, text)
 Facts = Mapping[str, Any]  # of a task: `library`, the name of a file, and the values of its fields
 
 
@@ -96,7 +55,7 @@ class Library:
 
 @cache
 def library(name: str) -> Library:
-    """The sentence frames of a library, see `read`."""
+    """Return the sentence frames of a library by its name."""
     one_of("wordings", name, sorted(FILES))
     return read(FILES[name])
 
@@ -105,16 +64,16 @@ def read(path: Path) -> Library:
     """Read a library file. Our own are checked by tests/datasets/test_wordings.py, not here."""
     import yaml
 
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    world = given.get("world", "")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    world = content.get("world", "")
     frames = {}
-    for kind, own in {TRAINED: given["trained"], **given["held_out"]}.items():
-        frames[kind] = [_in_world(frame, world) for frame in own]
-    return Library(frames, world, given.get("distinct_contrasts", False))
+    for kind, frames_of_kind in {TRAINED: content["trained"], **content["held_out"]}.items():
+        frames[kind] = [_prepend_world(frame, world) for frame in frames_of_kind]
+    return Library(frames, world, content.get("distinct_contrasts", False))
 
 
 def held_out_kinds(facts: Iterable[Facts]) -> list[str]:
-    """The kinds of held-out frames of the libraries of these tasks, each once."""
+    """Return the kinds of held-out frames of the libraries of these tasks, each once."""
     libraries = dict.fromkeys(task["library"] for task in facts if task)
     kinds: dict[str, None] = {}
     for name in libraries:
@@ -122,21 +81,21 @@ def held_out_kinds(facts: Iterable[Facts]) -> list[str]:
     return list(kinds)
 
 
-def _in_world(frame: str, world: str) -> str:
-    """A frame after the sentence that names its world, unless it names the world itself."""
-    return frame if fields_of(world) <= fields_of(frame) else world + frame
+def _prepend_world(frame: str, world: str) -> str:
+    """Return a frame behind the sentence that names its world, unless it names the world itself."""
+    return frame if frame_fields(world) <= frame_fields(frame) else world + frame
 
 
 @cache
-def fields_of(frame: str) -> set[str]:
-    """The fields that a frame names."""
+def frame_fields(frame: str) -> set[str]:
+    """Return the fields that a frame names."""
     return {name for _, name, _, _ in string.Formatter().parse(frame) if name is not None}
 
 
 @cache
-def contrasted(frame: str) -> list[str]:
-    """The facts of another task that a frame names; none unless it is a contrast."""
-    return [name.removeprefix(OTHER) for name in fields_of(frame) if name.startswith(OTHER)]
+def contrasted_facts(frame: str) -> list[str]:
+    """Return the facts of another task that a frame names; none unless it is a contrast."""
+    return [name.removeprefix(OTHER) for name in frame_fields(frame) if name.startswith(OTHER)]
 
 
 class Renderer(string.Formatter):
@@ -149,13 +108,13 @@ class Renderer(string.Formatter):
     def convert_field(self, value: Any, conversion: str | None) -> Any:
         match conversion:
             case "w":
-                return number_words(value)
+                return number_to_words(value)
             case "o":
                 return ORDINALS[value]
             case "c":
                 return f"{100 * value:.0f}"
             case "k":
-                return digits(value / 1000)
+                return format_number(value / 1000)
             case "u":
                 return f"{value[:1].upper()}{value[1:]}"
         return super().convert_field(value, conversion)
@@ -163,56 +122,25 @@ class Renderer(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         """{budget:g} has no exponent, which nobody writes in a sentence."""
         if format_spec == "g":
-            return digits(value)
+            return format_number(value)
         return str(super().format_field(value, format_spec))
 
 
-def number_words(number: float) -> str:
-    """2914.5 -> "two thousand nine hundred fourteen point five"; to six digits, below 10^12."""
-    if number < 0:
-        return f"minus {number_words(-number)}"
-    whole, _, part = digits(number).partition(".")
-    words = _whole_words(int(whole))
-    if not part:
-        return words
-    return " ".join([words, "point", *(ONES[int(digit)] for digit in part)])
-
-
-def _whole_words(number: int) -> str:
-    """A number without a fraction in words."""
-    if number < 20:
-        return ONES[number]
-    if number < 100:
-        tens, ones = divmod(number, 10)
-        return f"{TENS[tens - 2]}-{ONES[ones]}" if ones else TENS[tens - 2]
-    size, name = next(one for one in SIZES if one[0] <= number)
-    count, rest = divmod(number, size)
-    words = f"{_whole_words(count)} {name}"
-    return f"{words} {_whole_words(rest)}" if rest else words
-
-
-def digits(number: float) -> str:
-    """A number with at most six digits that are not zeros at its ends, and without an exponent:
-    1234567 -> "1234570".
-    """
-    return format(Decimal(f"{number:g}"), "f")
-
-
-def _world(facts: Facts) -> tuple[str, str]:
-    """The library of a task, and the sentence of its world; empty where there is none."""
+def _library_and_world(facts: Facts) -> tuple[str, str]:
+    """Return the library of a task and the sentence of its world; empty without facts."""
     if not facts:
         return "", ""
     return facts["library"], render(library(facts["library"]).world, facts)
 
 
 def render(frame: str, facts: Facts, other: Facts | None = None) -> str:
-    """The text of a frame. other: facts of another task, where the frame contrasts with one."""
+    """Return the text of a frame. other: facts of another task, where the frame contrasts with one."""
     contrast = {OTHER + name: value for name, value in (other or {}).items()}
     return Renderer().vformat(frame, (), {**facts, **contrast})
 
 
 def is_held_out(wordings: str, text: str) -> bool:
-    """Whether an env's option `wordings` is `held_out`. A ValueError if it does not fit `text`."""
+    """Return whether an env's option `wordings` is `held_out`; a ValueError if it does not fit `text`."""
     one_of("env.wordings", wordings, ("trained", "held_out"))
     if wordings == "held_out" and text != "paraphrased":
         raise ValueError(f"env.wordings=held_out: needs text=paraphrased, got text={text}")
@@ -226,7 +154,7 @@ def spread(
     frames: int = 0,
     kinds: Sequence[str] | None = None,
 ) -> dict[str, Worded]:
-    """Every trained frame, or held-out one, once for each task: {task text: [(kind, text), ...]}.
+    """Render every trained or held-out frame once for each task: {task text: [(kind, text), ...]}.
 
     Args:
         facts: {task text: facts}; the other task of a contrast is drawn from these, always the same
@@ -238,21 +166,21 @@ def spread(
     """
     tasks = list(facts)
     rng = np.random.default_rng(0)
-    found: dict[str, Worded] = {task: [] for task in tasks}
+    texts_by_task: dict[str, Worded] = {task: [] for task in tasks}
     frame_kinds: Sequence[str] = (TRAINED,)
     if held_out:
         frame_kinds = held_out_kinds(facts.values()) if kinds is None else kinds
     for kind in frame_kinds:
         members = [task for task in tasks if _has_kind(facts[task], kind)]
-        words = Wordings(members, facts, kind=kind, frames=0 if held_out else frames)
+        wordings = Wordings(members, facts, kind=kind, frames=0 if held_out else frames)
         for k, task in enumerate(members):
-            found[task] += [(kind, text) for text in words.of_task(k, rng)]
-    return found
+            texts_by_task[task] += [(kind, text) for text in wordings.render_task(k, rng)]
+    return texts_by_task
 
 
 def _has_kind(facts: Facts, kind: str) -> bool:
-    """Whether the library of a task has frames of this kind; a task without facts has its own
-    text.
+    """Return whether the library of a task has frames of this kind; a task without facts has its
+    own text.
     """
     return not facts or kind in library(facts["library"]).frames
 
@@ -264,7 +192,12 @@ def turns(
     held_out: bool,
     frames: int,
 ) -> Worded:
-    """(kind, text) of each task of an evaluation, its frames in turn; arguments as in `spread`."""
+    """Return (kind, text) for each episode of an evaluation; equal tasks take their frames in turn.
+
+    Args:
+        tasks: of the episodes.
+        facts, held_out, frames: as in `spread`.
+    """
     choices = spread(facts, held_out=held_out, frames=frames)
     return [choices[task][i % len(choices[task])] for i, task in enumerate(tasks)]
 
@@ -279,21 +212,21 @@ def contrast_texts(own: Facts, other: Facts) -> list[str]:
     texts = []
     own_library = library(own["library"])
     frames = [frame for kind in own_library.held_out_kinds for frame in own_library.frames[kind]]
-    for frame in filter(contrasted, frames):
-        names = contrasted(frame)
-        fits = fields_of(frame) <= {*own, *(OTHER + name for name in own)}
+    for frame in filter(contrasted_facts, frames):
+        names = contrasted_facts(frame)
+        fits = frame_fields(frame) <= {*own, *(OTHER + name for name in own)}
         if fits and any(own[name] != other[name] for name in names):
             texts.append(render(frame, own, other))
     return texts
 
 
 def contrastable(facts: Sequence[Facts]) -> list[list[int]]:
-    """The tasks that each can be contrasted with, itself among them: those of its world with the
-    same fields.
+    """Return for each task the tasks that it can be contrasted with, itself among them: those of its
+    world with the same fields.
 
     facts: of each task.
     """
-    kinds = [(_world(known), *sorted(known)) for known in facts]
+    kinds = [(_library_and_world(task_facts), *sorted(task_facts)) for task_facts in facts]
     members = defaultdict(list)
     for task, kind in enumerate(kinds):
         members[kind].append(task)
@@ -301,9 +234,9 @@ def contrastable(facts: Sequence[Facts]) -> list[list[int]]:
 
 
 class Wordings(Sequence[str]):
-    """All texts of some tasks, rendered when read.
+    """All texts of some tasks, each rendered when it is read.
 
-    A text's number stands for its task, its frame and the other task of a contrast; -1 - k is the
+    The index of a text encodes its task, its frame and the other task of a contrast; -1 - k is the
     text of task k itself.
 
     A frame that names a fact which a task lacks is not used for it, nor, with `distinct_contrasts`,
@@ -326,101 +259,110 @@ class Wordings(Sequence[str]):
         frames: int = 0,
     ) -> None:
         if frames < 0:
-            wanted = "a number of frames, or 0 for all"
-            raise ValueError(f"text_wordings: expected {wanted}, got {frames}")
+            raise ValueError(
+                f"text_wordings: expected a number of frames, or 0 for all, got {frames}"
+            )
         self.tasks = list(tasks)
         self.facts = [facts.get(task, {}) for task in tasks]
         self.others = contrastable(self.facts)
-        self.alike: dict[tuple[int, tuple[str, ...]], bool] = {}  # see `_alike`
-        self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
-        self.most = max(len(own) for own in self.frames)
-        frames_of_task = [len(own) for own in self.frames]
-        turns_of_task = [max(len(members) - 1, 1) for members in self.others]
+        self.equality: dict[tuple[int, tuple[str, ...]], bool] = {}  # see `_have_equal_facts`
+        self.frames = [self._select_frames(i, kind, frames) for i in range(len(tasks))]
+        num_frames = [len(task_frames) for task_frames in self.frames]
+        num_others = [max(len(members) - 1, 1) for members in self.others]
+        self.max_frames = max(num_frames)
         # (n, 2): frames of each task, and the other tasks of its contrasts
-        self.counts = np.column_stack([frames_of_task, turns_of_task])
-        self.contrasts = np.zeros((len(tasks), self.most), bool)  # whether a frame is a contrast
-        for i, own in enumerate(self.frames):
-            self.contrasts[i, : len(own)] = [bool(contrasted(frame)) for frame in own]
-        self.text = lru_cache(100_000)(self._text)
+        self.counts = np.column_stack([num_frames, num_others])
+        self.is_contrast = np.zeros((len(tasks), self.max_frames), bool)
+        for i, task_frames in enumerate(self.frames):
+            for k, frame in enumerate(task_frames):
+                self.is_contrast[i, k] = bool(contrasted_facts(frame))
+        self.render_cached = lru_cache(100_000)(self._render)
 
-    def _usable(self, task: int, kind: str, count: int) -> list[str]:
-        """The first `count` frames that the facts of a task fill; 0: all."""
-        known = self.facts[task]
-        if not known:
+    def _select_frames(self, task: int, kind: str, count: int) -> list[str]:
+        """Return the first `count` frames that the facts of a task fill; 0: all."""
+        facts = self.facts[task]
+        if not facts:
             return ["{task}"]
-        names = set(known)
+        fields = set(facts)
         if len(self.others[task]) > 1:
-            names |= {OTHER + name for name in known}
-        own = library(known["library"])
-        usable = [frame for frame in own.frames[kind] if fields_of(frame) <= names]
-        if own.distinct_contrasts:
-            usable = [frame for frame in usable if self._is_distinct(task, frame)]
-        if len(usable) < max(count, 1):
-            what = f"{len(usable)} {kind} frames fit the facts of {self.tasks[task]!r}"
-            raise ValueError(f"text_wordings={count}: {what}")
-        return usable[: count or None]
+            fields |= {OTHER + name for name in facts}
+        task_library = library(facts["library"])
+        frames = [frame for frame in task_library.frames[kind] if frame_fields(frame) <= fields]
+        if task_library.distinct_contrasts:
+            frames = [frame for frame in frames if self._is_distinct(task, frame)]
+        if len(frames) < max(count, 1):
+            raise ValueError(
+                f"text_wordings={count}: {len(frames)} {kind} frames fit the facts of "
+                f"{self.tasks[task]!r}"
+            )
+        return frames[: count or None]
 
     def _is_distinct(self, task: int, frame: str) -> bool:
-        """Whether a frame is no contrast, or another task differs in the facts that it names."""
-        names = contrasted(frame)
-        return not names or not self._alike(self.others[task], tuple(names))
+        """Return whether a frame is no contrast, or another task differs in the facts that it names."""
+        names = contrasted_facts(frame)
+        return not names or not self._have_equal_facts(self.others[task], tuple(names))
 
     def __len__(self) -> int:
-        return len(self.tasks) ** 2 * self.most
+        return len(self.tasks) ** 2 * self.max_frames
 
-    def __getitem__(self, number: Any) -> Any:
-        return self.text(int(number)) if number >= 0 else self.tasks[-1 - int(number)]
+    def __getitem__(self, index: Any) -> Any:
+        return self.render_cached(int(index)) if index >= 0 else self.tasks[-1 - int(index)]
 
-    def _text(self, number: int) -> str:
-        rest, turn = divmod(number, len(self.tasks))
-        task, frame = divmod(rest, self.most)
-        own = self.facts[task]
-        sentence = self.frames[task][frame]
-        names = contrasted(sentence)
-        other = self._other(task, names, turn) if names else own
-        return render(sentence, {**own, "task": self.tasks[task]}, other)
+    def _render(self, index: int) -> str:
+        rest, other_index = divmod(index, len(self.tasks))
+        task, frame_index = divmod(rest, self.max_frames)
+        facts = self.facts[task]
+        frame = self.frames[task][frame_index]
+        names = contrasted_facts(frame)
+        other = self._find_other(task, names, other_index) if names else facts
+        return render(frame, {**facts, "task": self.tasks[task]}, other)
 
-    def _other(self, task: int, names: Sequence[str], turn: int) -> Facts:
-        """The facts of the first other task, from the `turn`-th on, that differs in one of these;
-        its own if none does.
+    def _find_other(self, task: int, names: Sequence[str], start: int) -> Facts:
+        """Return the facts of the first other task, from the `start`-th on, that differs in one of
+        these facts; those of the task itself if none does.
         """
         own = self.facts[task]
         members = self.others[task]
-        if self._alike(members, tuple(names)):
+        if self._have_equal_facts(members, tuple(names)):
             return own
-        first = members.index(task) + 1 + turn
+        first = members.index(task) + 1 + start
         for k in range(len(members) - 1):
             candidate = self.facts[members[(first + k) % len(members)]]
             if any(candidate[name] != own[name] for name in names):
                 return candidate
         return own
 
-    def _alike(self, members: Sequence[int], names: tuple[str, ...]) -> bool:
-        """Whether these tasks, of one world, are the same in each of these facts."""
+    def _have_equal_facts(self, members: Sequence[int], names: tuple[str, ...]) -> bool:
+        """Return whether these tasks, of one world, are equal in each of these facts."""
         key = members[0], names
-        if key not in self.alike:
+        if key not in self.equality:
             values = {tuple(self.facts[task][name] for name in names) for task in members}
-            self.alike[key] = len(values) == 1
-        return self.alike[key]
+            self.equality[key] = len(values) == 1
+        return self.equality[key]
 
-    def of_task(self, task: int, rng: np.random.Generator) -> list[str]:
-        """A text of each frame of a task; the other tasks of its contrasts are drawn."""
+    def render_task(self, task: int, rng: np.random.Generator) -> list[str]:
+        """Return a text of each frame of a task; the other tasks of its contrasts are drawn."""
         frame = np.arange(len(self.frames[task]))
-        numbers = self.number(np.full_like(frame, task), frame, rng.random(len(frame)))
-        return [self[number] for number in numbers]
+        indices = self.index_texts(np.full_like(frame, task), frame, rng.random(len(frame)))
+        return [self[index] for index in indices]
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A text of each of these tasks: numbers (B,)."""
-        frame, turn = rng.random((2, len(task)))
-        return self.number(task, (frame * self.counts[task, 0]).astype(int), turn)
+        """Draw a text of each of these tasks: (B,) -> indices (B,)."""
+        frame, other = rng.random((2, len(task)))
+        return self.index_texts(task, (frame * self.counts[task, 0]).astype(int), other)
 
-    def number(self, task: np.ndarray, frame: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """The numbers (B,) of these frames (B,) of these tasks (B,).
+    def index_texts(self, task: np.ndarray, frame: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Return the indices (B,) of texts.
 
-        turn: (B,) within 0 .. 1, the other task that a contrast has.
+        Args:
+            task: (B,).
+            frame: (B,) of the task.
+            other: (B,) within 0 .. 1, the other task of a contrast.
         """
-        other = (turn * self.counts[task, 1]).astype(int) * self.contrasts[task, frame]
-        return np.asarray((task * self.most + frame) * len(self.tasks) + other)
+        other_index = (other * self.counts[task, 1]).astype(int) * self.is_contrast[task, frame]
+        return np.asarray((task * self.max_frames + frame) * len(self.tasks) + other_index)
+
+    number = index_texts  # moved
 
     def sampler(
         self,
@@ -431,25 +373,25 @@ class Wordings(Sequence[str]):
         texts: int,
         among: np.ndarray | None = None,
     ) -> Callable[[int], Window]:
-        """The windows of a sampler, a text drawn for each row: a pure function of (seed, step).
+        """Return a sampler with a text drawn for each row: a pure function of (seed, step).
 
         Args:
             sampler: step -> Window.
             task: (E,) of each episode.
             seed: of the draws.
-            texts: of a batch; row i has that of row i % texts, whose task is the same, see
+            texts: of a batch; row i has the text of row i % texts, whose task is the same, see
                 `sampling.TextSampler`.
-            among: (E,) whether the texts of an episode are drawn; the others have that of their
+            among: (E,) bool, the episodes whose texts are drawn; the others have the text of their
                 task. None: all are.
         """
 
-        def drawn(step: int) -> Window:
+        def draw_window(step: int) -> Window:
             window = sampler(step)
-            own = task[window.episodes]
+            row_task = task[window.episodes]
             rng = of_step(seed, step, Draw.WORDINGS)
-            number = self.draw(own[:texts], rng)[np.arange(len(own)) % texts]
+            text_index = self.draw(row_task[:texts], rng)[np.arange(len(row_task)) % texts]
             if among is not None:
-                number = np.where(among[window.episodes], number, -1 - own)
-            return replace(window, text_index=number)
+                text_index = np.where(among[window.episodes], text_index, -1 - row_task)
+            return replace(window, text_index=text_index)
 
-        return drawn
+        return draw_window

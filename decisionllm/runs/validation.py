@@ -39,8 +39,9 @@ def validation_terms(
             means = {term: float(np.mean(each)) for term, each in batches.items()}
             for term, mean in means.items():
                 means_by_term[term].append(mean)
-            if label or embodiment:
-                values[f"held_out_nll/{label or embodiment}"] = means["nll"]
+            part = label if of_embodiment.store.is_mixture else embodiment
+            if part:
+                values[f"held_out_nll/{part}"] = means["nll"]
     for term, of_parts in means_by_term.items():
         values[f"held_out_{term}"] = float(np.mean(of_parts))
     return values

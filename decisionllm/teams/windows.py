@@ -109,7 +109,7 @@ class TeamSampler(Sampler):
         """The batch of a step: windows of up to T steps, one row a member."""
         rng = of_step(self.seed, step, Draw.ROWS)
         B = self.batch_size
-        episodes, within = self.find(self.draw(rng))
+        episodes, within = self.locate(self.draw(rng))
         begin = self.start[episodes] + within
         group = self.group[episodes]
 

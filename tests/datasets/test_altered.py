@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import altered, sampling
-from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_writer import write
 from decisionllm.protocols import Source
 from decisionllm.registry import choice
 from decisionllm.schema import Episode, Spec
@@ -25,7 +26,9 @@ def changed(tmp_path, name, node=SYNTHETIC, **options):
 
 
 def test_without_a_transform_the_store_is_the_datasets_own(tmp_path):
-    clean, same = (prepare(SYNTHETIC, tmp_path, *given) for given in ((), ({"_target_": "none"},)))
+    clean, same = (
+        prepare(SYNTHETIC, tmp_path, *transforms) for transforms in ((), ({"_target_": "none"},))
+    )
     assert clean.path == same.path and clean.action_weight is None
 
 
@@ -69,7 +72,7 @@ def test_a_share_of_one_column_changes(tmp_path, column, node, kind):
 
 
 def test_a_changed_wording_changes_no_log_again(tmp_path):
-    maze = choice("dataset", "maze2d-umaze", steps=2000)
+    maze = choice("dataset", "maze2d-umaze", steps=1000)
     clean, goal = changed(tmp_path, "unlabelled", maze | {"text": "goal"}, actions_kept=0.5)
     named, worded = changed(
         tmp_path, "unlabelled", maze | {"text": "paraphrased"}, actions_kept=0.5
@@ -214,5 +217,5 @@ def test_what_cannot_be_is_refused(tmp_path):
 def test_the_returns_of_campaigns_are_not_those_of_other_rewards(tmp_path, column, kept):
     walk = prepare(SYNTHETIC, tmp_path)
     clean = replace(walk, info=walk.info | {"campaigns": [[0, 1, 2, 3.0, 4.0, 5.0]]})
-    found = altered.corrupted(clean, column=column)
-    assert ("campaigns" in found.info) == kept
+    source = altered.corrupted(clean, column=column)
+    assert ("campaigns" in source.info) == kept

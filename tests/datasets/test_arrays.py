@@ -8,9 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import arrays
-from decisionllm.datasets.arrays import cut, from_episodes, load
-from decisionllm.datasets.store import open_store, prepare
+from decisionllm.datasets import d4rl_files
+from decisionllm.datasets.arrays import from_episodes, load, split_episodes
+from decisionllm.datasets.store import open_store
+from decisionllm.datasets.store_cache import prepare
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
@@ -19,14 +20,14 @@ def columns(**changed):
     """Five rows: an episode of two that terminates, one of two that is cut off, one of one that the
     log ends.
     """
-    found = {
+    defaults = {
         "observations": np.arange(10.0).reshape(5, 2),
         "actions": np.array([[0.1], [0.2], [-0.3], [0.4], [0.5]]),
         "rewards": np.array([1.0, 2, 3, 4, 5]),
         "terminals": np.array([0, 1, 0, 0, 0], bool),
         "timeouts": np.array([0, 0, 0, 1, 0], bool),
     }
-    return {key: column for key, column in (found | changed).items() if column is not None}
+    return {key: column for key, column in (defaults | changed).items() if column is not None}
 
 
 def put(path, **changed):
@@ -103,7 +104,7 @@ def test_integer_actions_are_discrete(tmp_path):
 def test_next_observations_that_are_not_those_of_the_next_row_are_a_fault(
     block, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(arrays, "BLOCK", block)
+    monkeypatch.setattr(d4rl_files, "BLOCK", block)
     seen = columns()["observations"]
     after = np.append(seen[1:], [[0.0, 0.0]], axis=0)
     after[[1, 3]] = 100  # the last rows of their episodes
@@ -207,8 +208,8 @@ def test_a_column_of_hdf5_that_holds_nothing_is_refused(there, tmp_path):
     with h5py.File(tmp_path / "mine.hdf5", "w") as file:
         for key, column in columns(rewards=there).items():
             file[key] = column
-    wanted = "expected rewards as an array, got a broken link or an empty dataset"
-    with pytest.raises(ValueError, match=wanted):
+    message = "expected rewards as an array, got a broken link or an empty dataset"
+    with pytest.raises(ValueError, match=message):
         load(path=str(tmp_path / "mine.hdf5"))
 
 
@@ -264,13 +265,13 @@ def test_what_is_not_such_a_file_is_refused(tmp_path, changed, message):
 
 def test_a_file_that_marks_no_end_is_refused(tmp_path):
     unmarked = np.zeros(5, bool)
-    wanted = (
+    message = (
         "expected a row where terminals or timeouts is set, got 5 rows without; .* "
         "dataset.horizon cuts nothing"
     )
     for name, timeouts in (("one", None), ("both", unmarked)):
         path = put(tmp_path / f"{name}.npz", terminals=unmarked, timeouts=timeouts)
-        with pytest.raises(ValueError, match=f"{path}: {wanted}"):
+        with pytest.raises(ValueError, match=f"{path}: {message}"):
             load(path=path, horizon=2)
 
 
@@ -286,6 +287,7 @@ def test_a_file_of_one_episode_marks_its_last_row(tmp_path, capsys):
         "dataset.high=[1]",
         *loop,
         *NANO,
+        "steps=1",
     ]
     assert command("train", *words, f"run={tmp_path}/run") == 0
     assert (
@@ -363,7 +365,7 @@ def test_a_number_that_float32_cannot_hold_is_named(tmp_path):
 def test_numbers_that_float32_rounds_visibly_are_a_fault(
     first, rounded, block, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(arrays, "BLOCK", block)
+    monkeypatch.setattr(d4rl_files, "BLOCK", block)
     path = put(tmp_path / "mine.npz", observations=np.stack([first, np.arange(5)], 1))
     dataset = node("dataset", "arrays", path=path, task="Fill.")
     unread, *faults = prepare(dataset, tmp_path / "home").info["faults"]
@@ -409,15 +411,18 @@ def test_blocks_of_any_size_give_the_same_episodes(block, tmp_path, monkeypatch)
         put(tmp_path / "b.npz", **by_columns),
     ]
     whole = [list(load(path=path).episodes) for path in paths]
-    monkeypatch.setattr(arrays, "BLOCK", block)
+    monkeypatch.setattr(d4rl_files, "BLOCK", block)
     for path, expected in zip(paths, whole, strict=True):
-        for e, wanted in zip(load(path=path).episodes, expected, strict=True):
-            assert all(np.array_equal(value, vars(wanted)[name]) for name, value in vars(e).items())
+        for e, expected_episode in zip(load(path=path).episodes, expected, strict=True):
+            assert all(
+                np.array_equal(value, vars(expected_episode)[name])
+                for name, value in vars(e).items()
+            )
 
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_a_file_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "BLOCK", 10_000)
+    monkeypatch.setattr(d4rl_files, "BLOCK", 10_000)
     n = 100_000  # rows, 17 MB
     log = {
         "observations": np.ones((n, 20)),
@@ -452,8 +457,8 @@ def test_a_changed_file_is_read_again(tmp_path):
 @pytest.mark.slow
 def test_episodes_made_in_python_are_trained_on(tmp_path):
     made = [episode([1, 2, 3], S=3, A=2, start=i, task="Go.") for i in range(6)]
-    chosen = from_episodes(made, tmp_path / "mine", name="mine")
-    store = prepare(chosen, tmp_path / "cache")
+    dataset = from_episodes(made, tmp_path / "mine", name="mine")
+    store = prepare(dataset, tmp_path / "cache")
     assert store.path == tmp_path / "mine" and not (tmp_path / "cache").exists(), "it is not copied"
     assert store.fingerprint == open_store(tmp_path / "mine").fingerprint and store.info == {
         "name": "mine"
@@ -525,14 +530,14 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path):
     ids=str,
 )
 def test_numbers_that_a_store_would_change_are_refused(changed, message, tmp_path):
-    given = {
+    fields = {
         "observations": np.zeros((2, 1)),
         "actions": np.zeros((2, 1), int),
         "rewards": np.ones(2),
     }
     spec = Spec(observation_dim=1, action_dim=1, horizon=2, num_actions=3)
     with pytest.raises(ValueError, match=f"episode 0(, step 0)?: {message}"):
-        from_episodes([Episode(**given | changed)], tmp_path / "store", name="mine", spec=spec)
+        from_episodes([Episode(**fields | changed)], tmp_path / "store", name="mine", spec=spec)
 
 
 def test_a_store_that_is_not_there_is_named(tmp_path):
@@ -541,4 +546,4 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
 
 
 def test_arrays_in_memory_are_split_too():
-    assert [e.task for e in cut([columns()], task="Fill.")] == ["Fill."] * 3
+    assert [e.task for e in split_episodes([columns()], task="Fill.")] == ["Fill."] * 3

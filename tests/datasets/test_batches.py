@@ -9,7 +9,8 @@ import pytest
 from decisionllm.config import train_config
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.batches import check_targets, open_data
-from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_writer import write
 from decisionllm.datasets.windows import of_store
 from decisionllm.protocols import Source
 from decisionllm.schema import Spec
@@ -175,7 +176,7 @@ def test_a_part_alone_is_turned(tmp_path):
 
 
 def test_a_part_of_one_wording_is_not_paraphrased_with_another_one(tmp_path):
-    maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
+    maze = {"dataset": "maze2d-umaze", "steps": 1000, "source": "regenerate"}
     parts = {"goal": maze | {"text": "goal"}, "words": maze | {"text": "paraphrased"}}
     dataset = node("dataset", "mixture", parts=parts, text_wordings=0)
     c = train_config(
@@ -223,6 +224,6 @@ def test_what_leaves_nothing_to_train_on_is_named(horizon, part, message, tmp_pa
             log, info={"parts": {"a": {"dataset": {}}, "b": {"dataset": {}}}}, part=np.array([0, 1])
         )
         left = np.array([0])
-    given = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
+    options = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_targets(train_config(given), log, of_store(log), left)
+        check_targets(train_config(options), log, of_store(log), left)

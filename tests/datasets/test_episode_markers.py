@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import arrays
+from decisionllm.datasets import d4rl_files
 from decisionllm.datasets.arrays import load
 
 ROWS = np.arange(120)  # 20 episodes of 6 steps
@@ -103,7 +103,7 @@ def test_an_ignored_column_must_be_there(tmp_path):
 
 def test_marks_are_read_across_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr("decisionllm.datasets.episode_markers.ROWS", 7)
-    monkeypatch.setattr(arrays, "BLOCK", 14)
+    monkeypatch.setattr(d4rl_files, "BLOCK", 14)
     for name, column in OTHER_ENDS.items():
         path = save(tmp_path / "log.npz", name, column)
         with pytest.raises(ValueError, match=f"expected {name} to agree .*20 episodes with it"):

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from decisionllm.datasets import faults
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 
 
-def found(path, episodes, **options):
+def describe_faults(path, episodes, **options):
     S = episodes[0].observations.shape[1]
     spec = Spec(S, 1, 100, (-1.0,), (1.0,), **options)
     return faults.survey(write(path, Source(spec, episodes, {"name": "test"}))).faults
@@ -31,13 +31,13 @@ def walk(group, n=40, *, columns=1, seed=None, **changed):
 
 
 def test_a_clean_log_has_no_fault(tmp_path):
-    assert found(tmp_path / "s", [walk(g) for g in range(5)]) == []
+    assert describe_faults(tmp_path / "s", [walk(g) for g in range(5)]) == []
 
 
 def test_repeated_episodes_are_counted_and_placed(tmp_path):
     # two extra copies of one, one of another
     episodes = [walk(0), walk(0), walk(1, seed=0), walk(2), walk(3), walk(3)]
-    assert found(tmp_path / "s", episodes) == [
+    assert describe_faults(tmp_path / "s", episodes) == [
         "3 of 6 episodes repeat another one, 2 different ones; 1 of them in several groups, of "
         "which one may be held out"
     ]
@@ -46,7 +46,7 @@ def test_repeated_episodes_are_counted_and_placed(tmp_path):
 def test_constant_rewards_and_numbers(tmp_path):
     still = np.stack([np.full(40, 7.0), np.arange(40) ** 2], 1)
     episodes = [walk(g, observations=still, rewards=np.full(40, 2.0)) for g in range(2)]
-    assert found(tmp_path / "s", episodes) == [
+    assert describe_faults(tmp_path / "s", episodes) == [
         "every reward is 2: a return says no more than the length of an episode",
         "observation [0]: the same number at every step",
     ]
@@ -58,13 +58,13 @@ def test_an_entity_that_is_never_there_is_no_constant_number(tmp_path):
     one, none = np.ones(40), np.zeros(40)
     seen = np.stack([none, steps % 3, one, steps**2, none, none], 1)
     schema = (("own", 2, 1), ("ball", 2, 2))
-    assert found(tmp_path / "s", [walk(0, observations=seen)], entity_schema=schema) == [
+    assert describe_faults(tmp_path / "s", [walk(0, observations=seen)], entity_schema=schema) == [
         "observation [0, 2]: the same number at every step"
     ]
     schema = (("grid:a", 1, 2), ("own", 4, 1))  # a category that a cell never has
-    assert found(tmp_path / "grid", [walk(0, observations=seen)], entity_schema=schema) == [
-        "observation [2, 4, 5]: the same number at every step"
-    ]
+    assert describe_faults(
+        tmp_path / "grid", [walk(0, observations=seen)], entity_schema=schema
+    ) == ["observation [2, 4, 5]: the same number at every step"]
 
 
 def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_next(
@@ -79,7 +79,7 @@ def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_nex
         walk(1, observations=line + 500),
         walk(2, observations=jumped),
     ]
-    assert found(tmp_path / "s", episodes) == [
+    assert describe_faults(tmp_path / "s", episodes) == [
         "observation [0]: 2 changes of more than 30 times its usual change in a step, 1"
     ]
 
@@ -92,7 +92,7 @@ def test_an_observation_that_holds_the_future(tmp_path, monkeypatch):
         togo = np.cumsum(e.rewards[::-1])[::-1]
         seen = np.stack([e.observations[:, 0], togo, -3 * e.rewards + 5], 1)
         episodes.append(walk(g, observations=seen, rewards=e.rewards))
-    assert found(tmp_path / "s", episodes) == [
+    assert describe_faults(tmp_path / "s", episodes) == [
         "observation [1]: as good as the return-to-go, which is known only later",
         "observation [2]: as good as the reward of the step, which is known only later",
     ]

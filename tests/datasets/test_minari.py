@@ -1,6 +1,4 @@
-"""Minari datasets through the real library: written and read back, every kind of space, and the two
-defects of PointMaze.
-"""
+"""Minari datasets through the real library: written and read back, every kind of space."""
 
 import json
 import shutil
@@ -17,14 +15,15 @@ from gymnasium.error import NameNotFound
 from minari.data_collector import EpisodeBuffer
 
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.datasets.minari import load, save
-from decisionllm.datasets.spaces import as_categorical
-from decisionllm.datasets.store import open_store, prepare, write
+from decisionllm.datasets.categorical import as_categorical
+from decisionllm.datasets.minari import load
+from decisionllm.datasets.minari_export import save
+from decisionllm.datasets.store import open_store
+from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_writer import write
 from tests.conftest import episode, make_store, node
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
-# the goal is at (-1, 1)
-UMAZE = [[1, 1, 1, 1, 1], [1, "g", 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]
 
 
 def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, also=(), **options):
@@ -55,45 +54,6 @@ def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, also=()
 
 def rows(n, size=2, start=0.0):
     return start + np.arange(n * size, dtype=np.float32).reshape(n, size) / 100
-
-
-def point_maze(
-    minari_id="D4RL/pointmaze/umaze-v2", *, maze_map=UMAZE, reward_type="sparse", limit=300
-):
-    """Two episodes of three steps whose first observation still has the goal of the episode before,
-    as in the public files.
-    """
-    numbers = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    space = spaces.Dict(
-        observation=spaces.Box(-np.inf, np.inf, (4,), np.float64),
-        achieved_goal=numbers,
-        desired_goal=numbers,
-    )
-    made = []
-    for xs, goals in (
-        ([1.0, 0.0, -0.54, -0.56], [[9, 9], [1, 1], [1, 1], [1, 1]]),
-        ([-0.56, -1.0, -1.45, -1.46], [[1, 1], [0, -1], [0, -1], [0, -1]]),
-    ):
-        place = np.array([[x, 1.0] for x in xs])
-        seen = {
-            "observation": np.concatenate([place, 0 * place], 1),
-            "achieved_goal": place,
-            "desired_goal": np.array(goals, float),
-        }
-        made.append((seen, rows(3), [0, 0, 1]))
-    kwargs = {
-        "maze_map": maze_map,
-        "reward_type": reward_type,
-        "continuing_task": True,
-        "reset_target": False,
-    }
-    entry = "gymnasium_robotics.envs.maze.point_maze:PointMazeEnv"
-    return put(
-        minari_id,
-        made,
-        observation_space=space,
-        eval_env=EnvSpec("PointMaze_UMaze-v3", entry, max_episode_steps=limit, kwargs=kwargs),
-    )
 
 
 def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
@@ -203,8 +163,8 @@ def test_a_value_that_a_discrete_observation_cannot_have_is_refused(value):
     space = spaces.Dict(mode=spaces.Discrete(2, start=2))
     good, bad = ({"mode": np.array([2, 3, last])} for last in (2, value))
     put("mine/mode-v0", [(good, rows(2), [0, 0]), (bad, rows(2), [0, 0])], observation_space=space)
-    wanted = rf"mine/mode-v0, episode 1: expected a value of Discrete\(2, start=2\), got {value} in row 2"
-    with pytest.raises(ValueError, match=wanted):
+    message = rf"mine/mode-v0, episode 1: expected a value of Discrete\(2, start=2\), got {value} in row 2"
+    with pytest.raises(ValueError, match=message):
         load(minari_id="mine/mode-v0")
 
 
@@ -321,57 +281,14 @@ def test_a_tuple_and_its_discrete_parts_have_the_layout_of_environments():
     assert first.final_observation[2:].tolist() == [1, 0, 0, 0, 1, 0]
 
 
-def test_a_pointmaze_goal_is_that_of_the_second_observation():
-    point_maze()
-    first, second = load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").episodes
-    assert first.observations[:, 2:4].tolist() == [[1, 1]] * 3, (
-        "achieved goal, desired goal, observation: in order of their names"
-    )
-    assert second.observations[:, 2:4].tolist() == [[0, -1]] * 3 and second.final_observation[
-        2:4
-    ].tolist() == [0, -1]
-    assert second.observations.shape == (3, 8) and second.rewards.tolist() == [0, 0, 1]
-
-
-def test_pointmaze_rewards_are_those_of_the_evaluations_goal():
-    point_maze()
-    source = load(minari_id="D4RL/pointmaze/umaze-v2")
-    first, second = source.episodes
-    assert first.observations.tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [np.float32(-0.54), 1, 0, 0]]
-    assert first.rewards.tolist() == [0, 0, 1], (
-        "for the new position: x = 0, -0.54, -0.56, and the goal's disc begins at -0.55"
-    )
-    assert second.rewards.tolist() == [1, 1, 0], "x = -1, -1.45, -1.46"
-    assert source.info["goal"] == "fixed"
-
-
-def test_a_dense_pointmaze_has_dense_rewards():
-    point_maze("D4RL/pointmaze/umaze-dense-v2", reward_type="dense")
-    first, _ = load(minari_id="D4RL/pointmaze/umaze-dense-v2").episodes
-    np.testing.assert_allclose(first.rewards, np.exp([-1, -0.46, -0.44]), rtol=1e-6)
-
-
-def test_a_pointmaze_without_one_goal_says_what_to_do():
-    point_maze(maze_map=[["g" if cell == 0 else cell for cell in row] for row in UMAZE])
-    with pytest.raises(
-        ValueError, match="expected one goal cell 'g' .* got 7; use dataset.goal=own"
-    ):
-        load(minari_id="D4RL/pointmaze/umaze-v2")
-    assert load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").info["goal"] == "own"
-
-
-def test_pointmaze_in_the_name_alone_changes_nothing(tmp_path):
-    save("mine/pointmaze-v0", make_store(tmp_path / "s", [episode([1, 2])]))
-    (only,) = load(minari_id="mine/pointmaze-v0").episodes
-    assert only.rewards.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize(
     "limit, options, horizon", [(300, {}, 300), (2, {}, 3), (None, {}, 3), (300, {"horizon": 9}, 9)]
 )
 def test_the_horizon_is_the_longest_episode_or_evaluation(limit, options, horizon):
-    point_maze(limit=limit)
-    assert load(minari_id="D4RL/pointmaze/umaze-v2", **options).spec.horizon == horizon
+    entry = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
+    spec = EnvSpec("Pendulum-v1", entry, max_episode_steps=limit)
+    put("mine/limit-v0", [(rows(4), rows(3), [0, 0, 1])], eval_env=spec)
+    assert load(minari_id="mine/limit-v0", **options).spec.horizon == horizon
 
 
 def test_a_constant_text_is_the_id_and_the_description(tmp_path):
@@ -413,22 +330,6 @@ def test_a_template_names_the_numbers_of_the_first_observation():
         load(minari_id="mine/go-v0", text="template", task="To {goal}.")
     with pytest.raises(ValueError, match="dataset.task: text=template needs a text, got none"):
         load(minari_id="mine/go-v0", text="template")
-
-
-def test_a_template_of_a_pointmaze_has_the_repaired_goal():
-    point_maze()
-    options = {
-        "minari_id": "D4RL/pointmaze/umaze-v2",
-        "text": "template",
-        "task": "Go to {desired_goal}.",
-    }
-    source = load(goal="own", **options)
-    assert [each.task for each in source.episodes] == ["Go to 1, 1.", "Go to 0, -1."]
-    with pytest.raises(
-        ValueError,
-        match=r"parts of the observation, .observation., got desired_goal; dataset.goal=own keeps",
-    ):
-        load(**options)
 
 
 def test_a_template_of_a_vector_has_no_parts_but_the_whole(tmp_path):
@@ -510,11 +411,11 @@ def test_a_damaged_dataset_is_refused(tmp_path):
 
 
 def test_a_dataset_is_not_held_as_a_whole(tmp_path):
-    many = [episode([1.0] * 100, S=100) for _ in range(50)]  # 2 MB, 40 kB each
+    many = [episode([1.0] * 100, S=100) for _ in range(25)]  # 1 MB, 40 kB each
     save("mine/long-v0", make_store(tmp_path / "s", many, horizon=100))
     source = load(minari_id="mine/long-v0")
     tracemalloc.start()
-    assert sum(len(e.rewards) for e in source.episodes) == 5000
+    assert sum(len(e.rewards) for e in source.episodes) == 2500
     assert tracemalloc.get_traced_memory()[1] < 5e5  # bytes
     tracemalloc.stop()
 

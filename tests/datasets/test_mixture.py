@@ -14,11 +14,10 @@ from hydra import initialize_config_dir
 from decisionllm.command_line import configs, store_choices
 from decisionllm.commands.data import card
 from decisionllm.config import train_config
-from decisionllm.datasets import sampling, store, windows
+from decisionllm.datasets import dataset_reader, sampling, store_cache, store_writer, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
 from decisionllm.datasets.mixture import (
-    described,
     embodiment_config,
     embodiment_parts,
     evaluation_parts,
@@ -26,14 +25,14 @@ from decisionllm.datasets.mixture import (
     part_shares,
 )
 from decisionllm.datasets.mixture import stores as of_stores
+from decisionllm.datasets.mixture_parts import described
 from decisionllm.policy import loading
+from decisionllm.registry import build
 from decisionllm.runs import directory
 from decisionllm.runs.directory import of_part
 from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
-
-pytestmark = pytest.mark.slow
 
 LABELS = {
     "few": {"dataset": "synthetic", "episodes": 4, "seed": 1},
@@ -43,12 +42,12 @@ LABELS = {
 
 @pytest.fixture
 def mixed(tmp_path):
-    return store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
+    return store_writer.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
 
 
 def test_parts_keep_their_episodes_and_share_no_group(mixed, tmp_path):
     alone = [
-        store.write(tmp_path / label, store.build(part.dataset))
+        store_writer.write(tmp_path / label, build(part.dataset))
         for label, part in described(LABELS, {}, "goal").items()
     ]
     assert mixed.part.tolist() == [0] * 4 + [1] * 16 and mixed.group.tolist() == list(range(20))
@@ -87,11 +86,11 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
             "text": "constant",
         },
     }
-    chosen = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
+    dataset = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
     if kind == "mixture":
-        made = described(**{key: value for key, value in chosen.items() if key != "_target_"})
+        made = described(**{key: value for key, value in dataset.items() if key != "_target_"})
     else:
-        made = embodiment_parts(chosen)
+        made = embodiment_parts(dataset)
     envs = {label: part.env for label, part in made.items()}
     assert {label: env["text"] for label, env in envs.items()} == {
         "run's": "goal",
@@ -118,7 +117,7 @@ def of_two(tmp_path):
         name: {"dataset": "store", "path": str(s.path)}
         for name, s in (("one", one), ("three", three))
     }
-    return store.write(tmp_path / "mixed", load(parts=parts))
+    return store_writer.write(tmp_path / "mixed", load(parts=parts))
 
 
 def test_groups_of_stores_are_numbered_anew_and_the_longest_horizon_is_kept(tmp_path):
@@ -152,8 +151,8 @@ def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
 
 
 def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
-    alone = store.write(
-        tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"].dataset)
+    alone = store_writer.write(
+        tmp_path / "alone", build(described(LABELS, {}, "goal")["many"].dataset)
     )
     for options in (
         {"held_out": 0.25, "seed": 3},
@@ -205,11 +204,21 @@ MIXTURE = (
 )
 
 
-def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on both parts, trained once."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = (f"run={folder}/run", f"cache_dir={folder}/data", "act.target_quantile=0.75")
+    assert command("train", *MIXTURE, *words) == 0
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_one_run_is_evaluated_in_the_env_of_every_part(trained, tmp_path, capsys):
     run = tmp_path / "run"
-    assert command("train", *MIXTURE, f"run={run}", "act.target_quantile=0.75") == 0
+    shutil.copytree(trained, run)
     info = directory.read(run)[1]
-    made = store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
+    made = store_writer.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
     kept = sampling.select(made, held_out=0.25)[0]
     for label, part in made.parts.items():
         assert info["parts"][label]["targets"]["0.75"] == np.quantile(
@@ -233,7 +242,8 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
         )
         == 0
     )
-    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "part=many") == 0
+    short = ("episodes=2", "report=false", "baselines=false", "part=many")
+    assert command("evaluate", f"run={run}", *short) == 0
     rows = [
         json.loads(line)
         for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
@@ -247,6 +257,7 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
     assert "part: expected one of few, many, got 'none-such'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_part_without_texts_is_evaluated_without(tmp_path):
     parts = "{bare:{dataset:synthetic,episodes:8,text:none},named:{dataset:synthetic,episodes:8}}"
     words = [word for word in MIXTURE if not word.startswith("dataset.parts")]
@@ -282,9 +293,9 @@ def test_parts_that_are_never_drawn_are_refused(tmp_path):
         part_shares(dataset, of_stores(dataset, tmp_path))
 
 
-def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
-    assert command("train", *MIXTURE, f"run={tmp_path}/run") == 0
-    config, info = directory.read(tmp_path / "run")
+@pytest.mark.slow
+def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(trained, tmp_path):
+    config, info = directory.read(trained)
     job = {
         "train": config,
         "budget": {"rule": "steps"},
@@ -293,7 +304,7 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
         "windows": 8,
         "data": info["fingerprint"],
     }
-    found = execute(
+    scores = execute(
         tmp_path / "job",
         job,
         cache_dir=config["cache_dir"],
@@ -308,7 +319,7 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
     ]
     assert [row["part"] for row in rows] == ["few", "many"]
     assert all(
-        found[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2)
+        scores[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2)
         for key in ("score", "low", "high")
     )
 
@@ -322,7 +333,7 @@ def test_a_card_counts_the_parts(tmp_path):
 
 
 def test_paraphrased_parts_keep_the_facts_of_their_tasks(tmp_path):
-    options = {"source": "regenerate", "steps": 2000}
+    options = {"source": "regenerate", "steps": 1000}
     mixed = load(
         parts=["maze2d-umaze", "maze2d-medium"],
         options=options,
@@ -346,6 +357,7 @@ def test_options_of_the_parts_may_be_added_to_those_of_an_experiment():
             compose("train", [*words[:-1], "+dataset.optons.source=regenerate"])
 
 
+@pytest.mark.slow
 def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path):
     parts = {
         "short": {"dataset": "synthetic", "episodes": 12, "window": 2},
@@ -372,10 +384,10 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     }
     for draw in ("sampler", "validators"):
         made = {name: getattr(each, draw) for name, each in data.items()}
-        shapes = {
-            name: (each if draw == "sampler" else each[""])(0).mask.shape
-            for name, each in made.items()
-        }
+        shapes = {}
+        for name, each in made.items():
+            sampler = each if draw == "sampler" else next(iter(each.values()))
+            shapes[name] = sampler(0).mask.shape
         assert shapes == {"short": (8, 2), "long": (8, 5)}
     loaded = {label: loading.load(run, part=label) for label in parts}
     assert {label: policy.window for label, policy in loaded.items()} == {
@@ -388,9 +400,9 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
 def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
     parts = {"walks": {"dataset": "mixture", "parts": LABELS, "window": 3}}
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
-    known = evaluation_parts(dataset, of_stores(dataset, tmp_path))
-    assert {label: part["window"] for label, part in known.items()} == {"few": 3, "many": 3}
-    assert of_part({"window": 20, "text": "none"}, "few", known["few"])["window"] == 3
+    parts_of_run = evaluation_parts(dataset, of_stores(dataset, tmp_path))
+    assert {label: part["window"] for label, part in parts_of_run.items()} == {"few": 3, "many": 3}
+    assert of_part({"window": 20, "text": "none"}, "few", parts_of_run["few"])["window"] == 3
 
 
 @pytest.mark.parametrize(
@@ -424,7 +436,7 @@ def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
 )
 def test_options_that_a_part_cannot_have_are_refused(own, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        store.prepare(
+        store_cache.prepare(
             node(
                 "dataset", "mixture", parts=LABELS | {"few": LABELS["few"] | own}, text_wordings=0
             ),
@@ -442,25 +454,25 @@ def test_the_window_of_an_embodiment_is_a_whole_number(window):
 
 
 def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
-    maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
+    maze = {"dataset": "maze2d-umaze", "steps": 1000, "source": "regenerate"}
     opened = []
     for own in (
         {"text": "goal"},
         {"text": "paraphrased", "step_discount": 0.5},
         {"text": "shuffled", "env": {"text": "goal"}},
     ):
-        chosen = node(
+        dataset = node(
             "dataset",
             "mixture",
             parts={"one": maze | own, "two": maze | {"seed": 1}},
             text="goal",
             text_wordings=0,
         )
-        mixed = store.prepare(chosen, tmp_path)
-        made = load(**{k: v for k, v in chosen.items() if k != "_target_"})
+        mixed = store_cache.prepare(dataset, tmp_path)
+        made = load(**{k: v for k, v in dataset.items() if k != "_target_"})
         opened.append(mixed)
         assert mixed.info == made.info
-        assert mixed.fingerprint == store.write(tmp_path / own["text"], made).fingerprint
+        assert mixed.fingerprint == store_writer.write(tmp_path / own["text"], made).fingerprint
     assert (
         len({mixed.path for mixed in opened}) == 1
         and len({mixed.fingerprint for mixed in opened}) == 2
@@ -502,19 +514,19 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
         "dataset",
         "mixture",
         parts=["maze2d-umaze", "maze2d-open"],
-        options={"steps": 3000, "source": "regenerate"},
+        options={"steps": 1000, "source": "regenerate"},
         text="goal",
     )
-    made = store.prepare(data, tmp_path / "a")
+    made = store_cache.prepare(data, tmp_path / "a")
     assert len(list((tmp_path / "a" / "stores").iterdir())) == 3, (
         "one of each part, and the mixture"
     )
     for folder in (tmp_path / "a" / "stores").glob("mixture-*"):
         shutil.rmtree(folder)
     monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.generate", None)  # a call would fail
-    again = store.prepare(data, tmp_path / "a")
+    again = store_cache.prepare(data, tmp_path / "a")
     monkeypatch.undo()
-    alone = store.write(tmp_path / "b", store.build(store.data_node(data)))
+    alone = store_writer.write(tmp_path / "b", build(dataset_reader.data_node(data)))
     assert made.fingerprint == again.fingerprint == alone.fingerprint
 
 
@@ -526,8 +538,8 @@ def test_a_part_that_is_made_again_makes_another_mixture(tmp_path):
         # a clock too coarse to tell two writes apart must not decide this test
         later = time.time_ns() + 10**9 * int(reward)
         os.utime(path / "card.json", ns=(later, later))
-        assert store.prepare(data, tmp_path / "cache").rewards.tolist() == [reward]
-    store.prepare(data, tmp_path / "cache")
+        assert store_cache.prepare(data, tmp_path / "cache").rewards.tolist() == [reward]
+    store_cache.prepare(data, tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "stores").iterdir())) == 2, "unchanged, it is found again"
 
 
@@ -536,7 +548,7 @@ def test_parts_that_are_named_in_another_order_keep_their_episodes(tmp_path):
     shares = {}
     for labels in (("few", "many"), ("many", "few")):
         parts = {label: LABELS[label] for label in labels}
-        mixed = store.prepare(node("dataset", "mixture", parts=parts), tmp_path)
+        mixed = store_cache.prepare(node("dataset", "mixture", parts=parts), tmp_path)
         shares[labels] = {label: len(episodes) for label, episodes in mixed.parts.items()}
     assert shares["few", "many"] == shares["many", "few"] == {"few": 4, "many": 16}
 
@@ -554,7 +566,9 @@ def test_a_part_whose_reader_has_a_new_version_makes_another_mixture(tmp_path, m
     )
     parts = {"mine": {"dataset": "arrays", "path": str(path)}}
     data = node("dataset", "mixture", parts=parts)
-    store.prepare(data, tmp_path / "cache")
-    monkeypatch.setattr(arrays, "READER", store.DatasetReader(version=99, files=arrays.files))
-    store.prepare(data, tmp_path / "cache")
+    store_cache.prepare(data, tmp_path / "cache")
+    monkeypatch.setattr(
+        arrays, "READER", dataset_reader.DatasetReader(version=99, files=arrays.files)
+    )
+    store_cache.prepare(data, tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "stores").glob("mixture-*"))) == 2

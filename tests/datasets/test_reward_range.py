@@ -5,7 +5,7 @@ import pytest
 
 from decisionllm.datasets.arrays import from_episodes, load, open_folder
 from decisionllm.datasets.faults import reported
-from decisionllm.datasets.store import prepare
+from decisionllm.datasets.store_cache import prepare
 from decisionllm.schema import Episode
 
 

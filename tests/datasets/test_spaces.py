@@ -6,29 +6,29 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from decisionllm.datasets.spaces import (
+from decisionllm.datasets.action_spaces import (
     action_parts,
     action_spec,
+    check_action_parts,
+    decode_actions,
+    encode_actions,
+)
+from decisionllm.datasets.categorical import (
     as_categorical,
     categorical_columns,
     categorical_sizes,
-    decode_actions,
-    encode_actions,
-    fits,
-    flatten,
-    flatten_one,
     grid_parts,
     grid_schema,
-    observation_parts,
     original_space,
+)
+from decisionllm.datasets.space_parts import (
+    check_observation_parts,
+    observation_parts,
     replace_texts,
-    stack,
-    stated_action_parts,
-    stated_parts,
     text_parts,
     text_values,
-    unflatten,
 )
+from decisionllm.datasets.spaces import fits, flatten, flatten_one, stack, unflatten
 
 NESTED = spaces.Dict(
     pos=spaces.Box(-9, 9, (2,), np.float32),
@@ -125,18 +125,18 @@ def test_dimensions_of_one_and_other_types_are_no_difference():
 
 
 def test_stated_parts_make_up_an_observation():
-    assert stated_parts([("goal", 1), ("pos", 2)], 3) == [["goal", 1], ["pos", 2]]
+    assert check_observation_parts([("goal", 1), ("pos", 2)], 3) == [["goal", 1], ["pos", 2]]
     for wrong in ([("goal", 1)], [("pos", 1), ("pos", 2)]):
         with pytest.raises(
             ValueError,
             match="observation_parts: expected names that differ, and sizes that add up to 3",
         ):
-            stated_parts(wrong, 3)
+            check_observation_parts(wrong, 3)
     for wrong in (["goal", "pos"], {"goal": 3}, [("goal", "one")]):
         with pytest.raises(
             ValueError, match=r"observation_parts: expected \(name, numbers\) of each"
         ):
-            stated_parts(wrong, 3)
+            check_observation_parts(wrong, 3)
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_a_multi_discrete_action_is_one_of_the_product():
 
 
 def test_stated_parts_of_an_action_make_up_its_values():
-    assert stated_action_parts((3, 2), 6) == [3, 2]
+    assert check_action_parts((3, 2), 6) == [3, 2]
     with pytest.raises(
         ValueError, match=r"action_parts: expected sizes whose product is 5, .*, got \[3, 2\]"
     ):
-        stated_action_parts([3, 2], 5)
+        check_action_parts([3, 2], 5)
 
 
 def test_a_number_of_a_box_with_equal_bounds_has_one_value():

@@ -21,7 +21,10 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import Column, DatasetReader, open_store, prepare, read, write
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.store import open_store, read_and_verify
+from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_writer import ColumnFile, write
 from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
@@ -326,10 +329,10 @@ def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):
 
 AUCTION = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "trajectories_periods_7_8.csv.gz"
 WORDED = [
-    ("maze2d-umaze", {"steps": 3000, "seed": 1}, ("none", "constant")),
+    ("maze2d-umaze", {"steps": 1000, "seed": 1}, ("none", "constant")),
     (
         "maze2d-umaze",
-        {"steps": 3000, "seed": 1, "without_goals": "1,3"},
+        {"steps": 1000, "seed": 1, "without_goals": "1,3"},
         ("goal", "paraphrased", "shuffled"),
     ),
     (
@@ -348,9 +351,9 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
 ):
     cards = []
     for text in texts:
-        chosen = node("dataset", name, text=text, **options)
-        store = prepare(chosen, tmp_path)
-        made = write(tmp_path / text, build(chosen))
+        dataset = node("dataset", name, text=text, **options)
+        store = prepare(dataset, tmp_path)
+        made = write(tmp_path / text, build(dataset))
         cards.append((store.path, (store.path / "card.json").stat().st_mtime_ns))
         assert [store.episode(e).task for e in range(len(store.lengths))] == [
             made.episode(e).task for e in range(len(made.lengths))
@@ -363,18 +366,18 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
 
 
 def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
-    chosen = node("dataset", "maze2d-umaze", steps=3000)
-    bare, named = (prepare(chosen | {"text": text}, tmp_path) for text in ("none", "goal"))
+    dataset = node("dataset", "maze2d-umaze", steps=1000)
+    bare, named = (prepare(dataset | {"text": text}, tmp_path) for text in ("none", "goal"))
     assert bare.path != named.path and bare.rewards.sum() != named.rewards.sum()
 
 
 def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
-    chosen = node("dataset", "maze2d-umaze", steps=3000, text="goal")
+    dataset = node("dataset", "maze2d-umaze", steps=1000, text="goal")
     older = replace(maze2d.READER, version=1)
     monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.READER", older)
-    before = prepare(chosen, tmp_path)
+    before = prepare(dataset, tmp_path)
     monkeypatch.undo()
-    assert prepare(chosen, tmp_path).path != before.path and prepare(chosen, tmp_path).facts
+    assert prepare(dataset, tmp_path).path != before.path and prepare(dataset, tmp_path).facts
 
 
 def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
@@ -401,8 +404,8 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
 def test_what_no_reader_object_names_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / f"unnamed_{name}.py").write_text(f"load = {name} = list", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    wanted = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
-    with pytest.raises(ValueError, match=wanted):
+    message = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
+    with pytest.raises(ValueError, match=message):
         prepare({"_target_": f"unnamed_{name}.load"}, tmp_path / "home")
 
 
@@ -489,7 +492,7 @@ def endless(n=10**9):
 
 def verify(store):
     """The store, of which every byte was read."""
-    deque(read(store, 9), 0)
+    deque(read_and_verify(store, 9), 0)
     return store
 
 
@@ -504,7 +507,7 @@ def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
         [np.ones((2, 3)), np.zeros((1, 3))],
         [np.full((1000, 3), i) for i in range(30)],
     ):
-        with closing(Column(tmp_path / "ours.npy", np.float32)) as column:
+        with closing(ColumnFile(tmp_path / "ours.npy", np.float32)) as column:
             for block in blocks:
                 column.append(block)
         np.save(
@@ -537,7 +540,7 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
     if not (child := os.fork()):
         with monkeypatch.context() as patch:
             patch.setattr(
-                "decisionllm.datasets.store.build", lambda _: Source(WIDE, reader(), NAMED)
+                "decisionllm.datasets.store_cache.build", lambda _: Source(WIDE, reader(), NAMED)
             )
             try:
                 prepare(options, tmp_path)
@@ -563,17 +566,19 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
         time.sleep(0.2)
         yield from endless(3)
 
-    monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow(), NAMED))
+    monkeypatch.setattr(
+        "decisionllm.datasets.store_cache.build", lambda _: Source(WIDE, slow(), NAMED)
+    )
     with ThreadPoolExecutor(2) as pool:
-        found = list(
+        stores = list(
             pool.map(
                 lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)
             )
         )
     assert (
         len(made) == 1
-        and found[0].fingerprint == found[1].fingerprint
-        and found[1].rewards.sum() == 3000
+        and stores[0].fingerprint == stores[1].fingerprint
+        and stores[1].rewards.sum() == 3000
     )
 
 

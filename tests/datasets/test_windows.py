@@ -198,7 +198,7 @@ def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
         tmp_path / "s", [episode([0] * 3), episode([0] * 5, start=10), episode([0] * 2, start=20)]
     )
     sampler = sampling.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
-    each = sampler.at(np.arange(5))
+    each = sampler.cut_windows(np.arange(5))
     assert each.observations[..., 0].tolist() == [[0, 1], [1, 2], [2, 0], [20, 21], [21, 0]]
     assert each.episodes.tolist() == [0, 0, 0, 2, 2]
     first, counts = np.unique(sampler(0).observations[:, 0, 0], return_counts=True)
@@ -209,11 +209,11 @@ def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
 @pytest.mark.parametrize("lengths", [[1] * 10 + [90], [90] + [1] * 10, [3, 50, 1, 1, 95, 2]])
 def test_each_step_is_found_in_its_episode_whatever_their_lengths(lengths, tmp_path):
     log = make_store(tmp_path, [episode([0.0] * n) for n in lengths], horizon=100)
-    found = sampling.Sampler(
+    window = sampling.Sampler(
         windows.of_store(log), np.arange(len(lengths)), T=1, batch_size=1, seed=0
-    ).at(np.arange(sum(lengths)))
-    assert found.episodes.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
-    assert found.timesteps[:, 0].tolist() == [t for n in lengths for t in range(n)]
+    ).cut_windows(np.arange(sum(lengths)))
+    assert window.episodes.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
+    assert window.timesteps[:, 0].tolist() == [t for n in lengths for t in range(n)]
 
 
 def test_weighted_episodes_are_drawn_more_often(tmp_path):
@@ -222,14 +222,14 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
     sampler = sampling.Sampler(
         windows.of_store(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights
     )
-    found = sampler(0)
-    assert set(found.episodes) == {1, 2}
-    assert (found.episodes == 1).mean() == pytest.approx(
+    window = sampler(0)
+    assert set(window.episodes) == {1, 2}
+    assert (window.episodes == 1).mean() == pytest.approx(
         3 * weights[1] / (3 * weights[1] + 2), abs=0.02
     )
     for e, n in ((1, 3), (2, 2)):
-        assert np.bincount(found.timesteps[found.episodes == e, 0]) / (
-            found.episodes == e
+        assert np.bincount(window.timesteps[window.episodes == e, 0]) / (
+            window.episodes == e
         ).sum() == pytest.approx([1 / n] * n, abs=0.05)
 
 
@@ -239,13 +239,13 @@ def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
     steps = windows.of_store(
         make_store(tmp_path / "s", [episode([0] * 3), episode([0]), episode([0] * 50)])
     )
-    found = sampling.Sampler(
+    window = sampling.Sampler(
         steps, [0, 1], T=1, batch_size=7000, seed=0, weights=weights, discount=0.5
     )(0)
-    assert (found.episodes == 0).mean() == pytest.approx(
+    assert (window.episodes == 0).mean() == pytest.approx(
         3 / 4 if weights is None else 3 / 6, abs=0.03
     )
-    drawn = np.bincount(found.timesteps[found.episodes == 0, 0])
+    drawn = np.bincount(window.timesteps[window.episodes == 0, 0])
     assert drawn / drawn.sum() == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.03)
     late = sampling.Sampler(steps, [2], T=1, batch_size=7000, seed=0, discount=0.9)(0).timesteps
     assert late.mean() == pytest.approx(
@@ -271,11 +271,11 @@ def grouped(tmp_path, groups, rewards=None):
 
 def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
     store = grouped(tmp_path, range(5), [1, 9, 5, 7, 3])
-    chosen = lambda quality: sampling.select(store, min_return_quantile=quality)[0].tolist()  # noqa: E731
-    assert chosen(0.0) == [0, 1, 2, 3, 4]
-    assert chosen(0.5) == [1, 2, 3]
-    assert chosen(0.75) == [1, 3]
-    assert chosen(1.0) == [1]
+    select_best = lambda quality: sampling.select(store, min_return_quantile=quality)[0].tolist()  # noqa: E731
+    assert select_best(0.0) == [0, 1, 2, 3, 4]
+    assert select_best(0.5) == [1, 2, 3]
+    assert select_best(0.75) == [1, 3]
+    assert select_best(1.0) == [1]
 
 
 def test_a_split_keeps_groups_whole(tmp_path):
@@ -289,15 +289,15 @@ def test_a_split_keeps_groups_whole(tmp_path):
 
 def test_a_smaller_fraction_is_part_of_a_larger_one(tmp_path):
     store = grouped(tmp_path, range(20))
-    chosen = [
+    splits = [
         sampling.select(store, fraction=fraction, held_out=0.2, seed=1)
         for fraction in (0.01, 0.25, 0.5, 1.0)
     ]
-    assert [len(kept) for kept, _ in chosen] == [1, 4, 8, 16]  # at least one group is kept
-    for (less, out), (more, same) in zip(chosen, chosen[1:], strict=False):
+    assert [len(kept) for kept, _ in splits] == [1, 4, 8, 16]  # at least one group is kept
+    for (less, out), (more, same) in zip(splits, splits[1:], strict=False):
         assert set(less) < set(more) and out.tolist() == same.tolist()
     assert (
-        chosen[1][0].tolist()
+        splits[1][0].tolist()
         != sampling.select(store, fraction=0.25, held_out=0.2, seed=2)[0].tolist()
     )
 
@@ -331,8 +331,10 @@ def test_blocks_of_any_size_give_the_same_steps(tmp_path, monkeypatch, return_ho
             and steps.end.tolist() == whole.end.tolist()
         )
     parts = list(whole.blocks(np.array([2, 0, 4]), size=4))
-    wanted = [row for e in (2, 0, 4) for row in range(whole.first[e], whole.end[e])]
-    assert np.concatenate(parts).tolist() == wanted and {len(part) for part in parts[:-1]} == {4}
+    expected_rows = [row for e in (2, 0, 4) for row in range(whole.first[e], whole.end[e])]
+    assert np.concatenate(parts).tolist() == expected_rows and {
+        len(part) for part in parts[:-1]
+    } == {4}
 
 
 def text_sampler(tmp_path, *, texts, weights=None, discount=1.0):
@@ -374,12 +376,12 @@ def test_of_a_task_the_steps_are_drawn_by_weight_and_discount(tmp_path):
     weights = np.array([1.0, 0.0, 1.0, 1.0])
     window = text_sampler(tmp_path, texts=3000, weights=weights, discount=0.5)(0)
     seen = window.observations[:, 0, 0]
-    found = {e: (window.episodes == e).mean() for e in range(4)}
+    batch = {e: (window.episodes == e).mean() for e in range(4)}
     assert (
-        found[1] == 0
-        and abs(found[0] - 1 / 8) < 0.03
-        and abs(found[2] - 3 / 8) < 0.03
-        and abs(found[3] - 4 / 8) < 0.03
+        batch[1] == 0
+        and abs(batch[0] - 1 / 8) < 0.03
+        and abs(batch[2] - 3 / 8) < 0.03
+        and abs(batch[3] - 4 / 8) < 0.03
     )
     first, later = (seen == 30).sum(), (seen == 31).sum()
     assert abs(later / first - 0.5) < 0.1, "step t as often as discount^t"

@@ -10,13 +10,13 @@ import yaml
 
 from decisionllm.bidding.observation import task_facts
 from decisionllm.bidding.observation import task_text as task_text_of_campaign
+from decisionllm.datasets.number_words import number_to_words
 from decisionllm.datasets.wordings import (
     FILES,
     Wordings,
-    fields_of,
+    frame_fields,
     held_out_kinds,
     library,
-    number_words,
     read,
     render,
     spread,
@@ -37,11 +37,11 @@ INSTRUCTIONS = {name: path for name, path in FILES.items() if name not in ONE_TA
 
 def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
     frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
-    given = {"trained": frames, "held_out": {}}
+    content = {"trained": frames, "held_out": {}}
     path = tmp_path / "frames.yaml"
-    path.write_text(yaml.safe_dump(given | {"world": "Maze {maze}. "}), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content | {"world": "Maze {maze}. "}), encoding="utf-8")
     assert read(path).frames["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
-    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
     assert read(path).frames["trained"] == frames
 
 
@@ -52,20 +52,20 @@ def test_a_library_that_is_not_there_is_refused():
 
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_a_frame_names_known_fields_and_a_task_and_is_there_once(path):
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     optional = {"world", "distinct_contrasts"}
-    assert given.keys() - optional == {"fields", "identify", "trained", "held_out"}
+    assert content.keys() - optional == {"fields", "identify", "trained", "held_out"}
     kinds = KINDS if path in ONE_TASK.values() else INSTRUCTION_KINDS
-    assert tuple(given["held_out"]) == kinds
+    assert tuple(content["held_out"]) == kinds
     assert read(path).held_out_kinds == [*kinds]
-    known = set(given["fields"].split())
-    assert fields_of(given.get("world", "")) <= known
-    frames = given["trained"] + sum(given["held_out"].values(), [])
+    fields_of_library = set(content["fields"].split())
+    assert frame_fields(content.get("world", "")) <= fields_of_library
+    frames = content["trained"] + sum(content["held_out"].values(), [])
     seen = set()
     for frame in frames:
-        fields = fields_of(frame)
-        assert {name.removeprefix("other_") for name in fields} <= known, frame
-        assert any(fields >= set(group.split()) for group in given["identify"]), frame
+        fields = frame_fields(frame)
+        assert {name.removeprefix("other_") for name in fields} <= fields_of_library, frame
+        assert any(fields >= set(group.split()) for group in content["identify"]), frame
         same = " ".join(frame.casefold().split())
         assert same not in seen, f"{frame}: twice; a held-out frame must not be trained"
         seen.add(same)
@@ -77,7 +77,7 @@ def test_tasks_of_two_worlds_are_not_contrasted():
     seen = {
         words[i]
         for turn in np.arange(20) / 20
-        for i in words.number(np.zeros(1, int), np.full(1, 2), turn)
+        for i in words.index_texts(np.zeros(1, int), np.full(1, 2), turn)
     }
     assert seen == {
         f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 1 is the goal."
@@ -94,7 +94,7 @@ def test_texts_and_number_words_by_hand():
     )
     assert render("{spot!u} is {spot}", facts) == "Top left is top left"
     assert render("{budget:,.0f} {budget!c} {budget!k}", facts) == "2,914 291400 2.914"
-    known = {
+    words_by_number = {
         0: "zero",
         19: "nineteen",
         20: "twenty",
@@ -102,17 +102,19 @@ def test_texts_and_number_words_by_hand():
         300: "three hundred",
         2914: "two thousand nine hundred fourteen",
     }
-    assert {n: number_words(n) for n in known} == known
+    assert {n: number_to_words(n) for n in words_by_number} == words_by_number
     assert (
-        number_words(87.35) == "eighty-seven point three five"
-        and number_words(0.5) == "zero point five"
+        number_to_words(87.35) == "eighty-seven point three five"
+        and number_to_words(0.5) == "zero point five"
     )
-    assert number_words(110_005) == "one hundred ten thousand five"
-    assert number_words(123_456.78) == "one hundred twenty-three thousand four hundred fifty-seven"
-    assert number_words(1_234_567) == (
+    assert number_to_words(110_005) == "one hundred ten thousand five"
+    assert (
+        number_to_words(123_456.78) == "one hundred twenty-three thousand four hundred fifty-seven"
+    )
+    assert number_to_words(1_234_567) == (
         "one million two hundred thirty-four thousand five hundred seventy"
     )
-    assert number_words(-3) == "minus three"
+    assert number_to_words(-3) == "minus three"
     assert render("{budget:g} {budget!k}", {"budget": 1_234_567_000.0}) == "1234570000 1234570"
 
 
@@ -147,13 +149,15 @@ def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
     facts = goal_facts("umaze")
     words = Wordings([*facts, "by itself"], facts)
     task, frame = np.array([0, 2, 2, 7]), np.array([1, 2, 3, 0])
-    assert [words[i] for i in words.number(task, frame, np.zeros(4))][::2] == [
+    assert [words[i] for i in words.index_texts(task, frame, np.zeros(4))][::2] == [
         "Maze2D umaze. Go to row one, column one.",
         "Maze2D umaze. Could you roll the ball to x = 1.0, y = 3.0, please?",
     ]
     assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
     texts = {
-        words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)
+        words[i]
+        for turn in np.arange(6) / 6
+        for i in words.index_texts(task[1:2], frame[1:2], turn)
     }
     others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
     assert texts == {
@@ -205,13 +209,14 @@ def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(p
     def words(frame):
         return set(re.findall(r"[a-z]+", re.sub(r"{[^}]*}", " ", frame.lower())))
 
-    known = set().union(*map(words, frames["trained"]))
-    fields = set().union(*map(fields_of, frames["trained"]))
+    allowed_words = set().union(*map(words, frames["trained"]))
+    fields = set().union(*map(frame_fields, frames["trained"]))
     for kind in ("new_frames", "contrast"):
         assert all(
-            words(frame) <= known and fields_of(frame) <= fields for frame in frames[kind]
+            words(frame) <= allowed_words and frame_fields(frame) <= fields
+            for frame in frames[kind]
         ), kind
-    assert all(words(frame) - known for frame in frames["unseen_words"])
+    assert all(words(frame) - allowed_words for frame in frames["unseen_words"])
     assert all("other_" in frame for frame in frames["contrast"])
 
 
@@ -292,8 +297,8 @@ def test_a_wording_is_drawn_by_seed_and_step_alone(tmp_path):
         and (first != drawn(0, 6)).any()
         and (first != drawn(1, 5)).any()
     )
-    texts, known = [words[i] for i in first], meanings(words)
-    assert all(known[text] == {goal} for goal, text in zip(task, texts, strict=True))
+    texts, meaning = [words[i] for i in first], meanings(words)
+    assert all(meaning[text] == {goal} for goal, text in zip(task, texts, strict=True))
     assert len({words[i] for step in range(20) for i in drawn(0, step)}) > 7 * 60
 
 
@@ -303,7 +308,7 @@ def test_rows_of_a_batch_share_a_wording():
     task = np.tile([3, 0, 5], 4)
     drawn = drawn_texts(words, task, seed=0, texts=3, step=0)
     assert drawn.tolist() == [*drawn[:3]] * 4
-    assert (drawn[:3] // (len(facts) * words.most)).tolist() == [3, 0, 5]
+    assert (drawn[:3] // (len(facts) * words.max_frames)).tolist() == [3, 0, 5]
 
 
 def drawn_texts(words, task, *, seed, texts, step):
@@ -326,12 +331,14 @@ def window(episodes):
 
 def meanings(words):
     """{text: the tasks that have it}"""
-    found = {}
+    tasks_by_text = {}
     for task, own in enumerate(words.frames):
         for frame in range(len(own)):
             for turn in np.arange(6) / 6:
-                found.setdefault(words[int(words.number(task, frame, turn))], set()).add(task)
-    return found
+                tasks_by_text.setdefault(
+                    words[int(words.index_texts(task, frame, turn))], set()
+                ).add(task)
+    return tasks_by_text
 
 
 def test_facts_of_a_team_by_hand():
@@ -359,7 +366,7 @@ def test_a_team_log_has_the_facts_of_its_wordings_and_its_evaluation_the_texts()
     source = spread_log(agents=4, groups=12, text="paraphrased")
     facts = source.info["wordings"]
     assert {episode.task for episode in source.episodes} == {*facts}
-    assert [known["size"] for known in facts.values()] == [4]
+    assert [task_facts["size"] for task_facts in facts.values()] == [4]
     trained = SpreadTeams(60, agents="3,4", text="paraphrased")
     held_out = SpreadTeams(60, agents="3,4", text="paraphrased", wordings="held_out")
     assert (

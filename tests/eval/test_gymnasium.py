@@ -371,7 +371,7 @@ def test_a_dataset_without_an_environment_is_refused():
 @pytest.mark.parametrize("goal, size", [("fixed", 4), ("own", 8)])
 def test_pointmaze_observations_are_those_of_its_dataset(goal, size):
     pytest.importorskip("gymnasium_robotics")
-    from tests.datasets.test_minari import point_maze
+    from tests.worlds.maze2d.test_pointmaze import point_maze
 
     point_maze(limit=6)
     dataset = node("dataset", "minari", minari_id="D4RL/pointmaze/umaze-v2", goal=goal)

@@ -121,7 +121,7 @@ def test_without_filling_only_episodes_with_a_recorded_action_are_trained_on(tmp
 def test_held_out_windows_are_measured_on_recorded_actions(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, labelled=20)
     data = opened(store, data={"held_out": 0.5}, **FILLED)
-    trained, measured = (sampler(0) for sampler in (data.sampler, data.validators[""]))
+    trained, measured = (sampler(0) for sampler in (data.sampler, *data.validators.values()))
     assert ((trained.action_weight > 0) & (trained.action_weight < 1)).any() and (
         measured.action_weight[measured.mask] == 1
     ).all()
