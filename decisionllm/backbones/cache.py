@@ -6,6 +6,7 @@ Letters: U texts, L their tokens, N rows, M tokens of steps, G key heads, d head
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,22 @@ from decisionllm.backbones.attention import TextAttention
 NONE = -1  # in place of the text of a row that has none yet
 
 
+class EncodedTexts(NamedTuple):
+    """U texts as a backbone embeds them, see `Backbone.encode`.
+
+    Attributes:
+        ids: (U, L) token ids, padded on the right; where a text encoder or the lower blocks read
+            texts, the rows of these tokens in a table of features, see `FeatureTable`.
+        mask: (U, L) True where real.
+    """
+
+    ids: Tensor
+    mask: Tensor
+
+
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of U texts: per layer (U, G, L, d)."""
+    """A prefix of rows: the keys and values of U texts, per layer (U, G, L, d)."""
 
     keys: list[Tensor]
     values: list[Tensor]

@@ -11,7 +11,6 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import wrap_torch_function
 
 from decisionllm.backbones.lora import linear, pack
 from decisionllm.backbones.parts import GPT2Block, GPT2Model, LlamaBlock, LlamaModel, RMSNorm, Saved
@@ -179,7 +178,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
-@wrap_torch_function(lambda x, share: (x,))  # as torch's own: `library` compares dropout by it
 def drop(x: Tensor, share: float) -> Tensor:
     """Dropout of this share, in training.
 

@@ -480,19 +480,13 @@ def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
 
 
 @pytest.mark.usefixtures("bfloat16_is_fast")
-@pytest.mark.parametrize("family", ["Llama", "Olmo", "Helium"])
-def test_rounding_hides_no_other_layout(family, tmp_path):
-    """The comparison changes no weight; keys have the type of their values, as a GPU wants."""
-    from transformers import AutoModel
-
+@pytest.mark.parametrize("family", ["Llama", "Olmo"])
+def test_keys_have_the_type_of_their_values(family, tmp_path):
+    """As a GPU wants; the rotary positions of Olmo are float32."""
     folder = str(write(tmp_path, family, dtype=torch.bfloat16))
     model = pretrained(0, folder=folder, dtype="bfloat16", tune="frozen", **WHOLE)
-    assert (model.layout is not None) == (family in UNDERSTOOD)
-    for name, weight in AutoModel.from_pretrained(folder).named_parameters():
-        assert torch.equal(model.core.get_parameter(name), weight)
-    if model.layout is not None:
-        texts = model.read_text(*inputs(model.width)[1:3])
-        assert {x.dtype for x in (*texts.keys, *texts.values)} == {torch.bfloat16}
+    texts = model.read_text(*inputs(model.width)[1:3])
+    assert {x.dtype for x in (*texts.keys, *texts.values)} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -534,11 +528,6 @@ def test_the_dtype_is_the_given_one(source, dtype, tmp_path):
     given = inputs(model.width)
     with torch.no_grad():
         close(model(*given).float(), library.plain(model, *given), 5e-2)
-
-
-def test_the_comparison_at_load_keeps_the_training_mode(tmp_path):
-    assert build(node("backbone", "dt", layers=1), 0).model.training
-    assert not pretrained(0, folder=str(write(tmp_path)), tune="frozen").model.training
 
 
 @pytest.mark.parametrize(

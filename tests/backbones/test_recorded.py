@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import pretrained
-from decisionllm.backbones.recorded import TEXTS, WORDS, padded
+from decisionllm.backbones.recorded import TEXTS, WORDS, pad_texts
 from tests.backbones.test_backbones import write
 from tests.conftest import near
 
@@ -70,7 +70,7 @@ def summed_gradients(backbone, given):
 def test_texts_and_tokens_that_pad_a_batch_change_nothing(backbone):
     tokens, ids, mask, index = batch(backbone, LONG, 0, "cpu")
     states = backbone.embed(ids)
-    more, real = padded(states, mask)
+    more, real = pad_texts(states, mask)
     assert more.shape[:2] == real.shape
     assert (real.shape[0] % TEXTS, real.shape[1] % WORDS) == (0, 0)
     assert real.sum() == mask.sum()
