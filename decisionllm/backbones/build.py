@@ -67,7 +67,7 @@ def qwen2(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ) -> Backbone:
-    """Qwen2 with random weights drawn from `seed`; the text tokenizer of the package."""
+    """Qwen2 with random weights sampled from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
     _check_shape(width, layers, heads, dropout)
@@ -108,7 +108,7 @@ def gpt2(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ) -> Backbone:
-    """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from
+    """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights sampled from
     `seed`.
     """
     from transformers import GPT2Config
@@ -170,7 +170,7 @@ def pretrained(
         hub_id: name of a model on the hub, in place of a folder; its copy in the cache is taken as
             it is.
         weights: `pretrained`, or, to measure what language pretraining brings to the same
-            architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
+            architecture: `random`, sampled from the seed; `shuffled`, the pretrained numbers permuted
             within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32. Numbers
             of bfloat16 are held in float32 on a processor that multiplies those faster.
@@ -382,7 +382,7 @@ def load_model_of_run(
 
 
 def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
-    """Build a transformers model with weights drawn from the seed; the global random state stays as
+    """Build a transformers model with weights sampled from the seed; the global random state stays as
     it is.
     """
     from transformers import AutoModel

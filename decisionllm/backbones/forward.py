@@ -33,7 +33,7 @@ from decisionllm.backbones.families import layout_of
 from decisionllm.backbones.hf_forward import hidden_states, run_behind_texts
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.backbones.parts import LoadTokenizer, TextReader
-from decisionllm.backbones.recorded import ReadRows, Recorded
+from decisionllm.backbones.recorded import CUDAGraphReader, ReadRows
 from decisionllm.backbones.summary import TextSummary
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entity_tokens import EntityTokens
@@ -156,7 +156,7 @@ class Backbone(nn.Module):
             if self.features is None:
                 text.check_ids(ids, self.config.vocab_size)
             else:
-                ids = self.features.kept.rows(ids, mask)
+                ids = self.features.table.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()
         ids, mask = text.padded([self.encoded.get(task, []) for task in texts])
@@ -181,7 +181,7 @@ class Backbone(nn.Module):
         """Free the memory of encoded texts. Ids that `encode` returned before are no longer valid."""
         self.encoded = {}
         if self.features is not None:
-            self.features.kept.forget()
+            self.features.table.forget()
 
     def words(self, task: str) -> list[str]:
         """Return the tokens of a text, as text."""
@@ -457,7 +457,7 @@ class Backbone(nn.Module):
     def record(self) -> None:
         """Let a training step on a GPU start its kernels as recorded lists, see `recorded`."""
         if self.layout is not None and not self.gradient_checkpointing:
-            self.reader = Recorded(self, self.read_rows)
+            self.reader = CUDAGraphReader(self, self.read_rows)
 
     def pack(self) -> None:
         """Lay the weights of adapted maps out for decisions, see `lora.pack`; they may be trained

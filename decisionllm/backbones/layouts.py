@@ -1,8 +1,17 @@
-"""How the blocks of each supported architecture are called: what stands before and after the
+"""The layouts of supported architectures: how the modules of a block are called before and after the
 attention.
 
-A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`, which
-`forward.Backbone` calls in turn, and `pack`, which prepares a block for decisions.
+`blocks.BlockStack` calls the parts of a layout in this order:
+
+    blocks              the blocks of a model
+    enter               embedded tokens and positions -> states before the first block
+    project             states -> queries, keys and values of a block
+    attention_dropout   of a block
+    finish              states and mixed values -> states behind a block
+    norm                states behind the last block -> hidden states
+
+`pack` prepares the weights of a block for decisions. To add an architecture, write a class with
+these members, types of its modules in `parts`, and a row of `families.FAMILIES`.
 """
 
 from functools import partial
@@ -20,7 +29,9 @@ Rope = tuple[Tensor, ...]  # cosines and sines of positions; () where the model 
 
 
 class Llama:
-    """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
+    """Blocks of Qwen2, Qwen3, Llama, Mistral and their like: RMS norms, rotary positions, a gated
+    feed-forward.
+    """
 
     blocks_name = "layers"
     blocks = attrgetter(blocks_name)
@@ -68,7 +79,7 @@ class Llama:
 
 
 class GPT2:
-    """How the blocks of GPT-2 are called."""
+    """Blocks of GPT-2: layer norms, learned positions, one map to queries, keys and values."""
 
     blocks_name = "h"
     blocks = attrgetter(blocks_name)
@@ -117,7 +128,7 @@ class GPT2:
 
 
 def _rms(norm: RMSNorm, x: Tensor) -> Tensor:
-    """RMS norm, in one call where the module is the library's usual one."""
+    """RMS norm, in one call where the module is the usual one of transformers."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)
     if norm.weight.dtype != x.dtype:  # queries and keys of Qwen3 within autocast

@@ -23,7 +23,7 @@ WORDS = 8  # and each to a multiple of so many tokens
 MOST_SHAPES = 32  # of which graphs are kept; further shapes are read without
 
 
-class Recorded:
+class CUDAGraphReader:
     """Reads the rows of a training step by CUDA graphs.
 
     A graph writes its results to the same memory each time. So a call is read without one while the

@@ -34,5 +34,5 @@ Model = SequenceModel | Generalist  # of a run
 
 
 def members(model: Model) -> dict[str, SequenceModel]:
-    """{embodiment: its model}; {"": model} of a model of one space."""
+    """Return {embodiment: its model}; {"": model} of a model of one space."""
     return {"": model} if isinstance(model, SequenceModel) else dict(model.models.items())  # type: ignore[arg-type]

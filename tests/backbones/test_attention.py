@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decisionllm.backbones import library
-from decisionllm.backbones.attention import Grid, TextAttention, attend, fused
+from decisionllm.backbones.attention import Grid, TextAttention, attend, attend_fused
 from tests.backbones.test_backbones import small_backbone
 from tests.conftest import near
 
@@ -86,7 +86,9 @@ def test_the_kernel_of_a_gpu_attends_as_the_plain_products(heads):
     (q, k, v, _, _), bias = drawn(index, heads, torch.float64)
     of_own = bias[..., L:]
     wanted = results(attend(q, k, v, of_own, 0.0), (q, k, v))
-    for found, right in zip(results(fused(q, k, v, of_own, 0.0), (q, k, v)), wanted, strict=True):
+    for found, right in zip(
+        results(attend_fused(q, k, v, of_own, 0.0), (q, k, v)), wanted, strict=True
+    ):
         near(found, right, 1e-10)
 
 

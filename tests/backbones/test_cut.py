@@ -125,7 +125,7 @@ def test_a_text_is_read_once_and_found_on_disk(folder, monkeypatch):
     first = cut(folder)
     rows, _ = first.encode(TEXTS)
     again = cut(folder)
-    monkeypatch.setattr(again.features.kept, "read", None)  # a call would fail
+    monkeypatch.setattr(again.features.table, "read", None)  # a call would fail
     other, _ = again.encode(TEXTS[::-1])
     assert torch.equal(again.embed(other).flip(0), first.embed(rows))
 

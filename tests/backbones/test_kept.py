@@ -3,7 +3,7 @@
 import torch
 
 from decisionllm.backbones import forward, kept
-from decisionllm.backbones.kept import KeptFeatures
+from decisionllm.backbones.kept import FeatureTable
 from decisionllm.tokenizers.text import padded
 
 
@@ -14,7 +14,7 @@ def reader(folder, seen):
         seen.extend(texts)
         return [torch.tensor(text, dtype=torch.float32)[:, None].expand(-1, 2) for text in texts]
 
-    return KeptFeatures(read, size=2, dtype=torch.float32, folder=folder)
+    return FeatureTable(read, size=2, dtype=torch.float32, folder=folder)
 
 
 def test_rows_stand_for_features_and_a_text_is_read_once(tmp_path):
@@ -69,11 +69,13 @@ def test_a_backbone_forgets_texts_beyond_a_number(monkeypatch, tmp_path):
     for texts in (["a", "b"], ["b", "c"], ["d", "a"]):
         ids, _ = backbone.encode(texts)
         assert torch.equal(
-            backbone.features.kept[ids][..., 0].long(),
+            backbone.features.table[ids][..., 0].long(),
             padded([backbone.features.ids(t) for t in texts])[0],
         )
     assert len(backbone.encoded) == 2, "the three texts before were forgotten"
-    assert backbone.features.kept.used == 1 + sum(len(backbone.features.ids(t)) for t in ("d", "a"))
+    assert backbone.features.table.used == 1 + sum(
+        len(backbone.features.ids(t)) for t in ("d", "a")
+    )
 
 
 class Counted:
@@ -81,7 +83,7 @@ class Counted:
 
     def __init__(self, backbone, features):
         self.tokenizer = backbone.tokenizer
-        self.kept = features
+        self.table = features
         self.rows = features.rows
 
     def ids(self, text):

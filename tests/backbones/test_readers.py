@@ -49,8 +49,8 @@ def test_every_token_of_a_text_has_its_features(layer, folder, tmp_path):
         torch.tensor([ids]), output_hidden_states=True
     ).hidden_states[layer][0]
     assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
-    near(features.kept.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
-    assert not rows[~mask].any() and not features.kept.table[0].any(), (
+    near(features.table.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
+    assert not rows[~mask].any() and not features.table.table[0].any(), (
         "padding is row 0, which is zeros"
     )
 

@@ -110,11 +110,11 @@ def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
     monkeypatch.setattr(dynamics, "BINS", 100)
     made = dynamics.Dynamics(replace(LINE, observation_dim=2))
     line = torch.linspace(0, 9.99, 2000)
-    made.count(torch.stack([line, line], 1))
+    made.count_bins(torch.stack([line, line], 1))
     assert made.together[0].sum() == 100 + 2 * 99 + 2 * 98 and made.together[0].diagonal().all()
     ends = torch.tensor([[3.05, 3.05], [3.05, 3.15], [3.05, 3.35], [12.0, 12.0], [-0.15, 0.0]])
     assert made.supported(ends).tolist() == [True, True, False, False, False]
-    assert made.agreed(ends[None], 1).tolist() == [True, True, False, False, False]
+    assert made.agree(ends[None], 1).tolist() == [True, True, False, False, False]
 
 
 def test_the_lesser_value_counts():
@@ -128,7 +128,7 @@ def test_the_lesser_value_counts():
 def test_a_reward_counts_where_all_models_find_it():
     made = known()
     made.rewards[1] = Pay(2.0)
-    paid, over = made.pay(torch.tensor([[0.5], [1.5], [2.5], [3.5]]), torch.zeros(4, 1))
+    paid, over = made.predict_rewards(torch.tensor([[0.5], [1.5], [2.5], [3.5]]), torch.zeros(4, 1))
     assert paid.tolist() == pytest.approx([0, 0, 1, 1]) and over.tolist() == pytest.approx(
         [0, 0, 0, 1]
     )
