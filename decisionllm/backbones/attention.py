@@ -22,7 +22,7 @@ SPARSE = 2
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H,
+    """Compute softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H,
     n, d).
     """
     if q.is_cuda:
@@ -69,8 +69,8 @@ class TextAttention:
     def attend(
         self, i: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """Compute the function `attend` in block i: own keys and values (B, G, M, d), bias (B or 1, 1,
-        n, L+M) -> (B, H, n, d).
+        """Compute the function `attend` in block i: own keys and values (B, G, M, d), bias (B or 1,
+        1, n, L+M) -> (B, H, n, d).
         """
         K, V = self.keys[i], self.values[i]
         if self._groups_rows(q, K):
@@ -85,8 +85,8 @@ class TextAttention:
         )
 
     def _groups_rows(self, q: Tensor, K: Tensor) -> bool:
-        """Return True if all rows of a text are multiplied with its keys at once; else a block copies
-        the text for each row, for itself.
+        """Return True if all rows of a text are multiplied with its keys at once; else a block
+        copies the text for each row, for itself.
 
         The rule is two text tokens or more for each query of a row and key head: L >= 2 m. Grouping
         sorts queries and scores, m (d + L) numbers a row, in place of keys and values, 2 L d
@@ -169,8 +169,8 @@ class Grid:
     def attend(
         self, q: Tensor, K: Tensor, V: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """Compute the function `attend`, with keys and values of the texts (U, G, L, d) before those of
-        the rows (B, G, M, d).
+        """Compute the function `attend`, with keys and values of the texts (U, G, L, d) before
+        those of the rows (B, G, M, d).
         """
         G, L = K.shape[1:3]
         if self.text is not None:

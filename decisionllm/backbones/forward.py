@@ -10,7 +10,6 @@ supported, see `families`; transformers' own forward reads all other models, see
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +245,7 @@ class Backbone(nn.Module):
         output_positions: slice,
         entities: EntityTokens | None = None,
     ) -> Tensor:
-        """As `forward`, behind texts that are embedded (U, L, D)."""
+        """Read rows as `forward` does, behind texts that are embedded (U, L, D)."""
         n = tokens.shape[1]
         texts = KVCache([], [], text_mask, text_mask.sum(1))
         if states.shape[1]:
@@ -311,7 +310,14 @@ class Backbone(nn.Module):
         if self.text_layers:
             keys, values = self._project_texts(x)
         else:
-            places = _places_alone(x, output_positions=NO_OUTPUT)
+            slots = torch.arange(x.shape[1], device=x.device)[None]
+            places = TokenPlaces(
+                positions=slots,
+                slots=slots,
+                num_keys=x.shape[1],
+                text_mask=slots[:, :0],  # nothing stands before a text
+                output_positions=NO_OUTPUT,
+            )
             _, keys, values = self._run_blocks(x, plan_attention(places))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
@@ -348,7 +354,7 @@ class Backbone(nn.Module):
             filled: (N,) tokens of steps that each row has in the cache.
             rows: (N,) rows of the cache; None: all.
             output_positions: of the n tokens.
-            entities: read beside the tokens, and not kept.
+            entities: read beside the tokens, and not stored.
 
         Returns:
             Hidden states at the output positions (N, n', D).
@@ -416,11 +422,6 @@ class Backbone(nn.Module):
         hidden = self._run_blocks(tokens, plan_attention(places))[0]
         return hidden[:, -1], torch.stack(both)
 
-    def read_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Read tokens (N, n, D) without texts at these positions (n,): hidden states (N, n, D)."""
-        places = replace(_places_alone(tokens), positions=positions[None])
-        return self._run_blocks(tokens, plan_attention(places))[0]
-
     def _run_blocks(
         self, tokens: Tensor, plan: AttentionPlan
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -479,19 +480,6 @@ class Backbone(nn.Module):
                 block.step = _call
                 register_fsdp_forward_method(block, "step")
         self.sharded = True
-
-
-def _places_alone(tokens: Tensor, output_positions: slice = ALL) -> TokenPlaces:
-    """Return the places of tokens (B, n, D) that attend to each other alone."""
-    n = tokens.shape[1]
-    slots = torch.arange(n, device=tokens.device)[None]
-    return TokenPlaces(
-        positions=slots,
-        slots=slots,
-        num_keys=n,
-        text_mask=slots[:, :0],
-        output_positions=output_positions,
-    )
 
 
 def _call(run_block: RunBlock, i: int, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -129,8 +129,8 @@ def explain_load_errors(source: str, likely_cause: str) -> Iterator[None]:
 
 
 def refuse_quantised(source: str, config: "PreTrainedConfig") -> None:
-    """Raise a ValueError if the weights of a model are quantised: each library keeps them in tensors
-    of its own, which can't be hashed, held in another type or adapted as plain ones.
+    """Raise a ValueError if the weights of a model are quantised: each library keeps them in
+    tensors of its own, which can't be hashed, held in another type or adapted as plain ones.
     """
     quantised = getattr(config, "quantization_config", None)
     if quantised is None:

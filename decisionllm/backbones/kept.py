@@ -1,5 +1,5 @@
-"""A cache of the features of texts: a table in memory, and files by the text and the weights; both of
-bounded size.
+"""A cache of the features of texts: a table in memory, and files by the text and the weights; both
+of bounded size.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""The layouts of supported architectures: how the modules of a block are called before and after the
-attention.
+"""The layouts of supported architectures: how the modules of a block are called before and after
+the attention.
 
 `blocks.BlockStack` calls the parts of a layout in this order:
 
@@ -92,7 +92,7 @@ class GPT2:
         return x, ()
 
     def pack(self, block: GPT2Block) -> None:
-        """Its maps have no packed form."""
+        """Do nothing: its maps have no packed form."""
 
     def project(
         self, block: GPT2Block, x: Tensor, rope: Rope, out: slice
@@ -128,7 +128,7 @@ class GPT2:
 
 
 def _rms(norm: RMSNorm, x: Tensor) -> Tensor:
-    """RMS norm, in one call where the module is the usual one of transformers."""
+    """Apply an RMS norm, in one call where the module is the usual one of transformers."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)
     if norm.weight.dtype != x.dtype:  # queries and keys of Qwen3 within autocast
@@ -185,12 +185,12 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding; the first half of the sines has the sign of the rotation."""
+    """Apply the rotary embedding; the first half of the sines has the sign of the rotation."""
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
 def drop(x: Tensor, share: float) -> Tensor:
-    """Dropout of this share, in training.
+    """Drop out this share, in training.
 
     On a CPU from 16 random bits a number: five times faster than torch's own.
     """

@@ -146,8 +146,8 @@ def by_own_names(
 
 
 def _names_below_output(names: Iterable[str], core: nn.Module) -> dict[str, str]:
-    """Return {name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an attribute
-    beside its output map.
+    """Return {name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an
+    attribute beside its output map.
     """
     wrapper = "base_model.model."
     inside = wrapper
@@ -254,8 +254,8 @@ class _Packed:
         return True
 
     def serves(self, x: Tensor, layers: tuple[object, ...]) -> bool:
-        """Return True if it holds these layers, none of them merged or disabled, and x (..., in) is of
-        their type.
+        """Return True if it holds these layers, none of them merged or disabled, and x (..., in) is
+        of their type.
         """
         if torch.compiler.is_compiling():  # an exported program has no memory to compare
             return False

@@ -112,8 +112,9 @@ class FrozenFeatures(nn.Module):
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Standardise by the features of the tokens of these texts: ids and mask (U, L), see
-        `Backbone.encode`. Units once fitted stay, as those of the run that a run starts from, since the map
-        was trained on them."""
+        `Backbone.encode`. Units once fitted stay, as those of the run that a run starts from, since
+        the map was trained on them.
+        """
         features = self.table[ids[mask]].float()
         if len(features) > 1 and not self.mean.any():
             self.mean.copy_(features.mean(0))

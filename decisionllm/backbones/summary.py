@@ -32,8 +32,8 @@ class TextSummary(nn.Module):
         return len(self.queries)
 
     def forward(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens (U, P, D) of stored states of texts (U, L, D), real where mask (U, L), and
-        a mask (U, P), False for a text without words.
+        """Return the tokens (U, P, D) of stored states of texts (U, L, D), real where mask (U, L),
+        and a mask (U, P), False for a text without words.
         """
         words = self.norm(states.float())
         mixed = self._shares(words, mask) @ words

@@ -46,8 +46,8 @@ class Transitions:
 
 
 def candidate_actions(spec: Spec) -> Tensor:
-    """Return the actions to plan with, in the model's units (C, A): every discrete one; else each dimension at
-    a bound or in the middle.
+    """Return the actions to plan with, in the model's units (C, A): every discrete one; else each
+    dimension at a bound or in the middle.
     """
     if spec.num_actions:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
@@ -131,7 +131,9 @@ class Dynamics(nn.Module):
         self.bin_width = nn.Buffer(torch.ones(S))
 
     def encode(self, states: Tensor, actions: Tensor) -> Tensor:
-        """Return the input of a network (..., x + A) of states or observations (..., x) and actions."""
+        """Return the input of a network (..., x + A) of states or observations (..., x) and
+        actions.
+        """
         return torch.cat([states, numbers(actions, self.spec.num_actions)], -1)
 
     def step(self, member: nn.Module, states: Tensor, actions: Tensor) -> Tensor:
@@ -144,7 +146,8 @@ class Dynamics(nn.Module):
     def hold_actions(
         self, states: Tensor, actions: Tensor, steps: int, lengths: Tensor | None = None
     ) -> Tensor:
-        """Return where each member ends from states (n, S + K) by holding actions (n, A): (M, n, S + K).
+        """Return where each member ends from states (n, S + K) by holding actions (n, A): (M, n, S
+        + K).
 
         Args:
             states, actions: n of them.
@@ -161,8 +164,9 @@ class Dynamics(nn.Module):
         return torch.stack(ends)
 
     def agree(self, ends: Tensor, steps: int | Tensor) -> Tensor:
-        """Return True where the members' ends (M, ..., S + K) after so many steps, one number or (..., 1),
-        agree in every number and their mean is like the data: (...) bool."""
+        """Return True where the members' ends (M, ..., S + K) after so many steps, one number or
+        (..., 1), agree in every number and their mean is like the data: (...) bool.
+        """
         ends = ends[..., : self.spec.observation_dim]
         mean = ends.mean(0)
         apart = (ends - mean).abs().amax(0)
@@ -170,12 +174,14 @@ class Dynamics(nn.Module):
         return alike & self.supported(mean)
 
     def bins(self, observations: Tensor) -> Tensor:
-        """Return the bin of each number, (..., S) int; below 0 or from BINS on beyond the data's range."""
+        """Return the bin of each number, (..., S) int; below 0 or from BINS on beyond the data's
+        range.
+        """
         return ((observations - self.low) / self.bin_width).floor().long()
 
     def supported(self, observations: Tensor) -> Tensor:
-        """Return True where any two compared numbers of an observation (..., S) are in bins that they are in
-        together somewhere in the data: (...) bool.
+        """Return True where any two compared numbers of an observation (..., S) are in bins that
+        they are in together somewhere in the data: (...) bool.
 
         A place within a wall is not, however smoothly the members cross it. All numbers together
         would need more data.

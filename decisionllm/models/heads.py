@@ -63,7 +63,7 @@ class Gaussian:
 
 
 def _log_normaliser(deviation: float) -> float:
-    """Of the normal density of one dimension."""
+    """Return the log-normaliser of the normal density of one dimension."""
     return math.log(deviation * math.sqrt(2 * math.pi))
 
 
@@ -71,7 +71,7 @@ LEAK = 0.01  # of the gradient of `tanh_that_returns`
 
 
 def tanh_that_returns(x: Tensor) -> Tensor:
-    """tanh, whose gradient is never below `LEAK`.
+    """Compute tanh with a gradient that is never below `LEAK`.
 
     In float32 that of tanh is 0 from |x| = 9 on: a mean that a large step of the optimiser brought
     there would be -1 or 1 for ever, whatever the data says.
@@ -199,7 +199,9 @@ class Discrete:
 
     @classmethod
     def masked(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
-        """Build the distribution over the allowed actions: logits (B, T, C), masks (B, T, C) bool or None."""
+        """Build the distribution over the allowed actions: logits (B, T, C), masks (B, T, C) bool
+        or None.
+        """
         logits = logits.float()  # a CPU's autocast would leave the loss in bfloat16
         if action_masks is not None:
             logits = logits.masked_fill(~action_masks, float("-inf"))

@@ -143,8 +143,8 @@ class ImaginedValue(nn.Module, Planner):
         return torch.cat([observations, codes(texts).to(observations)], -1)
 
     def value(self, states: Tensor) -> Tensor:
-        """Return the lesser of both values (...), within 0 .. 1: the best of many actions is more often
-        one whose value is too high.
+        """Return the lesser of both values (...), within 0 .. 1: the best of many actions is more
+        often one whose value is too high.
         """
         return torch.cat([value(states) for value in self.values], -1).amin(-1).sigmoid()
 
@@ -154,7 +154,8 @@ class ImaginedValue(nn.Module, Planner):
         return (-self.reward_low / self.reward_span).clamp(0, 1)
 
     def predict_rewards(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict rewards within 0 .. 1, and the probability that the task ends the episode: two (...).
+        """Predict rewards within 0 .. 1, and the probability that the task ends the episode: two
+        (...).
 
         Of several models of the rewards the least: each finds some in a few places unlike the data,
         where a plan would stay.
@@ -210,8 +211,8 @@ class ImaginedValue(nn.Module, Planner):
         return every.mean(0), gains.view(N, C), alive.view(N, C), agreed
 
     def plan_values(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
-        """Return the value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not used, see
-        `Dynamics.agreed`.
+        """Return the value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not
+        used, see `Dynamics.agreed`.
         """
         ends, gains, alive, agreed = imagined
         after = alive * self.value(ends) + (1 - alive) * self.zero
@@ -219,8 +220,8 @@ class ImaginedValue(nn.Module, Planner):
 
     @torch.no_grad()
     def plan(self, states: Tensor, steps: int) -> Tensor:
-        """Return the values (N, C) of holding each candidate action for so many steps, see `plan_values`. states:
-        (N, S + CODE).
+        """Return the values (N, C) of holding each candidate action for so many steps, see
+        `plan_values`. states: (N, S + CODE).
         """
         return self.plan_values(self.imagine(states, steps), steps)
 
@@ -264,8 +265,8 @@ class ImaginedValue(nn.Module, Planner):
 
     @torch.no_grad()
     def _sample_states(self, data: Transitions, count: int) -> Tensor:
-        """Sample states (n, S + CODE): half of the data, half one or two imagined sequences of up to
-        `horizon` steps away from it.
+        """Sample states (n, S + CODE): half of the data, half one or two imagined sequences of up
+        to `horizon` steps away from it.
         """
         x = data.states(torch.randint(len(data.observations), (count,)))
         parts = [x[: count // 2]]
@@ -281,7 +282,7 @@ class ImaginedValue(nn.Module, Planner):
         return torch.cat([*parts, x])
 
     def _fit_values(self, states: Tensor) -> None:
-        """Fitted value iteration.
+        """Fit the values by value iteration.
 
         The loss is one of logits, so that values near 0, far from any reward, differ too.
         """

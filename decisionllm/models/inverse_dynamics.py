@@ -1,5 +1,5 @@
-"""Missing actions of a log, filled in by a model of the action between two observations, trained on
-the recorded ones.
+"""Inverse dynamics: the missing actions of a log, filled in by a model of the action between two
+observations that is trained on the recorded ones.
 
 Source: Zheng et al., Semi-Supervised Offline Reinforcement Learning with Action-Free Trajectories,
 ICML 2023 (arXiv 2210.06518). Their filled-in actions all count as recorded ones; here each has a
@@ -71,7 +71,7 @@ class InverseDynamics(nn.Module):
         return distribution
 
     def loss(self, inputs: Inputs) -> Tensor:
-        """Mean negative log-likelihood of the recorded actions."""
+        """Return the mean negative log-likelihood of the recorded actions."""
         steps, actions, masks = inputs
         likelihood: Tensor = self(steps, masks).log_prob(self.units.actions(actions)[None])
         return -likelihood.mean()
@@ -115,8 +115,8 @@ class InverseDynamics(nn.Module):
             self.trust = min(max(1 - claimed + self.certainty(-lowest), 0.0), 1.0)
 
     def _fit_norm(self, steps: Tensor) -> None:
-        """Standardise by these steps; a column that is constant in them keeps its unit, since it may
-        have other values where actions are missing.
+        """Standardise by these steps; a column that is constant in them keeps its unit, since it
+        may have other values where actions are missing.
         """
         self.norm(steps)
         self.norm.eval()

@@ -144,7 +144,9 @@ class LandmarkPaths(nn.Module, Planner):
         return torch.cat([observations, self.text_codes(texts).to(observations)], -1)
 
     def split_goals(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions and goals (..., G) of states (..., S), both in the units of positions."""
+        """Return the positions and goals (..., G) of states (..., S), both in the units of
+        positions.
+        """
         goals = self.goal_shift + self.goal_scale * states[..., -self.size :]
         return states[..., : self.size], goals
 
@@ -170,7 +172,8 @@ class LandmarkPaths(nn.Module, Planner):
         return torch.where(together, straight, shortest)
 
     def _nearest(self, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the distances to the nearest landmarks, nearest first, and their numbers, (..., count) each.
+        """Return the distances to the nearest landmarks, nearest first, and their numbers, (...,
+        count) each.
 
         The distance is infinite of one that is no neighbour: it may be behind a wall.
         """
@@ -200,7 +203,9 @@ class LandmarkPaths(nn.Module, Planner):
         return torch.where(trusted.view(N, C) & nearer, values, -1.0)
 
     def is_covered(self, positions: Tensor) -> Tensor:
-        """Return True where positions (..., G) are as near to a landmark as those of the log: (...) bool."""
+        """Return True where positions (..., G) are as near to a landmark as those of the log: (...)
+        bool.
+        """
         return self._nearest(positions, 1)[0][..., 0] <= SLACK * self.radius
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:

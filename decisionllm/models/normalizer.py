@@ -1,5 +1,6 @@
-"""Conversion between raw units and the model's units, fitted once from the training steps and saved with the
-weights."""
+"""Conversion between raw units and the model's units, fitted once from the training steps and saved
+with the weights.
+"""
 
 from collections.abc import Iterable, Sequence
 

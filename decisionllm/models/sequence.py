@@ -142,7 +142,9 @@ class SequenceModel(nn.Module):
         return tokens
 
     def entity_tokens(self, observations: Tensor) -> EntityTokens | None:
-        """Return the tokens of the entities in observations (B, T, S), raw units; None if they are pooled."""
+        """Return the tokens of the entities in observations (B, T, S), raw units; None if they are
+        pooled.
+        """
         if self.tokenizer.entities == "pooled":
             return None
         return self.tokenizer.entity_tokens(self.normalizer.observations(observations))
@@ -220,7 +222,7 @@ class SequenceModel(nn.Module):
         return (True, False) if self.predicts_return else (True,)
 
     def predict_return(self, hidden: Tensor) -> Tensor:
-        """Return the predicted return-to-go (...), raw units, of hidden states of rows with the null
-        return token (..., D).
+        """Return the predicted return-to-go (...), raw units, of hidden states of rows with the
+        null return token (..., D).
         """
         return self.normalizer.raw_returns_to_go(self.objective.predicted(hidden))

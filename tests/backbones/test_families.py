@@ -14,8 +14,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from decisionllm.backbones import attention, layouts, library
+from decisionllm.backbones.blocks import TokenPlaces, plan_attention
 from decisionllm.backbones.build import pretrained
-from decisionllm.backbones.families import FAMILIES, uncomputed_fields
+from decisionllm.backbones.families import FAMILIES, layout_of, uncomputed_fields
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import Llama
 from decisionllm.tokenizers.text import own_tokenizer
@@ -61,6 +62,10 @@ def make_model(config):
             if weight.ndim > 1:
                 weight.normal_(0, 0.3)
     return model
+
+
+def make_backbone(family, **options):
+    return Backbone(make_model(make_config(family, **options)), own_tokenizer, "full").eval()
 
 
 def load(folder, family, **options):
@@ -110,9 +115,17 @@ def trains_like_transformers(backbone, monkeypatch):
     last = min(backbone.positions, 2**17) - 1
     positions = torch.linspace(0, last, 16).long()
     x = 3 * torch.randn(2, 16, backbone.width, generator=torch.Generator().manual_seed(0))
+    slots = torch.arange(16)[None]
+    places = TokenPlaces(
+        positions=positions[None],
+        slots=slots,
+        num_keys=16,
+        text_mask=slots[:, :0],
+        output_positions=layouts.ALL,
+    )
     backbone.model.train()
     with torch.no_grad(), _DropoutScales():
-        ours = backbone.read_at(x, positions)
+        ours, _, _ = backbone._run_blocks(x, plan_attention(places))
         expected = core(
             inputs_embeds=x,
             attention_mask=torch.ones(2, 16, dtype=torch.long),
@@ -123,20 +136,18 @@ def trains_like_transformers(backbone, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_our_forward_reads_each_family_of_the_table(family, tmp_path, capsys):
+def test_our_forward_reads_each_family_of_the_table(family):
     """At all positions that it allows, in long sequences too."""
-    backbone = load(tmp_path, family)
+    backbone = make_backbone(family)
     assert isinstance(backbone.layout, FAMILIES[family].layout)
     check_equal(backbone, n=min(backbone.positions, 100) - 6)
-    assert "note: backbone" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_our_forward_trains_each_family_of_the_table(family, monkeypatch):
     """With dropout."""
     options = {} if family == "gpt2" else {"attention_dropout": 0.1}
-    backbone = Backbone(make_model(make_config(family, **options)), own_tokenizer, "full")
-    assert trains_like_transformers(backbone, monkeypatch)
+    assert trains_like_transformers(make_backbone(family, **options), monkeypatch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -185,16 +196,25 @@ CHANGED = [
 
 
 @pytest.mark.parametrize(("family", "options", "name"), CHANGED, ids=lambda x: str(x)[:40])
-def test_a_field_that_our_forward_does_not_compute_is_named(
-    family, options, name, tmp_path, capsys
-):
+def test_a_field_that_our_forward_does_not_compute_is_named(family, options, name):
     """Whatever a comparison of a few numbers would show."""
-    backbone = load(tmp_path, family, **options)
+    config = make_config(family, **options)
+    assert [field for field in uncomputed_fields(config) if name in field]
+    with torch.device("meta"):
+        assert layout_of(AutoModel.from_config(config)) is None
+
+
+def test_a_supported_folder_is_loaded_without_a_note(tmp_path, capsys):
+    assert load(tmp_path, "llama", **HARMLESS["llama"]).layout is not None
+    assert "note: backbone" not in capsys.readouterr().err
+
+
+def test_a_field_that_our_forward_does_not_compute_is_printed(tmp_path, capsys):
+    backbone = load(tmp_path, "gpt2", scale_attn_weights=False)
     assert backbone.layout is None
-    check_equal(backbone, n=40)
-    note = capsys.readouterr().err
-    assert f"note: backbone {tmp_path}: transformers' own forward reads it" in note
-    assert name in note
+    message = capsys.readouterr().err
+    assert f"note: backbone {tmp_path}: transformers' own forward reads it" in message
+    assert "scale_attn_weights=False" in message
 
 
 HARMLESS = {
@@ -213,8 +233,8 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("family", HARMLESS)
-def test_fields_that_change_nothing_keep_our_forward(family, tmp_path):
-    assert load(tmp_path, family, **HARMLESS[family]).layout is not None
+def test_fields_that_change_nothing_keep_our_forward(family):
+    assert not uncomputed_fields(make_config(family, **HARMLESS[family]))
 
 
 @pytest.mark.parametrize(
@@ -233,16 +253,16 @@ def test_fields_that_change_nothing_keep_our_forward(family, tmp_path):
     ],
     ids=lambda rotations: rotations["rope_type"],
 )
-def test_scaled_rotary_positions_are_read_at_all_positions(rotations, tmp_path):
-    backbone = load(tmp_path, "llama", rope_parameters=DEFAULT | rotations)
+def test_scaled_rotary_positions_are_read_at_all_positions(rotations):
+    backbone = make_backbone("llama", rope_parameters=DEFAULT | rotations)
     assert backbone.layout is not None
     check_equal(backbone, n=122)
     with pytest.raises(ValueError, match="expected at most 128 tokens"):
         check_equal(backbone, n=123)
 
 
-def test_the_position_from_which_queries_are_scaled_bounds_our_forward(tmp_path):
-    backbone = load(tmp_path, "ministral3", rope_parameters=SCALED)
+def test_the_position_from_which_queries_are_scaled_bounds_our_forward():
+    backbone = make_backbone("ministral3", rope_parameters=SCALED)
     check_equal(backbone, n=10)
     with pytest.raises(ValueError, match=r"at most 16 tokens, .* got 6 \+ 11; take a shorter"):
         check_equal(backbone, n=11)
@@ -260,10 +280,10 @@ def test_the_comparison_sees_training_later_positions_and_large_numbers(
     family, options, monkeypatch
 ):
     """Should the table be wrong."""
-    backbone = Backbone(make_model(make_config(family, **options)), own_tokenizer, "full")
+    backbone = make_backbone(family, **options)
     backbone.layout = Llama()
     backbone.positions = 128
-    check_equal(backbone.eval(), n=10)
+    check_equal(backbone, n=10)
     assert not trains_like_transformers(backbone, monkeypatch)
 
 

@@ -38,7 +38,7 @@ def transitions(*walks):
     return Transitions(observations, actions, zeros, zeros, pairs, zeros.long(), codes)
 
 
-def found(*walks, landmarks=11, **options):
+def fit_paths(*walks, landmarks=11, **options):
     """Landmarks and ways of a log, with members that are known."""
     torch.manual_seed(0)
     made = LandmarkPaths(SPEC, landmarks=landmarks, link=1, **options)
@@ -55,7 +55,7 @@ def way(made, start, goal):
 
 
 def test_a_way_follows_the_log_and_not_the_straight_line():
-    made = found(U, U[::-1])
+    made = fit_paths(U, U[::-1])
     assert way(made, (0, 3), (4, 3)) == pytest.approx(10)
     assert way(made, (4, 3), (0, 2)) == pytest.approx(9)
     # beside a landmark; and so near that both have the same one
@@ -65,18 +65,18 @@ def test_a_way_follows_the_log_and_not_the_straight_line():
 
 def test_ways_lead_over_parts_of_several_episodes():
     left, right = U[:6], U[5:]
-    made = found(left, left[::-1], right, right[::-1])
+    made = fit_paths(left, left[::-1], right, right[::-1])
     assert way(made, (0, 3), (4, 3)) == pytest.approx(10)
 
 
 def test_a_place_that_the_log_only_leaves_is_no_landmark():
-    made = found([(0, 4), *U], U[::-1], landmarks=12)
+    made = fit_paths([(0, 4), *U], U[::-1], landmarks=12)
     assert (made.landmarks == FAR).all(1).sum() == 1
     assert way(made, (0, 4), (4, 3)) == pytest.approx(11)  # by the landmark at (0, 3)
 
 
 def test_a_longer_link_joins_places_that_are_steps_apart():
-    made = found(U, U[::-1])
+    made = fit_paths(U, U[::-1])
     made.link = 3
     made._connect_landmarks(transitions(U, U[::-1]))
     # the diagonals from (0, 1) to (2, 0) and from (2, 0) to (4, 1), of three steps each
@@ -84,7 +84,7 @@ def test_a_longer_link_joins_places_that_are_steps_apart():
 
 
 def test_a_plan_walks_along_the_way_and_none_that_comes_no_nearer_counts():
-    made = found(U, U[::-1])
+    made = fit_paths(U, U[::-1])
     states = torch.tensor([[0, 3, 4, 3], [0, 0, 4, 3], [4, 3, 4, 3]]).float()
     values = made.plan(states, 1)  # (N, C)
     best = made.candidates[values.argmax(1)]
@@ -155,8 +155,10 @@ def test_an_observation_without_a_goal_is_refused():
 
 def test_a_log_of_few_positions_has_fewer_landmarks():
     made = LandmarkPaths(SPEC, landmarks=11)
-    wanted = "planner.landmarks: expected fewer than the 11 different positions of the log, got 11"
-    with pytest.raises(ValueError, match=wanted):
+    expected = (
+        "planner.landmarks: expected fewer than the 11 different positions of the log, got 11"
+    )
+    with pytest.raises(ValueError, match=expected):
         made.fit(transitions(U, U), Normalizer(SPEC), seed=0)
 
 
