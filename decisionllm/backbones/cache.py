@@ -6,6 +6,7 @@ Letters: U texts, L their tokens, N rows, M tokens of steps, G key heads, d head
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,22 @@ from decisionllm.backbones.attention import TextAttention
 NONE = -1  # in place of the text of a row that has none yet
 
 
+class EncodedTexts(NamedTuple):
+    """U texts as a backbone embeds them, see `Backbone.encode`.
+
+    Attributes:
+        ids: (U, L) token ids, padded on the right; where a text encoder or the lower blocks read
+            texts, the rows of these tokens in a table of features, see `FeatureTable`.
+        mask: (U, L) True where real.
+    """
+
+    ids: Tensor
+    mask: Tensor
+
+
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of U texts: per layer (U, G, L, d)."""
+    """A prefix of rows: the keys and values of U texts, per layer (U, G, L, d)."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -26,14 +40,14 @@ class KVCache:
     text_length: Tensor  # (U,) real tokens: the position of the first step
 
     def attention(self, text_index: Tensor) -> TextAttention | None:
-        """Attention of rows to their texts (B,); None where texts have no tokens."""
+        """Return the attention of rows to their texts (B,); None where texts have no tokens."""
         if not self.text_mask.shape[1]:
             return None
         return TextAttention(self.keys, self.values, text_index)
 
     def with_room(self, text_index: Tensor, tokens: int) -> "SessionCache":
-        """A cache of N rows, each with one of these texts or `NONE` (N,), and with room for so many
-        tokens of steps.
+        """Return a cache of N rows, each with one of these texts or `NONE` (N,), and with room for
+        so many tokens of steps.
         """
         N = len(text_index)
         _, G, _, d = self.keys[0].shape
@@ -42,7 +56,7 @@ class KVCache:
         return SessionCache(self, text_index, keys, values)
 
     def resized(self, texts: int, tokens: int) -> "KVCache":
-        """A copy with places for so many texts of so many tokens; what is new is empty."""
+        """Return a copy with places for so many texts of so many tokens; what is new is empty."""
         U, L = self.text_mask.shape
         more, longer = texts - U, tokens - L
         added = (0, 0, 0, longer, 0, 0, 0, more)
@@ -52,7 +66,7 @@ class KVCache:
         return KVCache(keys, values, text_mask, F.pad(self.text_length, (0, more)))
 
     def take(self, texts: Tensor) -> "KVCache":
-        """A copy of these texts (n,)."""
+        """Return a copy of these texts (n,)."""
         keys = [x[texts] for x in self.keys]
         values = [x[texts] for x in self.values]
         return KVCache(keys, values, self.text_mask[texts], self.text_length[texts])
@@ -74,7 +88,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cache has room for n new tokens of N of its rows."""
+    """The room of a cache for n new tokens of N of its rows."""
 
     rows: Tensor  # (N,)
     slots: Tensor  # (N, n) places among the keys of steps
@@ -112,12 +126,12 @@ class SessionCache:
         self.keys = keys
         self.values = values
         self.places: dict[str, int] = places or {}
-        self.own_texts = False  # whether no other cache reads them
+        self.own_texts = False  # True: no other cache reads them
 
     def set_texts(
         self, rows: Tensor, tasks: Sequence[str], read: Callable[[list[str]], KVCache]
     ) -> None:
-        """Give these rows (n,) the texts of n tasks.
+        """Set the texts of these rows (n,) to those of n tasks.
 
         Args:
             rows: of the cache.
@@ -125,15 +139,16 @@ class SessionCache:
             read: called with the distinct tasks that the cache lacks, if any.
         """
         self.text_index[rows] = NONE  # what they had is free, if no other row has it
-        lacking = [task for task in dict.fromkeys(tasks) if task not in self.places]
-        if lacking:
-            kept = [self.places[task] for task in tasks if task in self.places]
-            self._add(lacking, read(lacking), kept=kept)
+        new_tasks = [task for task in dict.fromkeys(tasks) if task not in self.places]
+        if new_tasks:
+            places_in_use = [self.places[task] for task in tasks if task in self.places]
+            self._add_texts(new_tasks, read(new_tasks), in_use=places_in_use)
         places = [self.places[task] for task in tasks]
         self.text_index[rows] = torch.tensor(places, device=rows.device)
 
     def place(self, rows: Tensor, filled: Tensor, n: int, *, whole: bool) -> Place:
-        """Room for n more tokens of these rows (N,), which have so many tokens of steps (N,).
+        """Return the room for n more tokens of these rows (N,), which have so many tokens of steps
+        (N,).
 
         whole: attend to the whole room, most of which is then hidden, not only to what is filled.
         """
@@ -149,27 +164,27 @@ class SessionCache:
         """Write new keys and values (N, G, n, d) of block i; returns all of these rows (N, G, M,
         d) each.
         """
-        found = []
+        whole = []
         for buffer, new in ((self.keys[i], k), (self.values[i], v)):
             if place.together is None:
                 buffer[place.rows[:, None], :, place.slots] = new.transpose(1, 2).to(buffer.dtype)
-                found.append(buffer[place.rows, :, : place.end])
+                whole.append(buffer[place.rows, :, : place.end])
             else:
                 rows, slots = place.together
                 buffer[rows, :, slots] = new
-                found.append(buffer[rows, :, : place.end])
-        return found[0], found[1]
+                whole.append(buffer[rows, :, : place.end])
+        return whole[0], whole[1]
 
     def reserve(self, texts: int, tokens: int = 0) -> None:
-        """Have places for so many texts of so many tokens at least."""
+        """Make room for at least so many texts of so many tokens."""
         U, L = self.texts.text_mask.shape
         if texts > U or tokens > L or not self.own_texts:
             self.texts = self.texts.resized(max(texts, U), max(tokens, L))
             self.own_texts = True
 
     def rows(self, index: Tensor) -> "SessionCache":
-        """The cache of these rows: a copy of their steps, and the same texts, or a copy of their
-        own ones if these are few.
+        """Return the cache of these rows: a copy of their steps, and the same texts, or a copy of
+        their own ones if these are few.
         """
         keys = [x[index] for x in self.keys]
         values = [x[index] for x in self.values]
@@ -191,12 +206,12 @@ class SessionCache:
         """Bytes of keys and values."""
         return self.texts.nbytes + sum(x.nbytes for x in (*self.keys, *self.values))
 
-    def _add(self, tasks: Sequence[str], texts: KVCache, kept: Sequence[int]) -> None:
-        """Write the texts of these tasks into places that no row refers to, except for places that
-        are to be kept.
+    def _add_texts(self, tasks: Sequence[str], texts: KVCache, in_use: Sequence[int]) -> None:
+        """Write the texts of these tasks into places that no row refers to and that are not in
+        use.
         """
         U = len(self.texts.text_length)
-        taken = {*self.text_index.tolist(), *kept}
+        taken = {*self.text_index.tolist(), *in_use}
         free = [place for place in range(U) if place not in taken]
         needed = U + len(tasks) - len(free)
         room = U

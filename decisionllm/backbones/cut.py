@@ -3,7 +3,7 @@ the trajectory and attend to the text.
 
 Blocks are counted from 1, as hidden states of transformers are: block 0 is the word embedding. With
 text_layers=12 and layers=18 of a model of 30 blocks, blocks 1 to 12 read each distinct text once
-and its hidden states are kept. The tokens of the trajectory enter behind block 12 and go through
+and its hidden states are stored. The tokens of the trajectory enter behind block 12 and go through
 blocks 13 to 18, which have adapters; the other 12 blocks are not built.
 
 The text itself goes no further: each of the blocks 13 to 18 makes its keys and values of the kept
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
+from decisionllm.backbones.kept import FeatureTable, TokenIds, feature_folder
 from decisionllm.backbones.parts import LoadTokenizer
 from decisionllm.tokenizers.text import check_ids, padded
 
@@ -42,7 +42,7 @@ TRAINED_CUT = "decisionllm_text_layers"
 def cut_at(
     core: "PreTrainedModel", text_layers: int, layers: int, *, tune: str, supported: bool
 ) -> tuple[int, int]:
-    """How many blocks read texts alone, and how many there are in all, of these options.
+    """Return how many blocks read texts alone, and how many there are in all, by these options.
 
     Args:
         core: the whole model of transformers.
@@ -57,13 +57,13 @@ def cut_at(
         ValueError: the options do not fit each other or the model.
     """
     count = core.config.num_hidden_layers
-    why = whole_since(core, tune, supported)
-    if why and (text_layers > 0 or 0 < layers != count):
+    reason = _reason_against_cut(core, tune, supported)
+    if reason and (text_layers > 0 or 0 < layers != count):
         raise ValueError(
-            f"backbone.text_layers, backbone.layers: expected 0 and 0, since {why}, got "
+            f"backbone.text_layers, backbone.layers: expected 0 and 0, since {reason}, got "
             f"{text_layers} and {layers}"
         )
-    if why:
+    if reason:
         return 0, count
     trained_cut = getattr(core.config, TRAINED_CUT, None)
     if text_layers == DEFAULT and trained_cut is not None:
@@ -76,70 +76,69 @@ def cut_at(
         layers = max(math.ceil(SHARE * count), text_layers + 1)
     layers = layers or count
     if not 0 <= text_layers < layers <= count:
-        most = f"at most {count}, the blocks of this model"
         raise ValueError(
             f"backbone.text_layers, backbone.layers: expected text_layers below layers, and layers "
-            f"of {most}, got {text_layers} and {layers}"
+            f"of at most {count}, the blocks of this model, got {text_layers} and {layers}"
         )
     return text_layers, layers
 
 
-def whole_since(core: "PreTrainedModel", tune: str, supported: bool) -> str:
-    """Why a model can't be cut; empty if it can be."""
+def _reason_against_cut(core: "PreTrainedModel", tune: str, supported: bool) -> str:
+    """Return why a model can't be cut; empty if it can be."""
     if not supported or not hasattr(core, "layers"):
         return f"the blocks of {type(core).__name__} are not supported"
     return "tune=full trains every block" if tune == "full" else ""
 
 
 def blocks_of(core: "PreTrainedModel") -> nn.ModuleList:
-    """The blocks of a model that can be cut."""
+    """Return the blocks of a model that can be cut."""
     blocks = core.layers
     assert isinstance(blocks, nn.ModuleList)
     return blocks
 
 
 def keep_blocks(core: "PreTrainedModel", layers: int) -> None:
-    """Leave out the blocks of a transformers model above the first ones. layers: how many stay."""
+    """Drop the blocks of a transformers model above the first `layers`."""
     if layers < core.config.num_hidden_layers:
         del blocks_of(core)[layers:]
-        _describe(core.config, slice(0, layers))
+        _describe_blocks(core.config, slice(0, layers))
 
 
 @contextmanager
-def only_blocks(core: "PreTrainedModel", chosen: slice) -> Iterator[None]:
-    """Let the library's own forward of a model run some of its blocks alone, within the block of
+def only_blocks(core: "PreTrainedModel", selected: slice) -> Iterator[None]:
+    """Let transformers' own forward of a model run some of its blocks alone, within the block of
     this statement.
     """
     whole, before = blocks_of(core), core.config
-    core.layers = whole[chosen]
-    core.config = _copy(before)
+    core.layers = whole[selected]
+    core.config = _copy_config(before)
     core.config._attn_implementation = before._attn_implementation
-    _describe(core.config, chosen)
-    _number(core.layers)
+    _describe_blocks(core.config, selected)
+    _number_blocks(core.layers)
     try:
         yield
     finally:
         core.layers, core.config = whole, before
-        _number(whole)
+        _number_blocks(whole)
 
 
-def _number(blocks: Any) -> None:
-    """Number blocks from 0, as the library's cache of keys and values finds theirs."""
+def _number_blocks(blocks: Any) -> None:
+    """Number blocks from 0, as transformers' cache of keys and values finds theirs."""
     for i, block in enumerate(blocks):
         block.self_attn.layer_idx = i
 
 
-def _copy(config: "PreTrainedConfig") -> "PreTrainedConfig":
+def _copy_config(config: "PreTrainedConfig") -> "PreTrainedConfig":
     return type(config).from_dict(config.to_dict())
 
 
-def _describe(config: "PreTrainedConfig", chosen: slice) -> None:
+def _describe_blocks(config: "PreTrainedConfig", selected: slice) -> None:
     """Let a config of transformers describe these blocks of its model alone."""
     # whether each block sees all tokens or a sliding window
     kinds = getattr(config, "layer_types", None)
-    count = len(range(*chosen.indices(config.num_hidden_layers)))
+    count = len(range(*selected.indices(config.num_hidden_layers)))
     if kinds:
-        config.layer_types = kinds[chosen]
+        config.layer_types = kinds[selected]
     config.num_hidden_layers = count
 
 
@@ -148,7 +147,7 @@ class TextLayers:
     other one.
 
     Token ids are rows of a table of hidden states. A text is read once for each set of weights, and
-    kept on disk.
+    stored on disk.
 
     Args:
         core: the transformers model, whose lower blocks are frozen.
@@ -169,10 +168,10 @@ class TextLayers:
         self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
         self.digest = weights_digest(core, text_layers, numbers)
-        lower = _copy(core.config)
-        _describe(lower, slice(0, text_layers))
-        folder = folder_of(self.digest, lower, numbers=numbers, held=core.dtype)
-        self.kept = KeptFeatures(
+        lower = _copy_config(core.config)
+        _describe_blocks(lower, slice(0, text_layers))
+        folder = feature_folder(self.digest, lower, numbers=numbers, held=core.dtype)
+        self.table = FeatureTable(
             self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
         )
 
@@ -184,12 +183,12 @@ class TextLayers:
         """Hidden states are read as they are: there is nothing to fit."""
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows of the table (U, L) -> hidden states behind the lower blocks (U, L, D)."""
-        return self.kept[rows].to(rows.device)
+        """Return the hidden states behind the lower blocks (U, L, D) of rows of the table (U, L)."""
+        return self.table[rows].to(rows.device)
 
     @torch.no_grad()
     def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
-        """The hidden states of texts behind the lower blocks, by the library's own forward:
+        """Return the hidden states of texts behind the lower blocks, by transformers' own forward:
         (length, D) each.
         """
         ids, mask = padded(texts)
@@ -200,7 +199,7 @@ class TextLayers:
         self.core.norm = nn.Identity()  # the norm belongs behind the last block
         self.core.eval()
         try:
-            # What is kept must not depend on the autocast of whoever reads a text first.
+            # What is stored must not depend on the autocast of whoever reads a text first.
             with (
                 only_blocks(self.core, slice(0, self.text_layers)),
                 torch.autocast(device.type, enabled=False),
@@ -215,7 +214,7 @@ class TextLayers:
 
 
 def weights_digest(core: "PreTrainedModel", text_layers: int, numbers: torch.dtype) -> str:
-    """A hash of the weights that read texts: the word embeddings and the lower blocks.
+    """Return a hash of the weights that read texts: the word embeddings and the lower blocks.
 
     numbers: the type whose numbers they are, in which they are hashed.
     """
@@ -228,5 +227,5 @@ def weights_digest(core: "PreTrainedModel", text_layers: int, numbers: torch.dty
 
 
 def bytes_of(weight: Tensor) -> memoryview:
-    """The bytes of a weight of any type, as a hash reads them."""
+    """Return the bytes of a weight of any type, as a hash reads them."""
     return weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,9 +1,13 @@
 """The model types of transformers whose blocks our forward computes, and the config fields that it
 covers.
 
-A config field changes what a model computes, and a comparison of a few numbers does not show each
-change: some begin at a later position, at larger numbers, or in training. So our forward reads a
-model only if every field of its config is in this table. `library` reads all others.
+The config alone decides: our forward reads a model only if its type and every field of its config
+are in this table, and transformers' own forward reads all other models, see `hf_forward`. Numbers
+could not decide, since some fields change what a model computes at a later position, at larger
+numbers, or in training. tests/backbones/test_families.py compares both forwards for each type.
+
+To add a type, read its `modeling_<type>.py` and list each field of its config below. Where its
+blocks are called in another way, add a layout in `layouts` first.
 """
 
 from collections.abc import Mapping
@@ -13,7 +17,7 @@ from decisionllm.backbones.cut import TRAINED_CUT
 from decisionllm.backbones.layouts import GPT2, Llama
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # A field of any value: our forward, or a module that it calls (a linear map, a norm, the rotary
 # embedding), reads it. Other fields have the values that change nothing.
@@ -136,10 +140,16 @@ EXTRA: Fields = {
 }
 
 
-def layout_of(config: "PreTrainedConfig") -> Llama | GPT2 | None:
-    """Return the layout that computes a model with this config; None: no layout does."""
-    family = FAMILIES.get(config.model_type)
-    return None if family is None or uncomputed_fields(config) else family.layout()
+def layout_of(core: "PreTrainedModel") -> Llama | GPT2 | None:
+    """Return the layout that computes a model of transformers, by its config; None: no layout does.
+
+    A class that is defined elsewhere may compute anything, whatever its config says.
+    """
+    family = FAMILIES.get(core.config.model_type)
+    is_own_class = type(core).__module__.startswith("transformers.models.")
+    if family is None or not is_own_class or uncomputed_fields(core.config):
+        return None
+    return family.layout()
 
 
 def uncomputed_fields(config: "PreTrainedConfig") -> list[str]:

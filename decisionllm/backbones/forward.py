@@ -2,10 +2,9 @@
 output positions.
 
 A text is read once for all rows that share it, and its keys and values are multiplied for all of
-them at once, see `attention`. The last block is computed only at the output positions, and decoding
-keeps keys and values, see `cache`. `library.plain` is the library's own forward on the same
-embeddings; when a model is loaded both are compared, and an architecture whose blocks are not
-supported is read by the library.
+them at once, see `attention`. The last block is computed only at the output positions, see `blocks`,
+and decoding keeps keys and values, see `cache`. The config of a model decides whether its blocks are
+supported, see `families`; transformers' own forward reads all other models, see `hf_forward`.
 """
 
 import math
@@ -19,15 +18,21 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
-from decisionllm.backbones import library
-from decisionllm.backbones.attention import TextAttention, attend
-from decisionllm.backbones.cache import KVCache, SessionCache
+from decisionllm.backbones.blocks import (
+    NO_OUTPUT,
+    AttentionPlan,
+    BlockStack,
+    TokenPlaces,
+    plan_attention,
+    plan_attention_with_entities,
+)
+from decisionllm.backbones.cache import EncodedTexts, KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers
 from decisionllm.backbones.families import layout_of
+from decisionllm.backbones.hf_forward import hidden_states, run_behind_texts
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
-from decisionllm.backbones.packing import PackedTokens, Rows, TokenLayout
 from decisionllm.backbones.parts import LoadTokenizer, TextReader
-from decisionllm.backbones.recorded import ReadRows, Recorded
+from decisionllm.backbones.recorded import CUDAGraphReader, ReadRows
 from decisionllm.backbones.summary import TextSummary
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entity_tokens import EntityTokens
@@ -41,9 +46,7 @@ if TYPE_CHECKING:
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
 POSITIONS = "the positions or the sliding window of this backbone"  # that limit a length
-Step = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # of block i: x, new keys and values
-# extend(i, k, v) may keep the new keys and values of block i; it returns all to attend to.
-Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+RunBlock = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # `BlockStack.run_block`
 
 
 class Backbone(nn.Module):
@@ -69,8 +72,10 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         if hasattr(load_tokenizer, "decode"):
-            wanted = "a function that loads the tokenizer, such as `lambda: tokenizer`"
-            raise TypeError(f"Backbone: expected {wanted}, got a tokenizer")
+            raise TypeError(
+                "Backbone: expected a function that loads the tokenizer, such as `lambda: "
+                "tokenizer`, got a tokenizer"
+            )
         self.model = model
         self.load_tokenizer = cache(load_tokenizer)
         self.tune = tune
@@ -90,15 +95,12 @@ class Backbone(nn.Module):
         self.width: int = self.config.hidden_size
         # tokens that it can read at once
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
-        longest = self.positions
-        if layout_of(self.config) is not None:
+        # None: the blocks of this architecture are not supported
+        self.layout: Llama | GPT2 | None = layout_of(self.core)
+        if self.layout is not None:
             # our forward attends to all earlier tokens, and keeps their keys
             window = _sliding_window(self.config)
-            self.positions = min(longest, window, _same_rotations(self.config))
-        # None: the blocks of this architecture are not supported
-        self.layout: Llama | GPT2 | None = library.matching_layout(self)
-        if self.layout is None:
-            self.positions = longest
+            self.positions = min(self.positions, window, _same_rotations(self.config))
 
     @property
     def core(self) -> Any:
@@ -110,11 +112,11 @@ class Backbone(nn.Module):
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
 
     def widen(self) -> None:
-        """Hold the frozen weights in float32, their numbers as they are."""
+        """Store the frozen weights in float32, their values as they are."""
         self.model.float()
 
     def narrow(self) -> None:
-        """Hold the frozen weights in the type of their numbers again; buffers, such as rotary
+        """Store the frozen weights in the type of their values again; buffers, such as rotary
         frequencies, stay as they are.
         """
         for weight in self.core.parameters():
@@ -133,12 +135,14 @@ class Backbone(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The blocks that read a trajectory."""
+        """The number of blocks that read a trajectory."""
         return int(self.config.num_hidden_layers) - self.text_layers
 
-    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see
-        `tokenizers.text.encode`.
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode U texts, on the CPU, see `tokenizers.text.encode`.
+
+        Raises:
+            ValueError: a text has as many tokens as the backbone has positions, or more.
         """
         # the empty text has no tokens, and needs no tokenizer
         different = [task for task in dict.fromkeys(texts) if task]
@@ -151,15 +155,17 @@ class Backbone(nn.Module):
             if self.features is None:
                 text.check_ids(ids, self.config.vocab_size)
             else:
-                ids = self.features.kept.rows(ids, mask)
+                ids = self.features.table.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()
         ids, mask = text.padded([self.encoded.get(task, []) for task in texts])
         if ids.shape[1] >= self.positions:
-            wanted = f"fewer than {self.positions} tokens, {POSITIONS}"
             longest = max(texts, key=len)[:60]
-            raise ValueError(f"text: expected {wanted}, got {ids.shape[1]}: {longest!r} ...")
-        return ids, mask
+            raise ValueError(
+                f"text: expected fewer than {self.positions} tokens, {POSITIONS}, got "
+                f"{ids.shape[1]}: {longest!r} ..."
+            )
+        return EncodedTexts(ids, mask)
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -167,22 +173,22 @@ class Backbone(nn.Module):
 
     @property
     def text_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """Of what reads the texts: the text encoder's where there is one."""
+        """The tokenizer of the texts: that of the text encoder where there is one."""
         return self.tokenizer if self.features is None else self.features.tokenizer
 
     def forget_texts(self) -> None:
-        """Free what is kept of texts. Ids that `encode` gave before are no longer valid."""
+        """Free the memory of encoded texts. Ids that `encode` returned before are no longer valid."""
         self.encoded = {}
         if self.features is not None:
-            self.features.kept.forget()
+            self.features.table.forget()
 
     def words(self, task: str) -> list[str]:
-        """The tokens of a text, as text."""
+        """Return the tokens of a text, as text."""
         ids, _ = text.encode(self.text_tokenizer, [task])
         return [str(self.text_tokenizer.decode([i])) for i in ids[0].tolist()]
 
     def embed(self, text_ids: Tensor) -> Tensor:
-        """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""
+        """Return the embeddings (U, L, D) of texts that are encoded, see `encode`."""
         words = self.core.get_input_embeddings() if self.features is None else self.features
         return words(text_ids)
 
@@ -216,13 +222,16 @@ class Backbone(nn.Module):
         self.check_positions(self.text_places(L), n)
         on_cpu = not tokens.is_cuda
         if on_cpu and torch.is_autocast_enabled("cpu") and self.dtype == torch.float16:
-            wanted = "float32 or bfloat16, since a CPU does not mix float16 with bfloat16"
-            remedy = "optim.precision=no keeps float16"
-            raise ValueError(f"backbone.dtype: expected {wanted}, got float16; {remedy}")
+            raise ValueError(
+                "backbone.dtype: expected float32 or bfloat16, since a CPU does not mix float16 "
+                "with bfloat16, got float16; optim.precision=no keeps float16"
+            )
+        states = self.embed(text_ids)
         if self.layout is None:
             assert entities is None, "refused by SequenceModel"
-            return library.plain(self, tokens, text_ids, text_mask, text_index)[:, output_positions]
-        states = self.embed(text_ids)
+            x = tokens.to(self.dtype)
+            out, places = run_behind_texts(self.model, x, states, text_mask, text_index)
+            return hidden_states(out, places, tokens.dtype)[:, output_positions]
         if entities is not None:
             return self.read_rows(tokens, states, text_mask, text_index, output_positions, entities)
         return self.reader(tokens, states, text_mask, text_index, output_positions)
@@ -236,7 +245,7 @@ class Backbone(nn.Module):
         output_positions: slice,
         entities: EntityTokens | None = None,
     ) -> Tensor:
-        """As `forward`, of texts that are embedded (U, L, D)."""
+        """Read rows as `forward` does, behind texts that are embedded (U, L, D)."""
         n = tokens.shape[1]
         texts = KVCache([], [], text_mask, text_mask.sum(1))
         if states.shape[1]:
@@ -246,92 +255,82 @@ class Backbone(nn.Module):
         padded = states.shape[1] > 0 and (tokens.is_cuda or not bool(texts.text_mask.all()))
         masked = text_index if padded else text_index[:1]
         slots = torch.arange(n, device=tokens.device)[None]
-        positions = texts.text_length[masked, None] + slots
-        before = texts.attention(text_index)
-        mask = texts.text_mask[masked]
-        return self._read_beside(
-            entities, tokens, slots, positions, mask, n, _new_alone, output_positions, before
+        places = TokenPlaces(
+            positions=texts.text_length[masked, None] + slots,
+            slots=slots,
+            num_keys=n,
+            text_mask=texts.text_mask[masked],
+            output_positions=output_positions,
+            texts=texts.attention(text_index),
         )
+        return self._read_tokens(tokens, places, entities)
 
-    def _read_beside(
-        self,
-        entities: EntityTokens | None,
-        tokens: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        text_mask: Tensor,
-        M: int,
-        extend: Extend,
-        output_positions: slice,
-        texts: TextAttention | None,
+    def _read_tokens(
+        self, tokens: Tensor, places: TokenPlaces, entities: EntityTokens | None
     ) -> Tensor:
         """Run all blocks over tokens (B, n, D) and the entities beside them.
-
-        Args:
-            slots: (B or 1, n) place of each token among the M keys of the trajectory.
-            positions: (B or 1, n).
-            text_mask: (B or 1, L) True where real.
-            extend: of the n tokens.
 
         Returns:
             Hidden states at the output positions of the n tokens (B, n', D).
         """
         if entities is None:
-            visible = _visible(text_mask, slots, M)
-            return self._run(tokens, positions, visible, extend, output_positions, texts)[0]
-        n = tokens.shape[1]
-
-        def extend_trajectory(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            all_k, all_v = extend(i, k[:, :, :n], v[:, :, :n])
-            return torch.cat([all_k, k[:, :, n:]], 2), torch.cat([all_v, v[:, :, n:]], 2)
-
-        visible = entities.visible(_visible(text_mask, entities.last_slots(slots), M))
-        outputs = slice(*output_positions.indices(n))
-        whole = entities.append_to(tokens)
-        places = entities.positions(positions)
-        layout = PackedTokens(entities.real(n), outputs)
-        return self._run(whole, places, visible, extend_trajectory, outputs, texts, layout)[0]
+            return self._run_blocks(tokens, plan_attention(places))[0]
+        plan = plan_attention_with_entities(places, entities, tokens.shape[1])
+        return self._run_blocks(entities.append_to(tokens), plan)[0]
 
     def text_places(self, words: int) -> int:
-        """How many keys a text of at most so many tokens has."""
+        """Return the number of keys of a text of at most so many tokens."""
         return words if self.summary is None else self.summary.tokens
 
     def check_positions(self, before: int, n: int) -> None:
         """Raise a ValueError if there are no positions for n tokens behind so many others."""
         if before + n > self.positions:
-            wanted = f"at most {self.positions} tokens, {POSITIONS}"
-            remedy = "take a shorter text or a smaller window"
-            raise ValueError(f"text and window: expected {wanted}, got {before} + {n}; {remedy}")
+            raise ValueError(
+                f"text and window: expected at most {self.positions} tokens, {POSITIONS}, got "
+                f"{before} + {n}; take a shorter text or a smaller window"
+            )
+
+    def read_texts(self, texts: Sequence[str]) -> KVCache:
+        """Read U texts into a prefix of rows, each once."""
+        ids, mask = self.encode(texts)
+        device = next(iter(self.core.parameters())).device
+        return self.read_text(ids.to(device), mask.to(device))
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
-        """Read U texts (U, L) into a cache.
+        """Read U texts (U, L) that are encoded, see `encode`.
 
         The output of their last block is not needed and not computed.
         """
         return self._read_embedded(self.embed(text_ids), text_mask)
 
     def _read_embedded(self, x: Tensor, text_mask: Tensor) -> KVCache:
-        """`read_text` of embeddings (U, L, D)."""
+        """Read U texts that are embedded (U, L, D)."""
         if self.summary is not None:
             x, text_mask = self.summary(x, text_mask)
         if self.text_layers:
-            keys, values = self._keys_values(x)
+            keys, values = self._project_texts(x)
         else:
             slots = torch.arange(x.shape[1], device=x.device)[None]
-            visible = _visible(slots[:, :0], slots, x.shape[1])  # nothing stands before a text
-            _, keys, values = self._run(x, slots, visible, _new_alone, output_positions=slice(0, 0))
+            places = TokenPlaces(
+                positions=slots,
+                slots=slots,
+                num_keys=x.shape[1],
+                text_mask=slots[:, :0],  # nothing stands before a text
+                output_positions=NO_OUTPUT,
+            )
+            _, keys, values = self._run_blocks(x, plan_attention(places))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
-    def _keys_values(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of the upper blocks, all of the same states (U, L, D): those that the
-        lower blocks have of texts.
+    def _project_texts(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the keys and values of the upper blocks, all of the states (U, L, D) behind the
+        lower ones.
         """
         assert self.layout is not None
         positions = torch.arange(x.shape[1], device=x.device)[None]
         x, rope = self.layout.enter(self.core, x.to(self.dtype), positions)
         keys, values = [], []
         for block in self.layout.blocks(self.core)[self.text_layers :]:
-            _, k, v = self.layout.project(block, x, rope, slice(0, 0))
+            _, k, v = self.layout.project(block, x, rope, NO_OUTPUT)
             keys.append(k)
             values.append(v)
         return keys, values
@@ -355,7 +354,7 @@ class Backbone(nn.Module):
             filled: (N,) tokens of steps that each row has in the cache.
             rows: (N,) rows of the cache; None: all.
             output_positions: of the n tokens.
-            entities: read beside the tokens, and not kept.
+            entities: read beside the tokens, and not stored.
 
         Returns:
             Hidden states at the output positions (N, n', D).
@@ -369,31 +368,28 @@ class Backbone(nn.Module):
         self.check_positions(int((length + filled).max()), tokens.shape[1])
         # a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
         whole = not tokens.is_cuda and self.dtype != torch.float32
-        place = cache.place(rows, filled, tokens.shape[1], whole=whole)
+        room = cache.place(rows, filled, tokens.shape[1], whole=whole)
 
         def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            return cache.write(i, place, k, v)
+            return cache.write(i, room, k, v)
 
         text_index = cache.text_index[rows]
         text_mask = cache.texts.text_mask[text_index]
-        slots = place.slots
-        if place.together is not None and bool(text_mask.all()):  # one row stands for all
+        slots = room.slots
+        if room.together is not None and bool(text_mask.all()):  # one row stands for all
             text_mask = text_mask[:1]
             length = length[:1]
             slots = slots[:1]
-        positions = length[:, None] + slots
-        before = cache.texts.attention(text_index)
-        return self._read_beside(
-            entities,
-            tokens,
-            slots,
-            positions,
-            text_mask,
-            place.end,
-            write,
-            output_positions,
-            before,
+        places = TokenPlaces(
+            positions=length[:, None] + slots,
+            slots=slots,
+            num_keys=room.end,
+            text_mask=text_mask,
+            output_positions=output_positions,
+            extend=write,
+            texts=cache.texts.attention(text_index),
         )
+        return self._read_tokens(tokens, places, entities)
 
     def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Read more tokens of rows in lock-step, as one function of tensors.
@@ -415,85 +411,45 @@ class Backbone(nn.Module):
             return both[i][0], both[i][1]
 
         slots = torch.arange(n, device=tokens.device)[None]
-        all_before = torch.ones(1, M, dtype=torch.bool, device=tokens.device)
-        visible = _visible(all_before, slots, n)
-        hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
+        places = TokenPlaces(
+            positions=M + slots,
+            slots=slots,
+            num_keys=n,
+            text_mask=torch.ones(1, M, dtype=torch.bool, device=tokens.device),  # all before
+            output_positions=slice(-1, None),
+            extend=append,
+        )
+        hidden = self._run_blocks(tokens, plan_attention(places))[0]
         return hidden[:, -1], torch.stack(both)
 
-    def read_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Read tokens (N, n, D) without texts at these positions (n,): hidden states (N, n, D)."""
-        n = tokens.shape[1]
-        slots = torch.arange(n, device=tokens.device)[None]
-        visible = _visible(slots[:, :0], slots, n)
-        return self._run(tokens, positions[None], visible, _new_alone, ALL)[0]
-
-    def _run(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        extend: Extend,
-        output_positions: slice,
-        texts: TextAttention | None = None,
-        tokens: TokenLayout | None = None,
+    def _run_blocks(
+        self, tokens: Tensor, plan: AttentionPlan
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """All blocks in turn; the last one's queries and feed-forward only at the output positions.
-
-        Args:
-            visible: (B or 1, n, M) bool.
-            extend: see `Extend`.
-            texts: whose keys stand before these.
-            tokens: how they lie between the attentions; None: as rows.
+        """Run the blocks that read trajectories, in turn, on embedded tokens (B, n, D).
 
         Returns:
-            Hidden states, and the new keys and values of each block.
+            Hidden states at the output positions (B, n', D), and the new keys and values of each
+            block (B, G, n, d).
         """
         assert self.layout is not None
-        layout = self.layout
-        tokens = tokens or Rows(output_positions)
-        blocks = layout.blocks(self.core)[self.text_layers :]
-        states = tokens.pack(x.to(self.dtype))
-        x, rope = layout.enter(self.core, states, tokens.pack(positions))
-        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device)
-        bias = bias.masked_fill(~visible, float("-inf"))[:, None]
-
-        def step(i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            block = blocks[i]
-            last = i == len(blocks) - 1
-            out = tokens.outputs if last else ALL
-            q, k, v = layout.project(block, x, rope, out)
-            k, v = tokens.rows(k), tokens.rows(v)
-            if out == slice(0, 0):
-                return x[:, out], k, v
-            dropout = layout.attention_dropout(block) if self.model.training else 0.0
-            all_k, all_v = extend(i, k, v)
-            q = tokens.output_rows(q) if last else tokens.rows(q)
-            seen = bias[:, :, output_positions] if last else bias
-            given = q, all_k, all_v, seen, dropout
-            mixed = attend(*given) if texts is None else texts.attend(i, *given)
-            joined = mixed.transpose(1, 2).flatten(2)  # (B, H, n, d) -> (B, n, H d)
-            joined = tokens.pack_outputs(joined) if last else tokens.pack(joined)
-            return layout.finish(block, x[:, out], joined), k, v
-
+        blocks = self.layout.blocks(self.core)[self.text_layers :]
+        stack = BlockStack(self.layout, self.core, blocks, plan, training=self.model.training)
+        states = stack.enter(tokens.to(self.dtype))
         keys, values = [], []
         for i, block in enumerate(blocks):
             call = block.step if self.sharded else _call
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, k, v = checkpoint(call, step, i, x, use_reentrant=False)
+                states, k, v = checkpoint(call, stack.run_block, i, states, use_reentrant=False)
             else:
-                x, k, v = call(step, i, x)
+                states, k, v = call(stack.run_block, i, states)
             keys.append(k)
             values.append(v)
-        if output_positions != slice(0, 0):
-            x = tokens.unpack_outputs(layout.norm(self.core, x))
-        return x, keys, values
+        return stack.leave(states), keys, values
 
-    def checkpoint_gradients(self, wanted: bool) -> None:
-        """Whether the backward pass computes each block again, whose inner states are then not
-        kept.
-        """
-        self.gradient_checkpointing = wanted
-        if wanted and self.layout is None:
+    def checkpoint_gradients(self, enabled: bool) -> None:
+        """Let the backward pass compute each block again, whose inner states are then not kept."""
+        self.gradient_checkpointing = enabled
+        if enabled and self.layout is None:
             with warnings.catch_warnings():
                 # of a name that all supported versions have
                 warnings.simplefilter("ignore", FutureWarning)
@@ -502,7 +458,7 @@ class Backbone(nn.Module):
     def record(self) -> None:
         """Let a training step on a GPU start its kernels as recorded lists, see `recorded`."""
         if self.layout is not None and not self.gradient_checkpointing:
-            self.reader = Recorded(self)
+            self.reader = CUDAGraphReader(self, self.read_rows)
 
     def pack(self) -> None:
         """Lay the weights of adapted maps out for decisions, see `lora.pack`; they may be trained
@@ -513,8 +469,9 @@ class Backbone(nn.Module):
                 self.layout.pack(block)
 
     def shard(self) -> None:
-        """To be called once FSDP2 has sharded the blocks: gathers the weights of each while it is
-        read, by this forward too.
+        """Let this forward too gather the weights of each block while it is read.
+
+        Called once, after FSDP2 has sharded the blocks.
         """
         # which nothing here changes in place
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
@@ -525,17 +482,12 @@ class Backbone(nn.Module):
         self.sharded = True
 
 
-def _new_alone(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The `Extend` of tokens that attend to each other alone, which keeps nothing."""
-    return k, v
-
-
-def _call(step: Step, i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return step(i, x)
+def _call(run_block: RunBlock, i: int, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return run_block(i, states)
 
 
 def _sliding_window(config: "PreTrainedConfig") -> float:
-    """How many tokens, itself included, a token attends to at most in any block of a model."""
+    """Return the most tokens, itself included, that a token attends to in any block of a model."""
     kinds = getattr(config, "layer_types", None)
     if kinds and "sliding_attention" not in kinds:
         return math.inf
@@ -552,13 +504,3 @@ def _same_rotations(config: "PreTrainedConfig") -> float:
         return math.inf
     longest: int = rotations["original_max_position_embeddings"]
     return longest
-
-
-def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
-    """The keys each token attends to, all real text and tokens up to itself: (N, L), (N, n) -> (N,
-    n, L+M) bool.
-    """
-    text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
-    steps = torch.arange(M, device=slots.device) <= slots[..., None]
-    N = max(len(text), len(steps))
-    return torch.cat([text.expand(N, -1, -1), steps.expand(N, -1, -1)], -1)

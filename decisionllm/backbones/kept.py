@@ -1,5 +1,5 @@
-"""Features of texts that are computed once: in a table in memory, and on disk by the text and the
-weights; both of bounded size.
+"""A cache of the features of texts: a table in memory, and files by the text and the weights; both
+of bounded size.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ MOST_FILES = 10_000
 TokenIds = tuple[int, ...]  # of one text
 
 
-def folder_of(
+def feature_folder(
     digest: str, config: "PreTrainedConfig", *, numbers: torch.dtype, held: torch.dtype
 ) -> Path:
-    """The folder of the features that a model reads with these weights and this config.
+    """Return the folder of the features that a model reads with these weights and this config.
 
-    The config decides too what is read: how far positions are apart, what a norm adds.
+    The config decides about the features too: how far positions are apart, what a norm adds.
 
     Args:
         digest: of the weights.
         config: of the model.
         numbers: the type whose numbers the weights are.
-        held: the type in which they are held and multiplied.
+        held: the type in which they are stored and multiplied.
     """
     # what is computed in another type is rounded in another way
     rounded = "" if held == numbers else f"-{str(held).removeprefix('torch.')}"
@@ -49,7 +49,7 @@ def folder_of(
     return cache_dir() / "text-features" / f"{digest}{rounded}-{of_config}"
 
 
-class KeptFeatures:
+class FeatureTable:
     """A table with a row of features for each token of each text that was read.
 
     A text is its token ids. Token ids of a batch are replaced by rows of the table, which a
@@ -79,19 +79,19 @@ class KeptFeatures:
 
     @torch.inference_mode(False)
     def forget(self) -> None:
-        """Begin an empty table. Rows that were given out are no longer valid."""
+        """Begin an empty table. Rows that were returned before are no longer valid."""
         self.table = torch.zeros(1, self.size, dtype=self.dtype)  # row 0: padding
         self.used = 1  # rows of the table
         self.first_rows: dict[TokenIds, int] = {}  # of each text that was read
 
     def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids of texts (U, L) as rows of the table (U, L); padding is 0.
+        """Return the rows of the table (U, L) of the token ids of texts (U, L); padding is 0.
 
         mask: (U, L) True where real.
         """
         texts = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
         different = [text for text in dict.fromkeys(texts) if text]
-        self._add([text for text in different if text not in self.first_rows])
+        self._add_texts([text for text in different if text not in self.first_rows])
         rows = ids.clone()
         for row, real, text in zip(rows, mask, texts, strict=True):
             if text:
@@ -99,15 +99,15 @@ class KeptFeatures:
         return rows
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """Rows of the table (U, L) -> features (U, L, F), on the CPU."""
+        """Return the features (U, L, F) of rows of the table (U, L), on the CPU."""
         return self.table[rows.cpu()]
 
     # A table that began in inference mode could not grow outside of it, nor be trained with.
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _add(self, texts: Sequence[TokenIds]) -> None:
-        """Put the features of new texts into the table."""
-        for text, features in zip(texts, self._features(texts), strict=True):
+    def _add_texts(self, texts: Sequence[TokenIds]) -> None:
+        """Append the features of new texts to the table."""
+        for text, features in zip(texts, self._load_or_read(texts), strict=True):
             end = self.used + len(features)
             if end > len(self.table):  # twice the room: each feature is copied a few times in all
                 grown = self.table.new_zeros(2 * end, self.size)
@@ -117,31 +117,31 @@ class KeptFeatures:
             self.first_rows[text] = self.used
             self.used = end
 
-    def _features(self, texts: Sequence[TokenIds]) -> list[Tensor]:
-        """The features of the tokens of texts, (length, F) each, from the disk or read now."""
-        found = {}
-        lacking = []
+    def _load_or_read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
+        """Return the features of the tokens of texts, (length, F) each, from the disk or read now."""
+        features_by_text = {}
+        new_texts = []
         for text in texts:
             try:
-                found[text] = load_file(self._file(text))["features"]
-            except (FileNotFoundError, SafetensorError):  # not kept, or not whole
-                lacking.append(text)
-        lacking.sort(key=len)  # texts of one forward are padded to the longest of them
-        starts = range(0, len(lacking), AT_ONCE)
+                features_by_text[text] = load_file(self._file(text))["features"]
+            except (FileNotFoundError, SafetensorError):  # there is no file, or a part of one
+                new_texts.append(text)
+        new_texts.sort(key=len)  # texts of one forward are padded to the longest of them
+        starts = range(0, len(new_texts), AT_ONCE)
         # a bar for the few texts of a decision would only flicker
-        shown = tracked(starts, "reading task texts") if len(lacking) > FEW else starts
-        for start in shown:
-            part = lacking[start : start + AT_ONCE]
+        progress = tracked(starts, "reading task texts") if len(new_texts) > FEW else starts
+        for start in progress:
+            part = new_texts[start : start + AT_ONCE]
             for text, features in zip(part, self.read(part), strict=True):
-                found[text] = features
-                self._keep(text, features)
-        return [found[text] for text in texts]
+                features_by_text[text] = features
+                self._write(text, features)
+        return [features_by_text[text] for text in texts]
 
     def _file(self, text: TokenIds) -> Path:
         digest = hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()
         return self.folder / f"{digest}.safetensors"
 
-    def _keep(self, text: TokenIds, features: Tensor) -> None:
+    def _write(self, text: TokenIds, features: Tensor) -> None:
         """Write the features of a text into its file, as long as there are not too many."""
         file = self._file(text)
         if self.files < MOST_FILES:

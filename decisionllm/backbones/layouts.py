@@ -1,8 +1,17 @@
-"""How the blocks of each supported architecture are called: what stands before and after the
-attention.
+"""The layouts of supported architectures: how the modules of a block are called before and after
+the attention.
 
-A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`, which
-`forward.Backbone` calls in turn, and `pack`, which prepares a block for decisions.
+`blocks.BlockStack` calls the parts of a layout in this order:
+
+    blocks              the blocks of a model
+    enter               embedded tokens and positions -> states before the first block
+    project             states -> queries, keys and values of a block
+    attention_dropout   of a block
+    finish              states and mixed values -> states behind a block
+    norm                states behind the last block -> hidden states
+
+`pack` prepares the weights of a block for decisions. To add an architecture, write a class with
+these members, types of its modules in `parts`, and a row of `families.FAMILIES`.
 """
 
 from functools import partial
@@ -11,7 +20,6 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import wrap_torch_function
 
 from decisionllm.backbones.lora import linear, pack
 from decisionllm.backbones.parts import GPT2Block, GPT2Model, LlamaBlock, LlamaModel, RMSNorm, Saved
@@ -21,7 +29,9 @@ Rope = tuple[Tensor, ...]  # cosines and sines of positions; () where the model 
 
 
 class Llama:
-    """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
+    """Blocks of Qwen2, Qwen3, Llama, Mistral and their like: RMS norms, rotary positions, a gated
+    feed-forward.
+    """
 
     blocks_name = "layers"
     blocks = attrgetter(blocks_name)
@@ -69,7 +79,7 @@ class Llama:
 
 
 class GPT2:
-    """How the blocks of GPT-2 are called."""
+    """Blocks of GPT-2: layer norms, learned positions, one map to queries, keys and values."""
 
     blocks_name = "h"
     blocks = attrgetter(blocks_name)
@@ -82,7 +92,7 @@ class GPT2:
         return x, ()
 
     def pack(self, block: GPT2Block) -> None:
-        """Its maps have no packed form."""
+        """Do nothing: its maps have no packed form."""
 
     def project(
         self, block: GPT2Block, x: Tensor, rope: Rope, out: slice
@@ -118,7 +128,7 @@ class GPT2:
 
 
 def _rms(norm: RMSNorm, x: Tensor) -> Tensor:
-    """RMS norm, in one call where the module is the library's usual one."""
+    """Apply an RMS norm, in one call where the module is the usual one of transformers."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)
     if norm.weight.dtype != x.dtype:  # queries and keys of Qwen3 within autocast
@@ -175,13 +185,12 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding; the first half of the sines has the sign of the rotation."""
+    """Apply the rotary embedding; the first half of the sines has the sign of the rotation."""
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
-@wrap_torch_function(lambda x, share: (x,))  # as torch's own: `library` compares dropout by it
 def drop(x: Tensor, share: float) -> Tensor:
-    """Dropout of this share, in training.
+    """Drop out this share, in training.
 
     On a CPU from 16 random bits a number: five times faster than torch's own.
     """

@@ -52,7 +52,7 @@ def add_adapters(
         names = listed(targets)
         _check_names(names, blocks_of(model)[first:] if first else model)
     if first:
-        names = names_from(model, names, first)
+        names = adapter_pattern(model, names, first)
     # GPT-2 keeps its weights transposed
     transposed = any(isinstance(module, Conv1D) for module in model.modules())
     config = LoraConfig(
@@ -88,20 +88,20 @@ def _check_names(names: list[str], adapted: nn.Module) -> None:
             raise ValueError(f"backbone.lora_targets: {unknown('module', name, sorted(maps))}")
 
 
-def names_from(model: PreTrainedModel, names: str | list[str], first: int) -> str:
-    """A pattern, as peft takes it, of the maps with these names in the blocks from the first one
-    on.
+def adapter_pattern(model: PreTrainedModel, names: str | list[str], first: int) -> str:
+    """Return a pattern, as peft takes it, of the maps with these names in the blocks from the first
+    one on.
 
     It matches on AutoModel, whose blocks are `layers.0`, and on AutoModelForCausalLM, whose blocks
     are `model.layers.0`.
     """
     layers = blocks_of(model)
     if names == "all-linear":
-        found = set()
+        linear_names = set()
         for path, module in layers[first].named_modules():
             if isinstance(module, nn.Linear):
-                found.add(path.rpartition(".")[2])
-        names = sorted(found)
+                linear_names.add(path.rpartition(".")[2])
+        names = sorted(linear_names)
     blocks = "|".join(str(i) for i in range(first, len(layers)))
     return rf"(.*\.)?layers\.({blocks})\.(.*\.)?({'|'.join(names)})"
 
@@ -132,8 +132,8 @@ def save_adapter(model: PeftModel, weights: Mapping[str, Tensor], folder: Path) 
 def by_own_names(
     weights: Mapping[str, Tensor], expected: Iterable[str], core: nn.Module
 ) -> dict[str, Tensor]:
-    """The weights that `save_adapter` wrote, or a version before with one name each, without the
-    names on AutoModelForCausalLM.
+    """Return the weights that `save_adapter` wrote, or a version before with one name each, without
+    the names on AutoModelForCausalLM.
 
     Args:
         weights: of a file.
@@ -146,8 +146,8 @@ def by_own_names(
 
 
 def _names_below_output(names: Iterable[str], core: nn.Module) -> dict[str, str]:
-    """{name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an attribute
-    beside its output map.
+    """Return {name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an
+    attribute beside its output map.
     """
     wrapper = "base_model.model."
     inside = wrapper
@@ -157,7 +157,9 @@ def _names_below_output(names: Iterable[str], core: nn.Module) -> dict[str, str]
 
 
 def linear(x: Tensor, *layers: nn.Module) -> list[Tensor]:
-    """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes."""
+    """Return x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft
+    computes.
+    """
     packed = _packed_for(x, layers)
     if packed is not None:
         outputs = packed(x.flatten(0, -2))
@@ -171,8 +173,8 @@ def linear(x: Tensor, *layers: nn.Module) -> list[Tensor]:
 
 
 def _packed_for(x: Tensor, layers: tuple[nn.Module, ...]) -> _Packed | None:
-    """The packed weights of these maps that serve now; None while they may be trained, or have none
-    that fit.
+    """Return the packed weights of these maps; None while they may be trained, or have none that
+    fit.
     """
     packed: _Packed | None = layers[0].__dict__.get("packed")
     if packed is None:
@@ -185,7 +187,7 @@ def _packed_for(x: Tensor, layers: tuple[nn.Module, ...]) -> _Packed | None:
 
 
 def _plain(x: Tensor, layer: nn.Module) -> Tensor:
-    """x through one map. A module's call takes half the time of a small product."""
+    """Return x through one map. A module's call takes half the time of a small product."""
     if type(layer) is nn.Linear:
         return F.linear(x, layer.weight, layer.bias)
     out: Tensor = layer(x)
@@ -241,7 +243,7 @@ class _Packed:
         """A copy of the layers has weights of its own."""
 
     def holds(self, layers: tuple[object, ...]) -> bool:
-        """Whether these are the layers, none of them moved, cast or given another adapter since."""
+        """Return True if these are the layers, none of them moved, cast or adapted anew since."""
         if layers != self.layers:
             return False
         for layer, pointer in zip(self.layers, self.pointers, strict=True):
@@ -252,8 +254,8 @@ class _Packed:
         return True
 
     def serves(self, x: Tensor, layers: tuple[object, ...]) -> bool:
-        """Whether it holds these layers, none of them merged or disabled, and x (..., in) is of
-        their type.
+        """Return True if it holds these layers, none of them merged or disabled, and x (..., in) is
+        of their type.
         """
         if torch.compiler.is_compiling():  # an exported program has no memory to compare
             return False
@@ -287,8 +289,8 @@ def _scaled(tensors: Iterable[Tensor], scales: Iterable[float]) -> list[Tensor]:
 
 
 def _adapters(layers: Sequence[AdaptedLinear]) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of these
-    layers.
+    """Return the narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of
+    these layers.
     """
     A, B, scales = [], [], []
     for layer in layers:
@@ -300,7 +302,7 @@ def _adapters(layers: Sequence[AdaptedLinear]) -> tuple[list[Tensor], list[Tenso
 
 
 class _Scales(Saved):
-    given: torch.dtype
+    input_dtype: torch.dtype
     scales: list[float]
 
 
@@ -323,7 +325,7 @@ class _Adapted(torch.autograd.Function):
         dtype = rows.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        ctx.given = rows.dtype
+        ctx.input_dtype = rows.dtype
         ctx.scales = scales
         rows = rows.to(dtype)
         k = len(scales)
@@ -352,7 +354,7 @@ class _Adapted(torch.autograd.Function):
             of_rows = of_inner @ narrow
             for g, weight in zip(gradients, weights, strict=True):
                 of_rows.addmm_(g, weight)
-            of_rows = of_rows.to(ctx.given)
+            of_rows = of_rows.to(ctx.input_dtype)
         of_A = _scaled((of_inner.t() @ rows).split(ranks), ctx.scales)
         of_B = []
         for part, g in zip(inner.split(ranks, -1), gradients, strict=True):
@@ -361,12 +363,12 @@ class _Adapted(torch.autograd.Function):
 
 
 def _all_adapted(layers: tuple[nn.Module, ...]) -> TypeGuard[tuple[AdaptedLinear, ...]]:
-    """Whether each of these is a linear map with one plain LoRA adapter, see `_adapted`."""
-    return all(map(_adapted, layers))
+    """Return True if each of these is a linear map with one plain LoRA adapter."""
+    return all(map(_is_adapted, layers))
 
 
-def _adapted(layer: Any) -> bool:
-    """Whether this is a linear map with one plain LoRA adapter, in use and not merged."""
+def _is_adapted(layer: Any) -> bool:
+    """Return True if this is a linear map with one plain LoRA adapter, in use and not merged."""
     if type(layer) is nn.Linear or not hasattr(layer, "lora_A"):
         return False
     if type(layer.base_layer) is not nn.Linear or len(layer.active_adapters) != 1:

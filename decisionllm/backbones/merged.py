@@ -41,19 +41,22 @@ def save_merged(backbone: Backbone, folder: Path) -> float:
         backbone.model.float()
     else:
         backbone.narrow()
-    wanted = _hidden(backbone.model)
+    expected = _hidden_states(backbone.model)
     core = backbone.model.merge_and_unload() if backbone.tune == "lora" else backbone.core
     setattr(core.config, TRAINED_CUT, backbone.text_layers)
     core.save_pretrained(folder)
     backbone.tokenizer.save_pretrained(folder)
-    found = _hidden(_read_alone(folder))
-    return float((found - wanted).abs().max() / wanted.abs().max())
+    exported = _hidden_states(_load_folder(folder))
+    return float((exported - expected).abs().max() / expected.abs().max())
 
 
-def _read_alone(folder: Path) -> "PreTrainedModel":
-    """The model of a folder; a ValueError unless the folder has all its weights and no others."""
+def _load_folder(folder: Path) -> "PreTrainedModel":
+    """Load the model of a folder; raise a ValueError unless the folder has all its weights and no
+    others.
+    """
     from transformers import AutoModel
 
+    model: PreTrainedModel
     model, loading = AutoModel.from_pretrained(
         folder, local_files_only=True, output_loading_info=True
     )
@@ -63,13 +66,12 @@ def _read_alone(folder: Path) -> "PreTrainedModel":
             f"{type(model).__name__}: expected a model that transformers reads back whole, got "
             f"{wrong}"
         )
-    found: PreTrainedModel = model
-    return found
+    return model
 
 
 @torch.no_grad()
-def _hidden(model: "PreTrainedModel") -> Tensor:
-    """Hidden states of some words, (ROWS, LENGTH, D) float32."""
+def _hidden_states(model: "PreTrainedModel") -> Tensor:
+    """Return the hidden states of some words, (ROWS, LENGTH, D) float32."""
     ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % model.config.vocab_size
     hidden: Tensor = model.eval()(input_ids=ids, use_cache=False).last_hidden_state
     return hidden.float()

@@ -13,7 +13,7 @@ from decisionllm.backbones.attention import take
 
 
 class TokenLayout(Protocol):
-    """How the tokens of B rows lie between the attentions of the blocks.
+    """The layout of the tokens of B rows between the attentions of the blocks.
 
     Letters: B rows, n tokens, n' of them at output positions, H heads, d head width.
 

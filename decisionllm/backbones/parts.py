@@ -1,4 +1,4 @@
-"""The parts of other libraries' models that this package calls by name, as types.
+"""Types of the modules of transformers and peft that this package calls by name.
 
 Each protocol has the attributes that are used and no others. transformers and peft build the
 modules; none of them inherits from here.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.pytorch_utils import Conv1D
 
-    from decisionllm.backbones.kept import KeptFeatures
+    from decisionllm.backbones.kept import FeatureTable
 
 Step = Callable[[Tensor], Tensor]
 LoadTokenizer = Callable[[], "PreTrainedTokenizerBase"]
@@ -47,27 +47,27 @@ class AdaptedLinear(Protocol):
 
 
 class TextReader(Protocol):
-    """What reads texts in place of the word embeddings of a backbone.
+    """A reader of texts in place of the word embeddings of a backbone.
 
     Attributes:
         digest: of its weights.
-        kept: the features of the texts that were read.
+        table: the features of the texts that were read.
     """
 
     digest: str
-    kept: KeptFeatures
+    table: FeatureTable
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Of the texts."""
+        """The tokenizer of the texts."""
         ...
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
-        """Find units by the features of these texts: token ids and mask (U, L)."""
+        """Fit units to the features of these texts: token ids and mask (U, L)."""
         ...
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows of the table of features (U, L) -> embeddings (U, L, D)."""
+        """Return the embeddings (U, L, D) of rows of the table of features (U, L)."""
         ...
 
 

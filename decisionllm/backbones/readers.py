@@ -1,4 +1,6 @@
-"""Text encoders: what a backbone reads of a task text beside its own word embeddings."""
+"""Text encoders: other language models that read task texts in place of the word embeddings of a
+backbone.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.kept import KeptFeatures, TokenIds, folder_of
+from decisionllm.backbones.kept import FeatureTable, TokenIds, feature_folder
 from decisionllm.backbones.library import check_causal
 from decisionllm.registry import Node, build, is_none, register
 from decisionllm.tokenizers.text import check_ids, padded
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
-    """Give a backbone the text encoder of a run, a config node.
+    """Let the text encoder of a run, a config node, read the texts of a backbone.
 
     Raises:
         ValueError: the backbone reads later tokens, or is cut and has an encoder.
@@ -30,9 +32,9 @@ def attach(backbone: Backbone, encoder: Node, seed: int) -> None:
     if is_none(encoder):
         return
     if backbone.text_layers:
-        reason = "text_encoder=features stands in place of word embeddings"
         raise ValueError(
-            f"backbone.text_layers: expected 0, since {reason}, got {backbone.text_layers}"
+            "backbone.text_layers: expected 0, since text_encoder=features stands in place of word "
+            f"embeddings, got {backbone.text_layers}"
         )
     backbone.features = build(encoder, backbone.width, seed)
     backbone.encoded = {}
@@ -44,7 +46,7 @@ class FrozenFeatures(nn.Module):
     map and LayerNorm.
 
     Token ids are rows of a table of features (n, F) that grows with every new text. A text is read
-    once; the features are kept on disk by the text and the weights of the encoder.
+    once; the features are stored on disk by the text and the weights of the encoder.
 
     Args:
         width: D of the backbone that reads the embeddings.
@@ -87,18 +89,19 @@ class FrozenFeatures(nn.Module):
             encoder = read(text_layers=0, layers=0)
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
-            wanted = f"0 .. {layers}, the layers of this encoder"
-            raise ValueError(f"text_encoder.layer: expected {wanted}, got {layer}")
+            raise ValueError(
+                f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got {layer}"
+            )
         # in a list: no part of this module, its weights are not saved
         self.encoder = [encoder.eval()]
         self.layer = layer
         self.size = encoder.width
-        named = f"{fingerprint(encoder)}/{layer}"
-        self.digest = hashlib.blake2b(named.encode(), digest_size=12).hexdigest()
-        place = folder_of(
+        weights_and_layer = f"{fingerprint(encoder)}/{layer}"
+        self.digest = hashlib.blake2b(weights_and_layer.encode(), digest_size=12).hexdigest()
+        features = feature_folder(
             self.digest, encoder.config, numbers=encoder.frozen_dtype, held=encoder.dtype
         )
-        self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
+        self.table = FeatureTable(self._read, size=self.size, dtype=torch.float16, folder=features)
         self.mean = nn.Buffer(torch.zeros(self.size))
         self.scale = nn.Buffer(torch.ones(self.size))
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
@@ -109,29 +112,32 @@ class FrozenFeatures(nn.Module):
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Standardise by the features of the tokens of these texts: ids and mask (U, L), see
-        `Backbone.encode`. Units once fitted stay, as those of the run that a run starts from, since the map
-        was trained on them."""
-        known = self.kept[ids[mask]].float()
-        if len(known) > 1 and not self.mean.any():
-            self.mean.copy_(known.mean(0))
-            self.scale.copy_(known.std(0).clamp(min=1e-3))
+        `Backbone.encode`. Units once fitted stay, as those of the run that a run starts from, since
+        the map was trained on them.
+        """
+        features = self.table[ids[mask]].float()
+        if len(features) > 1 and not self.mean.any():
+            self.mean.copy_(features.mean(0))
+            self.scale.copy_(features.std(0).clamp(min=1e-3))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows of the table (U, L) -> embeddings (U, L, D)."""
-        features = self.kept[rows].to(self.mean.device)
+        """Return the embeddings (U, L, D) of rows of the table (U, L)."""
+        features = self.table[rows].to(self.mean.device)
         embeddings: Tensor = self.out((features - self.mean) / self.scale)
         return embeddings
 
     @torch.no_grad()
     def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
-        """The hidden states of the encoder's layer for texts: (length, F) float16 each."""
+        """Return the hidden states of the encoder's layer for texts: (length, F) float16 each."""
         ids, mask = padded(texts)
         check_ids(ids, self.encoder[0].config.vocab_size)
         positions = self.encoder[0].positions
         if ids.shape[1] > positions:
-            wanted = f"at most {positions} tokens, the positions of the text encoder"
-            raise ValueError(f"text: expected {wanted}, got {ids.shape[1]}")
-        # features are kept on disk by the text and the weights alone: a caller's autocast must not
+            raise ValueError(
+                f"text: expected at most {positions} tokens, the positions of the text encoder, got "
+                f"{ids.shape[1]}"
+            )
+        # features are stored on disk by the text and the weights alone: a caller's autocast must not
         # change them
         with torch.autocast(ids.device.type, enabled=False):
             out = self.encoder[0].model(

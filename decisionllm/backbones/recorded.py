@@ -8,15 +8,12 @@ Texts are padded, so that few shapes occur.
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from decisionllm.backbones.forward import Backbone
 
 # (tokens, states of texts, their mask, text_index, output positions) -> hidden states, see
 # `forward.Backbone.read_rows`
@@ -26,8 +23,8 @@ WORDS = 8  # and each to a multiple of so many tokens
 MOST_SHAPES = 32  # of which graphs are kept; further shapes are read without
 
 
-class Recorded:
-    """Reads the rows of a training step as `Backbone.read_rows` does, by CUDA graphs.
+class CUDAGraphReader:
+    """Reads the rows of a training step by CUDA graphs.
 
     A graph writes its results to the same memory each time. So a call is read without one while the
     backward pass of the call before has still to run; and so are calls outside of a training, and
@@ -35,10 +32,12 @@ class Recorded:
 
     Args:
         backbone: on a GPU.
+        read: of the backbone, `Backbone.read_rows`, which is recorded.
     """
 
-    def __init__(self, backbone: "Backbone") -> None:
+    def __init__(self, backbone: nn.Module, read: ReadRows) -> None:
         self.backbone = backbone
+        self.read = read
         self.trained = {
             name: weight for name, weight in backbone.named_parameters() if weight.requires_grad
         }
@@ -49,43 +48,43 @@ class Recorded:
     def __call__(
         self, tokens: Tensor, states: Tensor, text_mask: Tensor, text_index: Tensor, output: slice
     ) -> Tensor:
-        plain = self.backbone.read_rows
         trains = self.backbone.training and tokens.requires_grad
         if self.waiting or not trains or states.requires_grad:
-            return plain(tokens, states, text_mask, text_index, output)
-        states, text_mask = padded(states, text_mask)
-        given = tokens, states, text_mask, text_index
-        shapes = (*(x.shape for x in given), output.start, output.stop, output.step)
+            return self.read(tokens, states, text_mask, text_index, output)
+        states, text_mask = pad_texts(states, text_mask)
+        inputs = tokens, states, text_mask, text_index
+        shapes = (*(x.shape for x in inputs), output.start, output.stop, output.step)
         if shapes not in self.graphs:
             if len(self.graphs) == MOST_SHAPES:
-                return plain(*given, output)
-            self.graphs[shapes] = self._record(given, output)
-        self._keep_gradients()
-        hidden = self.graphs[shapes](*given, *self.trained.values())
+                return self.read(*inputs, output)
+            self.graphs[shapes] = self._record(inputs, output)
+        self._copy_gradients()
+        hidden = self.graphs[shapes](*inputs, *self.trained.values())
         self.waiting = True
-        hidden.register_hook(self._ran_back)
+        hidden.register_hook(self._stop_waiting)
         return hidden
 
-    def _ran_back(self, gradient: Tensor) -> None:
+    def _stop_waiting(self, gradient: Tensor) -> None:
         self.waiting = False
 
-    def _keep_gradients(self) -> None:
+    def _copy_gradients(self) -> None:
         """Copy the gradients of a micro-batch before, which are in the memory of a graph."""
         for weight in self.trained.values():
             if weight.grad is not None:
                 weight.grad = weight.grad.clone()
 
-    def _record(self, given: Sequence[Tensor], output: slice) -> Callable[..., Tensor]:
-        """A graph of these shapes: (given, trained weights) -> hidden states."""
-        rows = _Rows(self.backbone, output)
+    def _record(self, inputs: Sequence[Tensor], output: slice) -> Callable[..., Tensor]:
+        """Record a graph of these shapes: (inputs, trained weights) -> hidden states."""
+        rows = _Rows(self.backbone, self.read, output)
         names = [f"backbone.{name}" for name in self.trained]
+        n = len(inputs)
 
         def read(*tensors: Tensor) -> Tensor:
-            weights = dict(zip(names, tensors[len(given) :], strict=True))
-            hidden: Tensor = functional_call(rows, weights, tensors[: len(given)])
+            weights = dict(zip(names, tensors[n:], strict=True))
+            hidden: Tensor = functional_call(rows, weights, tensors[:n])
             return hidden
 
-        samples = [x.detach().clone().requires_grad_(x.requires_grad) for x in given]
+        samples = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
         # Other tensors of the same memory: nothing is copied into them when the graph starts, and
         # torch's own nodes of the weights, which belong to another stream, have no part in it.
         samples += [weight.detach().requires_grad_() for weight in self.trained.values()]
@@ -106,22 +105,23 @@ class Recorded:
 
 
 class _Rows(nn.Module):
-    """`Backbone.read_rows` as a module."""
+    """`Backbone.read_rows` as a module, whose weights can be exchanged."""
 
-    def __init__(self, backbone: "Backbone", output: slice) -> None:
+    def __init__(self, backbone: nn.Module, read: ReadRows, output: slice) -> None:
         super().__init__()
         self.backbone = backbone
+        self.read = read
         self.output = output
 
     def forward(
         self, tokens: Tensor, states: Tensor, text_mask: Tensor, text_index: Tensor
     ) -> Tensor:
-        return self.backbone.read_rows(tokens, states, text_mask, text_index, self.output)
+        return self.read(tokens, states, text_mask, text_index, self.output)
 
 
-def padded(states: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """States of texts (U, L, D) and their mask (U, L), with further texts and tokens that no row
-    attends to.
+def pad_texts(states: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Pad states of texts (U, L, D) and their mask (U, L) by texts and tokens that no row attends
+    to.
     """
     U, L = text_mask.shape
     texts = -U % TEXTS

@@ -1,4 +1,4 @@
-"""A few tokens that sum up a text, in place of one token a word."""
+"""Learned tokens that summarise a text, in place of one token a word."""
 
 import torch
 from torch import Tensor, nn
@@ -7,12 +7,12 @@ from decisionllm.randomness import seeded
 
 
 class TextSummary(nn.Module):
-    """Tokens that sum up a text: a learned query for each attends to the kept states of its words,
-    and a linear map of its own makes a token of what it found.
+    """Tokens that summarise a text: a learned query for each attends to the stored states of its
+    words, and a linear map of its own makes a token of the mean.
 
-    It has one layer of attention and few heads, so that it learns where a task is told in a
-    sentence, and not the sentences: wordings that were never trained on are understood more often
-    than where whole blocks attend to each word. See LOG.md.
+    It has one layer of attention and few heads, so that it learns where a sentence names the task,
+    and not the sentences: the policy follows wordings that were never trained on more often than
+    where whole blocks attend to each word. See LOG.md.
 
     Args:
         width: D.
@@ -32,16 +32,16 @@ class TextSummary(nn.Module):
         return len(self.queries)
 
     def forward(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Kept states of texts (U, L, D), real where mask (U, L) -> their tokens (U, P, D) and a
-        mask (U, P), False for a text without words.
+        """Return the tokens (U, P, D) of stored states of texts (U, L, D), real where mask (U, L),
+        and a mask (U, P), False for a text without words.
         """
         words = self.norm(states.float())
-        found = self._shares(words, mask) @ words
-        tokens = torch.einsum("upd,pde->upe", found, self.maps)
+        mixed = self._shares(words, mask) @ words
+        tokens = torch.einsum("upd,pde->upe", mixed, self.maps)
         return tokens, mask.any(1, keepdim=True).expand(-1, self.tokens)
 
     def shares(self, states: Tensor, mask: Tensor) -> Tensor:
-        """How much of each word is in each token: (U, P, L), a sum of 1 over the words."""
+        """Return the share of each word in each token: (U, P, L), a sum of 1 over the words."""
         return self._shares(self.norm(states.float()), mask)
 
     def _shares(self, words: Tensor, mask: Tensor) -> Tensor:

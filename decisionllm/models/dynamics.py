@@ -1,4 +1,4 @@
-"""What follows an observation and an action, learned from a log: an ensemble, and where to trust it.
+"""Learned dynamics: an ensemble that predicts the next observation, and where to trust it.
 
 The members of the ensemble predict the change of the observation. An imagined sequence is not used
 where they disagree about its end, or where its end is unlike the data. Observations and actions are
@@ -29,15 +29,16 @@ BINS = 50  # of each number of an observation, from its least to its largest val
 
 
 def candidate_actions(spec: Spec) -> Tensor:
-    """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at
-    a bound or in the middle.
+    """Return the actions to plan with, in the model's units (C, A): every discrete one; else each
+    dimension at a bound or in the middle.
     """
     if spec.num_actions:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
     if spec.action_dim > 2:
-        wanted = "at most two action dimensions, or discrete actions"
-        got = f"{spec.action_dim}; take planner=none"
-        raise ValueError(f"planner=value: expected {wanted}, got {got}")
+        raise ValueError(
+            "planner=value: expected at most two action dimensions, or discrete actions, got "
+            f"{spec.action_dim}; take planner=none"
+        )
     each = torch.tensor([-1.0, 0.0, 1.0])
     return torch.cartesian_prod(*[each] * spec.action_dim).view(-1, spec.action_dim)
 
@@ -113,20 +114,23 @@ class Dynamics(nn.Module):
         self.bin_width = nn.Buffer(torch.ones(S))
 
     def encode(self, states: Tensor, actions: Tensor) -> Tensor:
-        """States or observations (..., x) and actions as the input of a network, (..., x + A)."""
+        """Return the input of a network (..., x + A) of states or observations (..., x) and
+        actions.
+        """
         return torch.cat([states, numbers(actions, self.spec.num_actions)], -1)
 
     def step(self, member: nn.Module, states: Tensor, actions: Tensor) -> Tensor:
-        """The next states (..., S + K), as this member predicts them."""
+        """Return the next states (..., S + K), as this member predicts them."""
         S = self.spec.observation_dim
         change: Tensor = member(self.encode(states[..., :S], actions))
         K = states.shape[-1] - S
         return states + F.pad(self.change_mean + self.change_scale * change, (0, K))
 
-    def held(
+    def hold_actions(
         self, states: Tensor, actions: Tensor, steps: int, lengths: Tensor | None = None
     ) -> Tensor:
-        """Where each member ends from states (n, S + K) by holding actions (n, A): (M, n, S + K).
+        """Return where each member ends from states (n, S + K) by holding actions (n, A): (M, n, S
+        + K).
 
         Args:
             states, actions: n of them.
@@ -142,9 +146,10 @@ class Dynamics(nn.Module):
             ends.append(x)
         return torch.stack(ends)
 
-    def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
-        """Whether the members' ends (M, ..., S + K) after so many steps, one number or (..., 1),
-        agree in every number and their mean is like the data: (...) bool."""
+    def agree(self, ends: Tensor, steps: int | Tensor) -> Tensor:
+        """Return True where the members' ends (M, ..., S + K) after so many steps, one number or
+        (..., 1), agree in every number and their mean is like the data: (...) bool.
+        """
         ends = ends[..., : self.spec.observation_dim]
         mean = ends.mean(0)
         apart = (ends - mean).abs().amax(0)
@@ -152,12 +157,14 @@ class Dynamics(nn.Module):
         return alike & self.supported(mean)
 
     def bins(self, observations: Tensor) -> Tensor:
-        """The bin of each number, (..., S) int; below 0 or from BINS on beyond the data's range."""
+        """Return the bin of each number, (..., S) int; below 0 or from BINS on beyond the data's
+        range.
+        """
         return ((observations - self.low) / self.bin_width).floor().long()
 
     def supported(self, observations: Tensor) -> Tensor:
-        """Whether any two compared numbers of an observation (..., S) are in bins that they are in
-        together somewhere in the data: (...) bool.
+        """Return True where any two compared numbers of an observation (..., S) are in bins that
+        they are in together somewhere in the data: (...) bool.
 
         A place within a wall is not, however smoothly the members cross it. All numbers together
         would need more data.
@@ -167,8 +174,8 @@ class Dynamics(nn.Module):
         inside = ((bins >= -1) & (bins <= BINS)).all(-1)
         first, second = bins.clamp(0, BINS - 1)[..., self.pairs].unbind(-1)  # (..., pairs)
         pair = torch.arange(len(self.pairs), device=bins.device)
-        known: Tensor = self.together[pair, first, second]
-        return inside & known.all(-1)
+        seen: Tensor = self.together[pair, first, second]
+        return inside & seen.all(-1)
 
     def set_units(self, units: Normalizer) -> None:
         """Take the change of an observation in a step, in the model's units, and the frequencies
@@ -179,21 +186,21 @@ class Dynamics(nn.Module):
             member.set_frequencies(self.change_scale)
 
     def fit(self, data: Transitions, steps: int) -> None:
-        """Note what the data look like and fit the members. steps: of BATCH transitions each."""
-        self.count(data.observations)
+        """Count what the data look like and fit the members. steps: of BATCH transitions each."""
+        self.count_bins(data.observations)
         for member in self.members:
             self._fit_member(member, data, steps)
 
-    def count(self, x: Tensor) -> None:
-        """Note which bins any two numbers of the observations (n, S) are in together, and the bins
+    def count_bins(self, x: Tensor) -> None:
+        """Count which bins any two numbers of the observations (n, S) are in together, and the bins
         around them.
         """
         self.low.copy_(x.amin(0))
         self.bin_width.copy_(((x.amax(0) - self.low) / (BINS - 1e-3)).clamp(min=1e-6))
         self.together.zero_()
         bins = self.bins(x).clamp(0, BINS - 1)
-        for known, (i, j) in zip(self.together, self.pairs.tolist(), strict=True):
-            known[bins[:, i], bins[:, j]] = True
+        for together, (i, j) in zip(self.together, self.pairs.tolist(), strict=True):
+            together[bins[:, i], bins[:, j]] = True
         around = F.max_pool2d(self.together[:, None].float(), 3, stride=1, padding=1)
         self.together.copy_(around[:, 0] > 0)
 
@@ -212,17 +219,17 @@ class Dynamics(nn.Module):
         def loss(step: int) -> Tensor:
             nonlocal hard
             if step and step % max(1, steps // 4) == 0:
-                some = drawn(pairs, 100 * BATCH)
+                sample = sample_rows(pairs, 100 * BATCH)
                 with torch.no_grad():
-                    found = torch.cat([errors(rows) for rows in some.split(BATCH)])
-                hard = some[found.topk(int(HARD * len(some))).indices]
-            any_rows = drawn(pairs, BATCH // 2)
-            hard_rows = drawn(hard, BATCH // 2)
+                    errors_of_sample = torch.cat([errors(rows) for rows in sample.split(BATCH)])
+                hard = sample[errors_of_sample.topk(int(HARD * len(sample))).indices]
+            any_rows = sample_rows(pairs, BATCH // 2)
+            hard_rows = sample_rows(hard, BATCH // 2)
             return errors(torch.cat([any_rows, hard_rows])).mean()
 
         minimise(member, loss, steps, "planner: dynamics")
 
 
-def drawn(x: Tensor, count: int) -> Tensor:
-    """So many rows of a tensor (n, ...) at random, (count, ...)."""
+def sample_rows(x: Tensor, count: int) -> Tensor:
+    """Sample so many rows of a tensor (n, ...), (count, ...)."""
     return x[torch.randint(len(x), (count,))]

@@ -14,7 +14,7 @@ Schedule = Callable[[Optimizer, int], LRScheduler]
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
-    """A short rise to the optimiser's learning rate, then a fall to almost zero."""
+    """Schedule a short rise to the optimiser's learning rate, then a fall to almost zero."""
     peak = optimizer.param_groups[0]["lr"]
     # a rise of exactly one step would be divided by its last step, which is 0
     rise = 0.1 if steps == 20 else 0.05

@@ -25,7 +25,7 @@ class Generalist(nn.Module):
         self.models = nn.ModuleDict(models)
 
     def forward(self, batch: Batch, embodiment: str) -> dict[str, Tensor]:
-        """The terms of the loss of a batch of one embodiment, see `SequenceModel.forward`."""
+        """Return the terms of the loss of a batch of one embodiment, see `SequenceModel.forward`."""
         terms: dict[str, Tensor] = self.models[embodiment](batch)
         return terms
 
@@ -34,5 +34,5 @@ Model = SequenceModel | Generalist  # of a run
 
 
 def members(model: Model) -> dict[str, SequenceModel]:
-    """{embodiment: its model}; {"": model} of a model of one space."""
+    """Return {embodiment: its model}; {"": model} of a model of one space."""
     return {"": model} if isinstance(model, SequenceModel) else dict(model.models.items())  # type: ignore[arg-type]

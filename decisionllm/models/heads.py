@@ -1,4 +1,4 @@
-"""Hidden states -> distributions over the next action, see `protocols.Head` and
+"""Heads: distributions over the next action by hidden states, see `protocols.Head` and
 `protocols.Distribution`.
 
 Actions are in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is
@@ -41,14 +41,14 @@ class Gaussian:
         return self.mean + self.deviation * noise
 
     def unclipped(self) -> Tensor:
-        """The actions (B, T, A) of a controller whose noisy, clipped actions have this mean.
+        """Return the actions (B, T, A) of a controller whose noisy, clipped actions have this mean.
 
         Noise of this deviation is added to them, and they are clipped to -1 .. 1. A controller's 1
         with noise of 0.5 is 0.8 on average in the log, which is what the squared error learns.
         """
-        wanted = self.mean.float()
-        actions = wanted
-        limits = wanted.new_tensor([-1.0, 1.0])
+        target = self.mean.float()
+        actions = target
+        limits = target.new_tensor([-1.0, 1.0])
         for _ in range(5):  # Newton's method
             away = (limits - actions[..., None]) / self.deviation  # (B, T, A, 2)
             below = (1 + (away / math.sqrt(2)).erf()) / 2  # chances to be below each limit
@@ -58,12 +58,12 @@ class Gaussian:
             cut_off = self.deviation * (density[..., 1] - density[..., 0])
             mean = clipped + actions * within - cut_off
             slope = within  # of the mean over the action
-            actions = (actions + (wanted - mean) / slope).clamp(-1, 1)
+            actions = (actions + (target - mean) / slope).clamp(-1, 1)
         return actions
 
 
 def _log_normaliser(deviation: float) -> float:
-    """Of the normal density of one dimension."""
+    """Return the log-normaliser of the normal density of one dimension."""
     return math.log(deviation * math.sqrt(2 * math.pi))
 
 
@@ -71,7 +71,7 @@ LEAK = 0.01  # of the gradient of `tanh_that_returns`
 
 
 def tanh_that_returns(x: Tensor) -> Tensor:
-    """tanh, whose gradient is never below `LEAK`.
+    """Compute tanh with a gradient that is never below `LEAK`.
 
     In float32 that of tanh is 0 from |x| = 9 on: a mean that a large step of the optimiser brought
     there would be -1 or 1 for ever, whatever the data says.
@@ -117,11 +117,11 @@ class GaussianHead(nn.Module):
         return Gaussian(tanh_that_returns(self.out(hidden)), self.deviation)
 
 
-def _drawn(shares: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One index (...) of each categorical (..., K)."""
+def _sample_indices(shares: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Sample one index (...) of each categorical (..., K)."""
     rows = shares.flatten(0, -2)
-    drawn = torch.multinomial(rows, 1, generator=generator)
-    return drawn.view(shares.shape[:-1])
+    indices = torch.multinomial(rows, 1, generator=generator)
+    return indices.view(shares.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class Bins:
         return self.logits.shape[-1]
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        chosen = bins.encode(actions, self.count)
-        logits = self.logits.log_softmax(-1).expand(*chosen.shape, -1)
-        each = logits.gather(-1, chosen[..., None])[..., 0]
+        indices = bins.encode(actions, self.count)
+        logits = self.logits.log_softmax(-1).expand(*indices.shape, -1)
+        each = logits.gather(-1, indices[..., None])[..., 0]
         return (each - math.log(bins.width(self.count))).sum(-1)
 
     @property
@@ -153,8 +153,8 @@ class Bins:
         return shares @ centres.to(shares.dtype)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        drawn = _drawn(self.logits.softmax(-1), generator)
-        return bins.decode(drawn, self.count)
+        indices = _sample_indices(self.logits.softmax(-1), generator)
+        return bins.decode(indices, self.count)
 
 
 @register("head", "bins")
@@ -199,15 +199,17 @@ class Discrete:
 
     @classmethod
     def masked(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
-        """Of the allowed actions: logits (B, T, C), masks (B, T, C) bool or None."""
+        """Build the distribution over the allowed actions: logits (B, T, C), masks (B, T, C) bool
+        or None.
+        """
         logits = logits.float()  # a CPU's autocast would leave the loss in bfloat16
         if action_masks is not None:
             logits = logits.masked_fill(~action_masks, float("-inf"))
         return cls(logits.log_softmax(-1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        chosen = actions.long()
-        return self.logits.expand(*chosen.shape[:-1], -1).gather(-1, chosen)[..., 0]
+        indices = actions.long()
+        return self.logits.expand(*indices.shape[:-1], -1).gather(-1, indices)[..., 0]
 
     @property
     def mode(self) -> Tensor:
@@ -216,8 +218,8 @@ class Discrete:
     mean = mode  # an index has no mean
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        drawn = _drawn(self.logits.exp(), generator)
-        return drawn[..., None].float()
+        indices = _sample_indices(self.logits.exp(), generator)
+        return indices[..., None].float()
 
 
 @register("head", "discrete")
@@ -238,12 +240,9 @@ class DiscreteHead(nn.Module):
     def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
         if not spec.num_actions:
-            remedy = (
-                "take head=gaussian or bins, or dataset.num_actions=N where they are indices of N "
-                "actions"
-            )
             raise ValueError(
-                f"head=discrete: expected discrete actions, got continuous ones; {remedy}"
+                "head=discrete: expected discrete actions, got continuous ones; take head=gaussian "
+                "or bins, or dataset.num_actions=N where they are indices of N actions"
             )
         self.out = nn.Linear(width, spec.num_actions)
 
@@ -278,18 +277,20 @@ class PointerHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, kind: str = "") -> None:
         super().__init__()
         first = 1
-        found = {}
+        slices_by_kind = {}
         for block in entity_blocks(spec.entity_schema):
             # among the own numbers and all entities
-            found[block.kind] = slice(first, first + block.num_entities)
+            slices_by_kind[block.kind] = slice(first, first + block.num_entities)
             first += block.num_entities
-        kind = kind or next(reversed(found), "")
-        self.entities = found.get(kind, slice(0, 0))
+        kind = kind or next(reversed(slices_by_kind), "")
+        self.entities = slices_by_kind.get(kind, slice(0, 0))
         count = self.entities.stop - self.entities.start
         if not (count and spec.num_actions >= count):
-            got = f"{spec.num_actions} actions and kind {kind!r} of {', '.join(found) or 'none'}"
-            wanted = "discrete actions aimed at the entities of one kind"
-            raise ValueError(f"head=pointer: expected {wanted}, got {got}")
+            kinds = ", ".join(slices_by_kind) or "none"
+            raise ValueError(
+                "head=pointer: expected discrete actions aimed at the entities of one kind, got "
+                f"{spec.num_actions} actions and kind {kind!r} of {kinds}"
+            )
         self.out = nn.Linear(width, spec.num_actions - count)
         self.query = nn.Linear(width, inner(width))
         self.key = nn.Linear(inner(width), inner(width))
@@ -317,5 +318,7 @@ def check_decode(decode: str, head: Head) -> None:
 
 def _check_continuous(spec: Spec, name: str) -> None:
     if spec.num_actions:
-        found = f"{spec.num_actions} discrete ones; take head=discrete"
-        raise ValueError(f"head={name}: expected continuous actions, got {found}")
+        raise ValueError(
+            f"head={name}: expected continuous actions, got {spec.num_actions} discrete ones; take "
+            "head=discrete"
+        )

@@ -1,5 +1,5 @@
-"""A value learned inside a learned model: what holding an action for some steps brings, and what
-can follow.
+"""A planner by values that are learned inside a learned model: the return of holding an action for
+some steps, and of what can follow.
 
 Fitted value iteration over real and imagined observations, V(x) = max over the candidate actions of
 the discounted rewards while it is held + discount^k V(end), needs no more data than the dynamics.
@@ -25,7 +25,7 @@ from decisionllm.models.dynamics import (
     FourierMLP,
     Transitions,
     candidate_actions,
-    drawn,
+    sample_rows,
 )
 from decisionllm.models.fitting import minimise
 from decisionllm.models.normalizer import Normalizer
@@ -41,15 +41,15 @@ PART = 512  # states whose plans are imagined at once
 
 
 @lru_cache(TEXTS)
-def code_of(text: str) -> Tensor:
-    """Numbers that stand for a text, (CODE,): drawn from N(0, 1) by a digest of the text."""
+def text_code(text: str) -> Tensor:
+    """Return numbers that stand for a text, (CODE,): drawn from N(0, 1) by a digest of the text."""
     seed = [*hashlib.blake2b(text.encode(), digest_size=8).digest()]
     return torch.from_numpy(np.random.default_rng(seed).normal(size=CODE)).float()
 
 
 def codes(texts: Sequence[str]) -> Tensor:
-    """The code of each text, (N, CODE)."""
-    return torch.stack([code_of(text) for text in texts])
+    """Return the code of each text, (N, CODE)."""
+    return torch.stack([text_code(text) for text in texts])
 
 
 @register("planner", "value")
@@ -66,7 +66,7 @@ class ImaginedValue(nn.Module, Planner):
         discount: of a step, within 0 .. 1.
         horizon: steps to imagine before each action, for which a candidate action is held.
         least_value: where the best plan has less value, of 0 .. 1, the policy acts without a plan.
-        reads_text: whether it tells the task texts of the data apart.
+        reads_text: tell the task texts of the data apart.
         steps: of training of each member of the dynamics, BATCH transitions each; the values have
             an iteration of steps / 25 batches for each 50.
     """
@@ -111,21 +111,23 @@ class ImaginedValue(nn.Module, Planner):
         self.requires_grad_(False)
 
     def text_codes(self, texts: Sequence[str]) -> Tensor:
-        """The code of each text of the data, (U, CODE) or (U, 0).
+        """Return the code of each text of the data, (U, CODE) or (U, 0).
 
         Raises:
             ValueError: more texts than the planner tells apart.
         """
         most = TEXTS if self.reads_text else 1
         if len(texts) > most:
-            wanted = f"at most {most} task texts ({TEXTS} with planner.reads_text=true)"
-            raise ValueError(f"planner=value: expected {wanted}, got {len(texts)}")
+            raise ValueError(
+                f"planner=value: expected at most {most} task texts ({TEXTS} with "
+                f"planner.reads_text=true), got {len(texts)}"
+            )
         if not self.reads_text:
             return torch.zeros(len(texts), 0)
         return codes(texts)
 
     def states(self, observations: Tensor, texts: Sequence[str]) -> Tensor:
-        """Observations (N, S), in the model's units, and the codes of their texts.
+        """Append the codes of their texts to observations (N, S), in the model's units.
 
         Raises:
             ValueError: a text that the value was not fitted to.
@@ -133,15 +135,16 @@ class ImaginedValue(nn.Module, Planner):
         if not self.reads_text:
             return observations
         for text in dict.fromkeys(texts):
-            if not (code_of(text).to(self.known) == self.known).all(-1).any():
-                wanted = "a task text that the value was fitted to"
-                remedy = "act.planning_horizon=0 acts without the value"
-                raise ValueError(f"planner.reads_text: expected {wanted}, got {text!r}; {remedy}")
+            if not (text_code(text).to(self.known) == self.known).all(-1).any():
+                raise ValueError(
+                    "planner.reads_text: expected a task text that the value was fitted to, got "
+                    f"{text!r}; act.planning_horizon=0 acts without the value"
+                )
         return torch.cat([observations, codes(texts).to(observations)], -1)
 
     def value(self, states: Tensor) -> Tensor:
-        """The lesser of both values (...), within 0 .. 1: the best of many actions is more often
-        one whose value is too high.
+        """Return the lesser of both values (...), within 0 .. 1: the best of many actions is more
+        often one whose value is too high.
         """
         return torch.cat([value(states) for value in self.values], -1).amin(-1).sigmoid()
 
@@ -150,8 +153,9 @@ class ImaginedValue(nn.Module, Planner):
         """A reward of 0 in the unit of the values, which an episode that is over brings."""
         return (-self.reward_low / self.reward_span).clamp(0, 1)
 
-    def pay(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rewards within 0 .. 1, and the probability that the task ends the episode: two (...).
+    def predict_rewards(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict rewards within 0 .. 1, and the probability that the task ends the episode: two
+        (...).
 
         Of several models of the rewards the least: each finds some in a few places unlike the data,
         where a plan would stay.
@@ -162,13 +166,13 @@ class ImaginedValue(nn.Module, Planner):
 
     @torch.no_grad()
     def advance(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One imagined step of each row: the next observations (N, S), rewards in raw units (N,),
+        """Imagine one step of each row: the next observations (N, S), rewards in raw units (N,),
         whether the task ended the episode, and whether the members agree, (N,) bool."""
-        ends = self.dynamics.held(states, actions, 1)
-        paid, over = self.pay(states, actions)
+        ends = self.dynamics.hold_actions(states, actions, 1)
+        paid, over = self.predict_rewards(states, actions)
         observations = ends.mean(0)[:, : self.dynamics.spec.observation_dim]
         reward = self.reward_low + paid * self.reward_span
-        return observations, reward, over > 0.5, self.dynamics.agreed(ends, 1)
+        return observations, reward, over > 0.5, self.dynamics.agree(ends, 1)
 
     @torch.no_grad()
     def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -194,7 +198,7 @@ class ImaginedValue(nn.Module, Planner):
             x = states.repeat_interleave(C, 0)
             going = torch.ones_like(alive)
             for i in range(steps):
-                paid, over = self.pay(x, actions)
+                paid, over = self.predict_rewards(x, actions)
                 gains = gains + self.discount**i * (going * paid + (1 - going) * self.zero)
                 x = self.dynamics.step(member, x, actions)
                 going = going * (1 - over)
@@ -203,23 +207,23 @@ class ImaginedValue(nn.Module, Planner):
         every = torch.stack(ends).view(M, N, C, -1)
         gains = (1 - self.discount) / M * gains
         alive = alive ** (1 / M)
-        agreed = self.dynamics.agreed(every, steps)
+        agreed = self.dynamics.agree(every, steps)
         return every.mean(0), gains.view(N, C), alive.view(N, C), agreed
 
-    def ahead(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
-        """Value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not used, see
-        `Dynamics.agreed`.
+    def plan_values(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
+        """Return the value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not
+        used, see `Dynamics.agreed`.
         """
-        ends, gains, alive, known = imagined
+        ends, gains, alive, agreed = imagined
         after = alive * self.value(ends) + (1 - alive) * self.zero
-        return torch.where(known, gains + self.discount**steps * after, -1.0)
+        return torch.where(agreed, gains + self.discount**steps * after, -1.0)
 
     @torch.no_grad()
     def plan(self, states: Tensor, steps: int) -> Tensor:
-        """Values (N, C) of holding each candidate action for so many steps, see `ahead`. states:
-        (N, S + CODE).
+        """Return the values (N, C) of holding each candidate action for so many steps, see
+        `plan_values`. states: (N, S + CODE).
         """
-        return self.ahead(self.imagine(states, steps), steps)
+        return self.plan_values(self.imagine(states, steps), steps)
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
         """Fit all parts.
@@ -228,8 +232,10 @@ class ImaginedValue(nn.Module, Planner):
             ValueError: no observation follows another.
         """
         if not len(data.pairs):
-            wanted = "some episodes of two steps or more, whose changes it learns"
-            raise ValueError(f"planner=value: expected {wanted}, got none")
+            raise ValueError(
+                "planner=value: expected some episodes of two steps or more, whose changes it "
+                "learns, got none"
+            )
         with seeded(seed):
             self.dynamics.set_units(units)
             for net in (*self.rewards, *self.values):
@@ -238,7 +244,7 @@ class ImaginedValue(nn.Module, Planner):
                 self.known[: len(data.codes)] = data.codes
             self.dynamics.fit(data, self.steps)
             self._fit_rewards(data)
-            self._fit_values(self._states(data, self.steps * BATCH // 100))
+            self._fit_values(self._sample_states(data, self.steps * BATCH // 100))
 
     def _fit_rewards(self, data: Transitions) -> None:
         low, high = data.rewards.min(), data.rewards.max()
@@ -258,25 +264,25 @@ class ImaginedValue(nn.Module, Planner):
             minimise(reward, loss, max(1, self.steps // 3), "planner: rewards")
 
     @torch.no_grad()
-    def _states(self, data: Transitions, count: int) -> Tensor:
-        """States (n, S + CODE): half of the data, half one or two imagined sequences of up to
-        `horizon` steps away from it.
+    def _sample_states(self, data: Transitions, count: int) -> Tensor:
+        """Sample states (n, S + CODE): half of the data, half one or two imagined sequences of up
+        to `horizon` steps away from it.
         """
         x = data.states(torch.randint(len(data.observations), (count,)))
-        found = [x[: count // 2]]
+        parts = [x[: count // 2]]
         x = x[count // 2 :]
         for _ in range(2):
-            actions = drawn(self.candidates, len(x))
+            actions = sample_rows(self.candidates, len(x))
             lengths = torch.randint(1, self.horizon + 1, (len(x), 1))
-            every = self.dynamics.held(x, actions, self.horizon, lengths)
-            x = every.mean(0)[self.dynamics.agreed(every, lengths)]
+            every = self.dynamics.hold_actions(x, actions, self.horizon, lengths)
+            x = every.mean(0)[self.dynamics.agree(every, lengths)]
             half = len(x) // 2
-            found.append(x[:half])
+            parts.append(x[:half])
             x = x[half:]
-        return torch.cat([*found, x])
+        return torch.cat([*parts, x])
 
     def _fit_values(self, states: Tensor) -> None:
-        """Fitted value iteration.
+        """Fit the values by value iteration.
 
         The loss is one of logits, so that values near 0, far from any reward, differ too.
         """
@@ -291,15 +297,15 @@ class ImaginedValue(nn.Module, Planner):
 
         def loss(step: int) -> Tensor:
             if step % each == 0:
-                targets.copy_(self._improved(imagined, step // each))
+                targets.copy_(self._improve_values(imagined, step // each))
             total = torch.zeros(())
             for value in self.values:
                 rows = torch.randint(len(states), (BATCH,))
-                found = value(states[rows])[:, 0]
-                total = total + F.smooth_l1_loss(found, targets[rows], beta=0.3)
+                logits = value(states[rows])[:, 0]
+                total = total + F.smooth_l1_loss(logits, targets[rows], beta=0.3)
             return total
 
-        def slower(step: int) -> float:
+        def learning_rate_factor(step: int) -> float:
             iteration = step // each
             if iteration >= 0.9 * rounds:
                 return 0.1
@@ -313,18 +319,18 @@ class ImaginedValue(nn.Module, Planner):
             rounds * each,
             "planner: values",
             lr=1e-3,
-            schedule=lambda optimizer, steps: LambdaLR(optimizer, slower),
+            schedule=lambda optimizer, steps: LambdaLR(optimizer, learning_rate_factor),
         )
 
     @torch.no_grad()
-    def _improved(self, imagined: Sequence[tuple[Tensor, ...]], iteration: int) -> Tensor:
-        """Logits of the best plan from each state (n,), by the values of now.
+    def _improve_values(self, imagined: Sequence[tuple[Tensor, ...]], iteration: int) -> Tensor:
+        """Return the logits of the best plan from each state (n,), by the values of now.
 
         Args:
             imagined: plans of `horizon` steps from the states, in parts, see `imagine`.
             iteration: from 0.
         """
-        best = torch.cat([self.ahead(part, self.horizon).amax(-1) for part in imagined])
+        best = torch.cat([self.plan_values(part, self.horizon).amax(-1) for part in imagined])
         # the value of the best reward at each of so many steps
         most = 1 - self.discount ** (self.horizon * (iteration + 1))
         return best.clamp(0, most).clamp(LEAST, 1 - LEAST).logit()

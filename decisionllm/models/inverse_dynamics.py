@@ -1,5 +1,5 @@
-"""Missing actions of a log, filled in by a model of the action between two observations, trained on
-the recorded ones.
+"""Inverse dynamics: the missing actions of a log, filled in by a model of the action between two
+observations that is trained on the recorded ones.
 
 Source: Zheng et al., Semi-Supervised Offline Reinforcement Learning with Action-Free Trajectories,
 ICML 2023 (arXiv 2210.06518). Their filled-in actions all count as recorded ones; here each has a
@@ -64,20 +64,20 @@ class InverseDynamics(nn.Module):
         self.trust = 1.0
 
     def forward(self, steps: Tensor, masks: Tensor | None) -> Distribution:
-        """A distribution over actions (1, n, A), in the model's units."""
+        """Return a distribution over actions (1, n, A), in the model's units."""
         if masks is not None:
             masks = masks[None]
-        found: Distribution = self.head(self.body(self.norm(steps))[None], masks)
-        return found
+        distribution: Distribution = self.head(self.body(self.norm(steps))[None], masks)
+        return distribution
 
     def loss(self, inputs: Inputs) -> Tensor:
-        """Mean negative log-likelihood of the recorded actions."""
+        """Return the mean negative log-likelihood of the recorded actions."""
         steps, actions, masks = inputs
         likelihood: Tensor = self(steps, masks).log_prob(self.units.actions(actions)[None])
         return -likelihood.mean()
 
     def certainty(self, log_prob: Number) -> Number:
-        """Log-probabilities as 0 where an action is no likelier than any other, 1 where it is
+        """Rescale log-probabilities: 0 where an action is no likelier than any other, 1 where it is
         certain."""
         return (log_prob - self.uniform) / (-self.head.loss_floor - self.uniform)
 
@@ -115,8 +115,8 @@ class InverseDynamics(nn.Module):
             self.trust = min(max(1 - claimed + self.certainty(-lowest), 0.0), 1.0)
 
     def _fit_norm(self, steps: Tensor) -> None:
-        """Standardise by these steps; a column that is constant in them keeps its unit, since it may
-        have other values where actions are missing.
+        """Standardise by these steps; a column that is constant in them keeps its unit, since it
+        may have other values where actions are missing.
         """
         self.norm(steps)
         self.norm.eval()
@@ -128,20 +128,20 @@ class InverseDynamics(nn.Module):
 
     @torch.no_grad()
     def fill(self, steps: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Actions (n, A), raw units, and weights (n,).
+        """Fill in actions (n, A), raw units, and weights (n,).
 
         A weight is the certainty, less if the model was too certain of held-out actions.
         """
-        found = self(steps, masks)
-        certainty = self.certainty(found.log_prob(found.mode)[0]).clamp(0, 1)
-        return self.units.raw_actions(found.mean[0]), self.trust * certainty
+        distribution = self(steps, masks)
+        certainty = self.certainty(distribution.log_prob(distribution.mode)[0]).clamp(0, 1)
+        return self.units.raw_actions(distribution.mean[0]), self.trust * certainty
 
 
 @register("fill_actions", "inverse_dynamics")
 def fill(
     store: Store, steps: Steps, episodes: np.ndarray, seed: int, *, updates: int = 1000
 ) -> Steps:
-    """The steps of a log with its missing actions filled in, each with a weight.
+    """Fill in the missing actions of a log, each with a weight.
 
     Actions without a next observation stay missing.
 
@@ -162,8 +162,9 @@ def fill(
     rows = store.rows_of(episodes)
     rows = rows[steps.loss_mask[rows] & store.followed[rows]]
     if not len(rows):
-        wanted = "recorded actions with a next observation to learn from"
-        raise ValueError(f"fill_actions: expected {wanted}, got none")
+        raise ValueError(
+            "fill_actions: expected recorded actions with a next observation to learn from, got none"
+        )
     with seeded(seed):
         model = InverseDynamics(store.spec)
         model.units.fit_actions(store.spec, recorded_range(columns_of(store)))
@@ -172,8 +173,8 @@ def fill(
     weight = np.array(store.action_weight)
     missing = np.flatnonzero((weight == 0) & store.followed)
     for part in np.split(missing, range(ROWS, len(missing), ROWS)):
-        known, _, masks = inputs(store, part)
-        filled, certainty = model.fill(known, masks)
+        columns, _, masks = inputs(store, part)
+        filled, certainty = model.fill(columns, masks)
         actions[part] = filled.numpy()
         weight[part] = certainty.numpy()
     trained_on = weight > 0
@@ -183,7 +184,7 @@ def fill(
 
 
 def inputs(store: Store, rows: np.ndarray) -> Inputs:
-    """What the model reads and learns of these rows of a store."""
+    """Return the inputs and targets of these rows of a store."""
     seen = store.observations[rows]
     change = store.following(rows) - seen
     masks = None

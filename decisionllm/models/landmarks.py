@@ -1,4 +1,5 @@
-"""Shortest paths in the log to a goal that the observation ends with, or that the text names.
+"""A planner along shortest paths in the log, to a goal that the observation ends with or that the
+text names.
 
 Landmarks are spread over the positions of the log. Two are neighbours if the log went from one to
 the other within a few steps, at the cost of the distance between them; the way to any goal is the
@@ -42,24 +43,25 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 @lru_cache(1 << 14)
 def numbers_in(text: str, count: int) -> tuple[float, ...]:
-    """The numbers that a text names, in their order.
+    """Return the numbers that a text names, in their order.
 
     Raises:
         ValueError: they are not as many as expected.
     """
-    found = NUMBER.findall(text)
-    if len(found) != count:
-        wanted = f"a task text with {count} numbers, the goal"
-        remedy = "give the goal in the text, or planner.goal_in=observation"
-        raise ValueError(f"planner.goal_in=text: expected {wanted}, got {text!r}; {remedy}")
-    return tuple(map(float, found))
+    numbers = NUMBER.findall(text)
+    if len(numbers) != count:
+        raise ValueError(
+            f"planner.goal_in=text: expected a task text with {count} numbers, the goal, got "
+            f"{text!r}; give the goal in the text, or planner.goal_in=observation"
+        )
+    return tuple(map(float, numbers))
 
 
 @register("planner", "landmarks")
 class LandmarkPaths(nn.Module, Planner):
     """Plans that end nearest to the goal, along shortest paths between landmarks of the log.
 
-    A goal is a wanted value of the first numbers of an observation, the position. The observation
+    A goal is a value of the first numbers of an observation, the position. The observation
     ends with it, or the task text names its numbers and no other ones. Below, a state is an
     observation with its goal. Distances are of the model's units, in which positions vary by 1. A
     wall is seen if it is several distances between landmarks wide.
@@ -95,20 +97,19 @@ class LandmarkPaths(nn.Module, Planner):
         at_least("planner.steps", steps, 1)
         share("planner.least_value", least_value)
         if landmarks < 2 or link < 1:
-            wanted = "2 landmarks and 1 step or more"
             raise ValueError(
-                f"planner.landmarks, link: expected {wanted}, got {landmarks} and {link}"
+                "planner.landmarks, link: expected 2 landmarks and 1 step or more, got "
+                f"{landmarks} and {link}"
             )
         S = spec.observation_dim
         in_text = goal_in == "text"
         most = S if in_text else S // 2
         size = goal_size or most
         if not 0 < size <= most:
-            wanted = f"a goal of 1 to {most} numbers, which the {goal_in} ends with"
-            remedy = "planner.goal_in=text takes a goal that the task text names"
             raise ValueError(
-                f"planner.goal_size: expected {wanted}, of {S} numbers of an observation, "
-                f"got {size}; {remedy}"
+                f"planner.goal_size: expected a goal of 1 to {most} numbers, which the {goal_in} "
+                f"ends with, of {S} numbers of an observation, got {size}; planner.goal_in=text "
+                "takes a goal that the task text names"
             )
         self.horizon = horizon
         self.least_value = least_value
@@ -129,31 +130,33 @@ class LandmarkPaths(nn.Module, Planner):
         self.requires_grad_(False)
 
     def text_codes(self, texts: Sequence[str]) -> Tensor:
-        """The goal in each text of the data, (U, G) in raw units; (U, 0) if no text has one."""
+        """Return the goal in each text of the data, (U, G) in raw units; (U, 0) if no text has one."""
         if not self.text_numbers:
             return torch.zeros(len(texts), 0)
         return torch.tensor([numbers_in(text, self.size) for text in texts])
 
     def states(self, observations: Tensor, texts: Sequence[str]) -> Tensor:
-        """Observations (N, S), in the model's units, with their goals.
+        """Append their goals to observations (N, S), in the model's units.
 
         Raises:
             ValueError: a text does not name a goal.
         """
         return torch.cat([observations, self.text_codes(texts).to(observations)], -1)
 
-    def places(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions and goals (..., G) of states (..., S), both in the units of positions."""
+    def split_goals(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions and goals (..., G) of states (..., S), both in the units of
+        positions.
+        """
         goals = self.goal_shift + self.goal_scale * states[..., -self.size :]
         return states[..., : self.size], goals
 
     def value(self, states: Tensor) -> Tensor:
-        """exp(-length of the way to the goal) of states (..., S), within 0 .. 1: (...)."""
-        positions, goals = self.places(states)
-        return torch.exp(-self.way(positions, goals))
+        """Return exp(-length of the way to the goal) of states (..., S), within 0 .. 1: (...)."""
+        positions, goals = self.split_goals(states)
+        return torch.exp(-self.path_lengths(positions, goals))
 
-    def way(self, positions: Tensor, goals: Tensor) -> Tensor:
-        """Lengths of the ways from positions to goals, (..., G) each: (...).
+    def path_lengths(self, positions: Tensor, goals: Tensor) -> Tensor:
+        """Return the lengths of the ways from positions to goals, (..., G) each: (...).
 
         Between two places that share a near landmark it is straight.
         """
@@ -169,55 +172,61 @@ class LandmarkPaths(nn.Module, Planner):
         return torch.where(together, straight, shortest)
 
     def _nearest(self, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Distances to the nearest landmarks, nearest first, and their numbers, (..., count) each.
+        """Return the distances to the nearest landmarks, nearest first, and their numbers, (...,
+        count) each.
 
         The distance is infinite of one that is no neighbour: it may be behind a wall.
         """
         distances = torch.cdist(places.reshape(-1, self.size), self.landmarks)
-        found = distances.topk(min(count, len(self.landmarks)), largest=False)
-        values = found.values
+        nearest = distances.topk(min(count, len(self.landmarks)), largest=False)
+        values = nearest.values
         apart = (values > NEIGHBOUR * self.radius) & (values > values[:, :1])
         shape = (*places.shape[:-1], -1)
-        return values.masked_fill(apart, torch.inf).view(shape), found.indices.view(shape)
+        return values.masked_fill(apart, torch.inf).view(shape), nearest.indices.view(shape)
 
     @torch.no_grad()
     def plan(self, states: Tensor, steps: int) -> Tensor:
-        """Values (N, C) of holding each candidate action for so many steps.
+        """Return the values (N, C) of holding each candidate action for so many steps.
 
         -1: not to be used, since the end is unlike the data or no nearer to the goal.
         """
         N, C = len(states), len(self.candidates)
         actions = self.candidates.repeat(N, 1)
         # (M, N C, S)
-        every = self.dynamics.held(states.repeat_interleave(C, 0), actions, steps)
+        every = self.dynamics.hold_actions(states.repeat_interleave(C, 0), actions, steps)
         mean = every.mean(0)
         values = self.value(mean).view(N, C)
         least = torch.exp(LEAST_GAIN * self.radius)  # of a plan in values of staying
         nearer = values > least * self.value(states)[:, None]
-        known = self.dynamics.agreed(every, steps) & self.covered(self.places(mean)[0])
-        return torch.where(known.view(N, C) & nearer, values, -1.0)
+        positions, _ = self.split_goals(mean)
+        trusted = self.dynamics.agree(every, steps) & self.is_covered(positions)
+        return torch.where(trusted.view(N, C) & nearer, values, -1.0)
 
-    def covered(self, positions: Tensor) -> Tensor:
-        """Whether positions (..., G) are as near to a landmark as those of the log: (...) bool."""
+    def is_covered(self, positions: Tensor) -> Tensor:
+        """Return True where positions (..., G) are as near to a landmark as those of the log: (...)
+        bool.
+        """
         return self._nearest(positions, 1)[0][..., 0] <= SLACK * self.radius
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
         """Fit the dynamics, spread the landmarks and find the ways between them.
 
         Raises:
-            ValueError: the log has no more positions than landmarks are wanted.
+            ValueError: the log has no more positions than the planner has landmarks.
         """
         positions = data.observations[:, : self.size]
         distinct = len(positions.unique(dim=0))
         if distinct <= len(self.landmarks):  # no end of a plan is exactly at one of them
-            wanted = f"fewer than the {distinct:,} different positions of the log"
-            raise ValueError(f"planner.landmarks: expected {wanted}, got {len(self.landmarks):,}")
+            raise ValueError(
+                f"planner.landmarks: expected fewer than the {distinct:,} different positions of the "
+                f"log, got {len(self.landmarks):,}"
+            )
         with seeded(seed):
             self.dynamics.set_units(units)
             self._fit_goal_units(units)
             self.dynamics.fit(data, self.steps)
-            self._spread(positions)
-            self._connect(data)
+            self._spread_landmarks(positions)
+            self._connect_landmarks(data)
 
     def _fit_goal_units(self, units: Normalizer) -> None:
         """Find how a goal, as the states hold it, becomes a place among the positions."""
@@ -228,24 +237,24 @@ class LandmarkPaths(nn.Module, Planner):
         self.goal_scale.copy_(scale[-G:] / scale[:G])
         self.goal_shift.copy_((mean[-G:] - mean[:G]) / scale[:G])
 
-    def _spread(self, positions: Tensor) -> None:
+    def _spread_landmarks(self, positions: Tensor) -> None:
         """Choose landmarks among positions (n, G), each the farthest from those before it."""
-        some = positions[torch.randint(len(positions), (SAMPLE,))]
-        apart = torch.full((len(some),), torch.inf)
-        chosen = 0
+        sample = positions[torch.randint(len(positions), (SAMPLE,))]
+        apart = torch.full((len(sample),), torch.inf)
+        farthest = 0
         for k in range(len(self.landmarks)):
-            self.landmarks[k] = some[chosen]
-            apart = torch.minimum(apart, (some - some[chosen]).norm(dim=-1))
-            chosen = int(apart.argmax())
+            self.landmarks[k] = sample[farthest]
+            apart = torch.minimum(apart, (sample - sample[farthest]).norm(dim=-1))
+            farthest = int(apart.argmax())
         self.radius.fill_(float(apart.max()))
 
-    def _connect(self, data: Transitions) -> None:
+    def _connect_landmarks(self, data: Transitions) -> None:
         """Find the shortest ways between landmarks.
 
         A landmark that the log only leaves, or only comes to, is put infinitely far away: only those
         of the largest part of the log are used in which there is a way from each to each.
         """
-        start, stop = self._linked(data).nonzero(as_tuple=True)
+        start, stop = self._find_links(data).nonzero(as_tuple=True)
         lengths = (self.landmarks[start] - self.landmarks[stop]).norm(dim=-1)
         costs = lengths.double().clamp(min=1e-9).numpy()
         K = len(self.landmarks)
@@ -255,8 +264,8 @@ class LandmarkPaths(nn.Module, Planner):
         self.ways.copy_(torch.from_numpy(dijkstra(graph)))
         self.landmarks[torch.from_numpy(alone)] = FAR
 
-    def _linked(self, data: Transitions) -> Tensor:
-        """From which landmark the log goes to which within `link` steps, (K, K) bool."""
+    def _find_links(self, data: Transitions) -> Tensor:
+        """Return from which landmark the log goes to which within `link` steps, (K, K) bool."""
         positions = data.observations[:, : self.size]
         parts = [self._nearest(rows, 1)[1][:, 0] for rows in positions.split(ROWS)]
         landmark = torch.cat(parts)  # (n,)

@@ -1,5 +1,6 @@
-"""Raw units <-> the model's units, fitted once from the training steps and saved with the
-weights."""
+"""Conversion between raw units and the model's units, fitted once from the training steps and saved
+with the weights.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -106,7 +107,7 @@ class Normalizer(nn.Module):
         _standardize(self.change_mean, self.change_scale, changes)
 
     def observations(self, x: Tensor) -> Tensor:
-        """Raw observations (..., S) in the model's units."""
+        """Convert raw observations (..., S) to the model's units."""
         units = (x - self.observation_mean) / self.observation_scale
         if self.hidden:
             units[..., self.hidden] = 0
@@ -122,19 +123,19 @@ class Normalizer(nn.Module):
         return torch.cat([*parts, units[..., end:]], -1) if parts else units
 
     def raw_observations(self, x: Tensor) -> Tensor:
-        """Observations (..., S) in the model's units in raw units."""
+        """Convert observations (..., S) in the model's units to raw units."""
         return x * self.observation_scale + self.observation_mean
 
     def returns_to_go(self, x: Tensor) -> Tensor:
-        """Raw returns-to-go (...) in the model's units."""
+        """Convert raw returns-to-go (...) to the model's units."""
         return (x.clamp(*self.return_range) - self.return_mean) / self.return_scale
 
     def raw_returns_to_go(self, x: Tensor) -> Tensor:
-        """Returns-to-go (...) in the model's units in raw units, within the range of training."""
+        """Convert returns-to-go (...) to raw units, within the range of training."""
         return (x * self.return_scale + self.return_mean).clamp(*self.return_range)
 
     def actions(self, x: Tensor) -> Tensor:
-        """Raw actions (..., A) in the model's units."""
+        """Convert raw actions (..., A) to the model's units."""
         if self.discrete:
             return x
         width = self.high - self.low
@@ -143,7 +144,7 @@ class Normalizer(nn.Module):
         return (x - self.low) / width * 2 - 1
 
     def raw_actions(self, x: Tensor) -> Tensor:
-        """Actions (..., A) in the model's units in raw units, within their bounds."""
+        """Convert actions (..., A) in the model's units to raw units, within their bounds."""
         if self.discrete:
             return x
         return (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
@@ -158,7 +159,7 @@ def one_hot_scale(columns: int) -> float:
     return float(np.sqrt(categories - 1) / categories)
 
 
-def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:
-    """Fill mean and scale (...)."""
-    mean.copy_(torch.as_tensor(found.mean))
-    scale.copy_(torch.as_tensor(moments.scale(found.mean, found.deviation)))
+def _standardize(mean: Tensor, scale: Tensor, data: Moments) -> None:
+    """Fill mean and scale (...) by the moments of the data."""
+    mean.copy_(torch.as_tensor(data.mean))
+    scale.copy_(torch.as_tensor(moments.scale(data.mean, data.deviation)))

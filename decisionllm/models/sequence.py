@@ -110,12 +110,12 @@ class SequenceModel(nn.Module):
         return None
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms of the loss, scalars, see the objective. batch: raw units."""
+        """Return the terms of the loss, scalars, see the objective. batch: raw units."""
         hidden = self.read(batch, self.objective.return_given(batch))
         return self.objective.loss(self, batch, hidden)
 
     def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
-        """Hidden states at each observation, from which the action there is predicted.
+        """Return hidden states at each observation, from which the action there is predicted.
 
         Args:
             batch: raw units.
@@ -137,18 +137,20 @@ class SequenceModel(nn.Module):
         return hidden.float()
 
     def tokens(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
-        """Tokens of the trajectories of a batch (B, k T, D). return_given: see `read`."""
+        """Return the tokens of the trajectories of a batch (B, k T, D). return_given: see `read`."""
         tokens: Tensor = self.tokenizer(*self._in_units(batch), return_given)
         return tokens
 
     def entity_tokens(self, observations: Tensor) -> EntityTokens | None:
-        """Tokens of the entities in observations (B, T, S), raw units; None if they are pooled."""
+        """Return the tokens of the entities in observations (B, T, S), raw units; None if they are
+        pooled.
+        """
         if self.tokenizer.entities == "pooled":
             return None
         return self.tokenizer.entity_tokens(self.normalizer.observations(observations))
 
     def _in_units(self, batch: Batch) -> ModelUnits:
-        """The steps of a batch in the model's units."""
+        """Return the steps of a batch in the model's units."""
         units = self.normalizer
         return ModelUnits(
             returns_to_go=units.returns_to_go(batch.returns_to_go),
@@ -160,7 +162,7 @@ class SequenceModel(nn.Module):
     def distribution(
         self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None
     ) -> Distribution:
-        """Distribution over the next action.
+        """Return the distribution over the next action.
 
         Args:
             hidden: (B, T, D).
@@ -199,28 +201,28 @@ class SequenceModel(nn.Module):
         current = None if observations is None else observations[:, None]
         distribution = self.distribution(hidden[:, None], masks, current)
         if decode == "sample":
-            chosen = distribution.sample(generator)
+            actions = distribution.sample(generator)
         elif decode == "unclipped":
             assert isinstance(distribution, Gaussian)
-            chosen = distribution.unclipped()
+            actions = distribution.unclipped()
         elif decode == "mean":
-            chosen = distribution.mean
+            actions = distribution.mean
         else:
-            chosen = distribution.mode
-        return self.normalizer.raw_actions(chosen[:, 0])
+            actions = distribution.mode
+        return self.normalizer.raw_actions(actions[:, 0])
 
     @property
     def predicts_return(self) -> bool:
-        """Whether `predict_return` is there: the model can condition on its own prediction."""
+        """True if the model has `predict_return` and can condition on its own prediction."""
         return self.objective.predicts_return
 
     @property
     def return_inputs(self) -> tuple[bool, ...]:
-        """Whether returns are given, of each way in which the model reads a trajectory."""
+        """The ways in which the model reads a trajectory: with returns, or with the null token."""
         return (True, False) if self.predicts_return else (True,)
 
     def predict_return(self, hidden: Tensor) -> Tensor:
-        """Hidden states of rows with the null return token (..., D) -> predicted return-to-go
-        (...), raw units.
+        """Return the predicted return-to-go (...), raw units, of hidden states of rows with the
+        null return token (..., D).
         """
         return self.normalizer.raw_returns_to_go(self.objective.predicted(hidden))

@@ -265,10 +265,7 @@ class Session(EpisodeBuffer):
 
     def _read_distinct(self, tasks: Sequence[str]) -> KVCache:
         """Keys and values of these texts."""
-        backbone = self.policy.model.backbone
-        device = self.policy.device
-        ids, mask = backbone.encode(tasks)
-        return backbone.read_text(ids.to(device), mask.to(device))
+        return self.policy.model.backbone.read_texts(tasks)
 
     def _empty_cache(self) -> SessionCache:
         """A cache of all rows without a text, with room for the tokens of a window."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decisionllm.backbones import library
-from decisionllm.backbones.attention import Grid, TextAttention, attend, fused
+from decisionllm.backbones.attention import Grid, TextAttention, attend, attend_fused
 from tests.backbones.test_backbones import small_backbone
 from tests.conftest import near
 
@@ -57,8 +57,8 @@ def drawn(index, heads, dtype, texts=8):
 
 def results(mixed, numbers):
     """What came out, and the gradients of all numbers that went in."""
-    wanted = torch.linspace(-1, 1, mixed.numel(), dtype=mixed.dtype).view(mixed.shape)
-    return mixed.detach(), *torch.autograd.grad((mixed * wanted).sum(), numbers)
+    expected = torch.linspace(-1, 1, mixed.numel(), dtype=mixed.dtype).view(mixed.shape)
+    return mixed.detach(), *torch.autograd.grad((mixed * expected).sum(), numbers)
 
 
 @by_rows
@@ -71,12 +71,12 @@ def test_grouped_rows_attend_as_with_a_copy_of_their_text(index, heads, dtype, t
     q, k, v, K, V = numbers
     index = torch.tensor(index)
     texts = TextAttention([K], [V], index)
-    assert texts._grouped(q, K)
-    found = results(texts.attend(0, q, k, v, bias, 0.0), numbers)
-    wanted = results(
+    assert texts._groups_rows(q, K)
+    actual = results(texts.attend(0, q, k, v, bias, 0.0), numbers)
+    expected = results(
         attend(q, torch.cat([K[index], k], 2), torch.cat([V[index], v], 2), bias, 0.0), numbers
     )
-    for ours, plain in zip(found, wanted, strict=True):
+    for ours, plain in zip(actual, expected, strict=True):
         near(ours.float(), plain.float(), tolerance)
 
 
@@ -85,9 +85,11 @@ def test_the_kernel_of_a_gpu_attends_as_the_plain_products(heads):
     index = ROWS["texts of one row and of four"]
     (q, k, v, _, _), bias = drawn(index, heads, torch.float64)
     of_own = bias[..., L:]
-    wanted = results(attend(q, k, v, of_own, 0.0), (q, k, v))
-    for found, right in zip(results(fused(q, k, v, of_own, 0.0), (q, k, v)), wanted, strict=True):
-        near(found, right, 1e-10)
+    expected = results(attend(q, k, v, of_own, 0.0), (q, k, v))
+    for actual, right in zip(
+        results(attend_fused(q, k, v, of_own, 0.0), (q, k, v)), expected, strict=True
+    ):
+        near(actual, right, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,10 @@ def test_no_key_or_value_of_a_text_is_kept_for_each_row(index):
     """
     numbers, bias = drawn(index, (2, 2), torch.float32, texts=3)
     q, k, v, K, V = numbers
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    stored = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: stored.append(x) or x, lambda x: x):
         TextAttention([K], [V], torch.tensor(index)).attend(0, q, k, v, bias, 0.0)
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in stored}
     assert max(storages.values()) < 4 * len(index) * 2 * L * WIDTH
     assert K.untyped_storage().data_ptr() in storages
 
@@ -118,9 +120,9 @@ def test_long_windows_after_short_texts_copy_the_text():
     q, _, _, K, V = numbers  # six queries for each key head
     texts = TextAttention([K], [V], torch.tensor([0, 1]))
     assert (
-        texts._grouped(q, K)
-        and texts._grouped(q, K[:, :, :12])
-        and not texts._grouped(q, K[:, :, :11])
+        texts._groups_rows(q, K)
+        and texts._groups_rows(q, K[:, :, :12])
+        and not texts._groups_rows(q, K[:, :, :11])
     )
 
 
@@ -166,19 +168,19 @@ def test_a_backbone_reads_and_learns_long_texts_as_the_library_does(backbone, tu
     With full tuning the texts' embeddings learn too.
     """
     model = small_backbone(backbone, tune=tune, lora_rank=4).double()
-    given = inputs(model.width, lengths, index, torch.float64)
+    arguments = inputs(model.width, lengths, index, torch.float64)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    found = []
+    actual = []
     for read in (model, partial(library.plain, model)):
-        hidden = read(*given)
+        hidden = read(*arguments)
         loss = (
             hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
         ).sum()
         grads = torch.autograd.grad(
             loss, trained.values(), allow_unused=True, materialize_grads=True
         )
-        found.append([hidden.detach(), *grads])
-    for name, ours, plain in zip(["hidden", *trained], *found, strict=True):
+        actual.append([hidden.detach(), *grads])
+    for name, ours, plain in zip(["hidden", *trained], *actual, strict=True):
         assert torch.isfinite(ours).all(), name
         near(ours, plain, 1e-4)
 

@@ -66,11 +66,11 @@ def of_hub(name, address, home):
 def test_a_hub_that_fails_is_tried_once(hub, tmp_path):
     address, requested = hub
     done = of_hub("me/tiny", address, tmp_path)
-    wanted = (
+    expected = (
         "backbone me/tiny: could not be loaded (no copy in the cache, and no network or no "
         "such model; backbone.folder=..."
     )
-    assert f"OSError: {wanted} reads a local folder): " in done.stderr.splitlines()[-1]
+    assert f"OSError: {expected} reads a local folder): " in done.stderr.splitlines()[-1]
     assert [path for path in requested if "me/tiny" in path] == ["/api/models/me/tiny"]
 
 
@@ -97,16 +97,16 @@ def test_the_tokenizer_is_loaded_with_the_first_text(tmp_path):
 def test_the_weights_of_a_folder_are_shuffled(tmp_path):
     """Shuffled within each tensor, as the seed says, whatever is tuned; adapters are left alone."""
     folder = str(write(tmp_path))
-    kept, one, same, other = (
+    stored, one, same, other = (
         pretrained(seed, folder=folder, weights=source, tune="frozen", text_layers=0, layers=0).core
         for seed, source in ((0, "pretrained"), (0, "shuffled"), (0, "shuffled"), (1, "shuffled"))
     )
-    kept, one, same, other = map(weights, (kept, one, same, other))
-    for name, weight in kept.items():
+    stored, one, same, other = map(weights, (stored, one, same, other))
+    for name, weight in stored.items():
         assert torch.equal(weight.flatten().sort().values, one[name].flatten().sort().values)
         assert torch.equal(one[name], same[name])
     assert not any(
-        torch.equal(one["embed_tokens.weight"], w["embed_tokens.weight"]) for w in (kept, other)
+        torch.equal(one["embed_tokens.weight"], w["embed_tokens.weight"]) for w in (stored, other)
     )
     whole = {"text_layers": 0, "layers": 0}
     adapted = weights(pretrained(0, folder=folder, weights="shuffled", **whole).core)

@@ -3,6 +3,7 @@ above attend to these states.
 """
 
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -29,9 +30,10 @@ TEXTS = ["Walk to row 2.", "Stay.", "Walk to row 2, then to row 3."]
 LAYERS = 6
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return write(tmp_path / "model", num_hidden_layers=LAYERS)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model folder, which no test changes."""
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS)
 
 
 def whole(folder):
@@ -51,13 +53,13 @@ def batch(backbone, texts=TEXTS):
 
 def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     model, ids, mask = whole(folder), *whole(folder).encode(TEXTS)
-    wanted = model.core(
+    expected = model.core(
         input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False
     ).hidden_states
     backbone = cut(folder)
     rows, mask_again = backbone.encode(TEXTS)
     assert torch.equal(mask, mask_again)
-    near(backbone.embed(rows)[mask], wanted[2][mask].detach())
+    near(backbone.embed(rows)[mask], expected[2][mask].detach())
 
 
 @every_layout
@@ -65,8 +67,8 @@ def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_t
     folder, text_summary
 ):
     backbone = cut(folder, text_summary=text_summary)
-    given = batch(backbone)
-    near(backbone(*given).detach(), library.plain(backbone, *given).detach())
+    arguments = batch(backbone)
+    near(backbone(*arguments).detach(), library.plain(backbone, *arguments).detach())
 
 
 def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
@@ -81,8 +83,10 @@ def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
     ids, mask = backbone.encode(["one two three four"])
     states = backbone.embed(ids)
     cos, sin = backbone.core.rotary_emb(states, torch.arange(ids.shape[1])[None])
-    found = backbone.read_text(ids, mask)
-    for block, keys, values in zip(backbone.core.layers[2:], found.keys, found.values, strict=True):
+    actual = backbone.read_text(ids, mask)
+    for block, keys, values in zip(
+        backbone.core.layers[2:], actual.keys, actual.values, strict=True
+    ):
         attention, x = block.self_attn, block.input_layernorm(states)
         k, v = (
             project(x).view(1, ids.shape[1], -1, attention.head_dim)
@@ -125,7 +129,7 @@ def test_a_text_is_read_once_and_found_on_disk(folder, monkeypatch):
     first = cut(folder)
     rows, _ = first.encode(TEXTS)
     again = cut(folder)
-    monkeypatch.setattr(again.features.kept, "read", None)  # a call would fail
+    monkeypatch.setattr(again.features.table, "read", None)  # a call would fail
     other, _ = again.encode(TEXTS[::-1])
     assert torch.equal(again.embed(other).flip(0), first.embed(rows))
 
@@ -138,7 +142,8 @@ def test_other_weights_or_another_cut_read_texts_anew(folder):
     assert len(digests) == 4
 
 
-def test_another_config_of_the_same_weights_reads_texts_anew(folder):
+def test_another_config_of_the_same_weights_reads_texts_anew(folder, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "model")
     first = cut(folder)
     rows, _ = first.encode(TEXTS)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -163,28 +168,28 @@ def test_only_the_upper_blocks_have_adapters(folder):
 
 def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
     backbone = cut(folder)
-    given = batch(backbone)
-    before, kept = backbone(*given), backbone.embed(given[1])
+    arguments = batch(backbone)
+    before, stored = backbone(*arguments), backbone.embed(arguments[1])
     with torch.no_grad():
         for name, weight in backbone.named_parameters():
             if "lora_B" in name:
                 weight.add_(0.1)
-    assert not torch.allclose(backbone(*given), before) and torch.equal(
-        backbone.embed(given[1]), kept
+    assert not torch.allclose(backbone(*arguments), before) and torch.equal(
+        backbone.embed(arguments[1]), stored
     )
-    near(backbone(*given).detach(), library.plain(backbone, *given).detach())
+    near(backbone(*arguments).detach(), library.plain(backbone, *arguments).detach())
 
 
 @every_layout
 def test_gradients_are_those_of_the_library(folder, text_summary):
     backbone = cut(folder, text_summary=text_summary)
-    given = batch(backbone)
+    arguments = batch(backbone)
     # the norm behind the last block makes a sum of squares constant
-    wanted = torch.randn(5, 3, backbone.width)
+    expected = torch.randn(5, 3, backbone.width)
     gradients = []
     for read in (backbone, partial(library.plain, backbone)):
         backbone.zero_grad()
-        (read(*given) * wanted).sum().backward()
+        (read(*arguments) * expected).sum().backward()
         gradients.append(
             {
                 name: weight.grad.clone()
@@ -197,7 +202,7 @@ def test_gradients_are_those_of_the_library(folder, text_summary):
 
 
 @pytest.mark.parametrize(
-    "given, tune, cut_into",
+    "arguments, tune, cut_into",
     [
         ((-1, -1), "lora", (12, 18)),
         ((-1, -1), "frozen", (12, 18)),
@@ -208,17 +213,17 @@ def test_gradients_are_those_of_the_library(folder, text_summary):
         ((-1, -1), "full", (0, 30)),
     ],
 )
-def test_the_defaults_are_two_and_three_fifths(given, tune, cut_into):
-    assert cut_at(core_of(30), *given, tune=tune, supported=True) == cut_into
+def test_the_defaults_are_two_and_three_fifths(arguments, tune, cut_into):
+    assert cut_at(core_of(30), *arguments, tune=tune, supported=True) == cut_into
 
 
 @pytest.mark.parametrize(
-    "given, cut_into", [((-1, -1), (12, 18)), ((0, -1), (0, 18)), ((-1, 15), (12, 15))]
+    "arguments, cut_into", [((-1, -1), (12, 18)), ((0, -1), (0, 18)), ((-1, 15), (12, 15))]
 )
-def test_a_model_that_a_run_trained_is_cut_as_it_was(given, cut_into):
+def test_a_model_that_a_run_trained_is_cut_as_it_was(arguments, cut_into):
     core = core_of(18)
     setattr(core.config, TRAINED_CUT, 12)
-    assert cut_at(core, *given, tune="lora", supported=True) == cut_into
+    assert cut_at(core, *arguments, tune="lora", supported=True) == cut_into
 
 
 def core_of(blocks):
@@ -231,7 +236,7 @@ def core_of(blocks):
 
 def test_a_model_that_cannot_be_cut_is_whole_by_default():
     assert cut_at(core_of(4), -1, -1, tune="lora", supported=False) == (0, 4)
-    for given in ((2, -1), (-1, 3)):
+    for arguments in ((2, -1), (-1, 3)):
         with pytest.raises(
             ValueError,
             match=(
@@ -239,7 +244,7 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
                 "supported, got"
             ),
         ):
-            cut_at(core_of(4), *given, tune="lora", supported=False)
+            cut_at(core_of(4), *arguments, tune="lora", supported=False)
 
 
 @pytest.mark.parametrize(
@@ -334,11 +339,11 @@ def test_what_is_kept_of_a_text_acts_like_a_text_that_is_read_anew(folder, text_
     backbone = cut(folder, text_summary=text_summary, tune="frozen")
     tokens, ids, mask, index = batch(backbone, [*TEXTS[:2], ""])
     with torch.inference_mode():
-        wanted = backbone(tokens, ids, mask, index)
+        expected = backbone(tokens, ids, mask, index)
         cache = backbone.read_text(ids, mask).with_room(index, tokens.shape[1])
         for k in range(tokens.shape[1]):
-            found = backbone.append(tokens[:, [k]], cache, torch.full((5,), k))
-            near(found[:, 0], wanted[:, k])
+            actual = backbone.append(tokens[:, [k]], cache, torch.full((5,), k))
+            near(actual[:, 0], expected[:, k])
 
 
 # peft reads it
@@ -354,8 +359,8 @@ def test_the_adapter_of_upper_blocks_is_loaded_on_the_whole_model(folder, tmp_pa
     bare = AutoModel.from_pretrained(folder)
     ids = torch.arange(12).view(2, 6)
     with torch.no_grad():
-        found, before = (
+        actual, before = (
             model(ids, output_hidden_states=True).hidden_states[4] for model in (adapted, bare)
         )
-        near(core.norm(found), core(ids).last_hidden_state)
-    assert (found - before).abs().max() > 0.01 * before.abs().max(), "the adapter changed nothing"
+        near(core.norm(actual), core(ids).last_hidden_state)
+    assert (actual - before).abs().max() > 0.01 * before.abs().max(), "the adapter changed nothing"

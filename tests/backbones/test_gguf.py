@@ -110,13 +110,13 @@ def test_a_gguf_file_becomes_a_backbone(tmp_path):
     backbone = pretrained(
         0, folder=str(tmp_path / "small.gguf"), tune="frozen", text_layers=0, layers=0
     )
-    found = dict(backbone.model.named_parameters())
-    assert backbone.layout is not None and found.keys() == dict(model.named_parameters()).keys()
-    assert all(torch.equal(weight, found[name]) for name, weight in model.named_parameters())
+    actual = dict(backbone.model.named_parameters())
+    assert backbone.layout is not None and actual.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(weight, actual[name]) for name, weight in model.named_parameters())
     assert backbone.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
-    folder = gguf.converted(tmp_path / "small.gguf")
+    folder = gguf.convert_gguf(tmp_path / "small.gguf")
     (folder / "kept").touch()
-    assert (gguf.converted(tmp_path / "small.gguf") / "kept").exists()
+    assert (gguf.convert_gguf(tmp_path / "small.gguf") / "kept").exists()
     damage(folder / "model.safetensors")
     with pytest.raises(
         ValueError, match="model.safetensors is damaged .*delete the folder, it is made again"
@@ -124,7 +124,7 @@ def test_a_gguf_file_becomes_a_backbone(tmp_path):
         pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen")
     with (tmp_path / "small.gguf").open("ab") as file:
         file.write(b"0")
-    assert gguf.converted(tmp_path / "small.gguf") != folder
+    assert gguf.convert_gguf(tmp_path / "small.gguf") != folder
 
 
 @pytest.mark.parametrize("content", ["truncated", "header", "no gguf", "layout", "nothing"])

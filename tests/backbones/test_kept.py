@@ -2,8 +2,8 @@
 
 import torch
 
-from decisionllm.backbones import forward, kept
-from decisionllm.backbones.kept import KeptFeatures
+from decisionllm.backbones import forward
+from decisionllm.backbones.kept import FeatureTable
 from decisionllm.tokenizers.text import padded
 
 
@@ -14,7 +14,7 @@ def reader(folder, seen):
         seen.extend(texts)
         return [torch.tensor(text, dtype=torch.float32)[:, None].expand(-1, 2) for text in texts]
 
-    return KeptFeatures(read, size=2, dtype=torch.float32, folder=folder)
+    return FeatureTable(read, size=2, dtype=torch.float32, folder=folder)
 
 
 def test_rows_stand_for_features_and_a_text_is_read_once(tmp_path):
@@ -27,7 +27,7 @@ def test_rows_stand_for_features_and_a_text_is_read_once(tmp_path):
 
 
 def test_texts_of_one_length_are_read_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "AT_ONCE", 2)
+    monkeypatch.setattr("decisionllm.backbones.kept.AT_ONCE", 2)
     features = reader(tmp_path / "f", [])
     read = features.read
     forwards = []
@@ -49,7 +49,7 @@ def test_a_file_that_is_not_whole_is_read_again(tmp_path):
 
 
 def test_too_many_texts_are_no_longer_written_but_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    monkeypatch.setattr("decisionllm.backbones.kept.MOST_FILES", 2)
     seen, texts = [], [(3,), (4,), (1, 2)]
     reader(tmp_path / "f", seen).rows(*padded(texts))
     assert len(list((tmp_path / "f").iterdir())) == 2
@@ -69,11 +69,13 @@ def test_a_backbone_forgets_texts_beyond_a_number(monkeypatch, tmp_path):
     for texts in (["a", "b"], ["b", "c"], ["d", "a"]):
         ids, _ = backbone.encode(texts)
         assert torch.equal(
-            backbone.features.kept[ids][..., 0].long(),
+            backbone.features.table[ids][..., 0].long(),
             padded([backbone.features.ids(t) for t in texts])[0],
         )
     assert len(backbone.encoded) == 2, "the three texts before were forgotten"
-    assert backbone.features.kept.used == 1 + sum(len(backbone.features.ids(t)) for t in ("d", "a"))
+    assert backbone.features.table.used == 1 + sum(
+        len(backbone.features.ids(t)) for t in ("d", "a")
+    )
 
 
 class Counted:
@@ -81,7 +83,7 @@ class Counted:
 
     def __init__(self, backbone, features):
         self.tokenizer = backbone.tokenizer
-        self.kept = features
+        self.table = features
         self.rows = features.rows
 
     def ids(self, text):
@@ -95,8 +97,8 @@ def test_texts_first_read_while_acting_are_read_further_in_training(tmp_path):
         features.forget()
         features.rows(*padded([(5, 6)]))
     ids, mask = padded([(5, 6), (7, 8, 9)])
-    found = features[features.rows(ids, mask)]
-    assert torch.equal(found[..., 0].long(), ids)
+    actual = features[features.rows(ids, mask)]
+    assert torch.equal(actual[..., 0].long(), ids)
     weight = torch.ones(2, requires_grad=True)
-    (found @ weight).sum().backward()
+    (actual @ weight).sum().backward()
     assert weight.grad is not None

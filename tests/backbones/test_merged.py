@@ -49,24 +49,24 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     assert command("export", f"run={run}", "format=transformers") == 0
     printed = capsys.readouterr().out
     assert f"exported the language model of {run} to {run / 'transformers'}" in printed
-    found, read_back = AutoModel.from_pretrained(run / "transformers", output_loading_info=True)
-    assert not any(read_back.values()) and {weight.dtype for weight in found.parameters()} == {
+    actual, read_back = AutoModel.from_pretrained(run / "transformers", output_loading_info=True)
+    assert not any(read_back.values()) and {weight.dtype for weight in actual.parameters()} == {
         torch.float32
     }
     backbone = loading.load(run).model.float().backbone
-    near(hidden(found), hidden(backbone.model))
+    near(hidden(actual), hidden(backbone.model))
     task = "Reach the goal."
     tokenizer = AutoTokenizer.from_pretrained(run / "transformers")
     assert tokenizer(task)["input_ids"] == backbone.tokenizer(task)["input_ids"]
     if backbone.tune == "lora":
         with backbone.model.disable_adapter():
-            assert (hidden(found) - hidden(backbone.model)).abs().max() > 0.01 * hidden(
-                found
+            assert (hidden(actual) - hidden(backbone.model)).abs().max() > 0.01 * hidden(
+                actual
             ).abs().max()
     # a backbone of further runs
     again = pretrained(0, folder=str(run / "transformers"), tune="frozen")
     assert (again.text_layers, again.depth) == (backbone.text_layers, backbone.depth)
-    near(hidden(again.model), hidden(found))
+    near(hidden(again.model), hidden(actual))
 
 
 def test_frozen_weights_keep_their_type_where_they_were_held_in_a_wider_one(tmp_path, monkeypatch):
@@ -75,8 +75,8 @@ def test_frozen_weights_keep_their_type_where_they_were_held_in_a_wider_one(tmp_
     backbone = pretrained(0, folder=folder, dtype="bfloat16", tune="frozen")
     assert backbone.dtype == torch.float32
     assert save_merged(backbone, tmp_path / "out") == 0
-    found = AutoModel.from_pretrained(tmp_path / "out")
-    assert {weight.dtype for weight in found.parameters()} == {torch.bfloat16}
+    actual = AutoModel.from_pretrained(tmp_path / "out")
+    assert {weight.dtype for weight in actual.parameters()} == {torch.bfloat16}
 
 
 def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
@@ -111,8 +111,8 @@ def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(tmp_path, capsys):
     run = trained(tmp_path / "run", *NANO)
     with full_disk(tmp_path):
         assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 1
-    said = capsys.readouterr().err
-    assert "out: could not be written (" in said and "make room, or choose another path" in said
+    output = capsys.readouterr().err
+    assert "out: could not be written (" in output and "make room, or choose another path" in output
     assert not (tmp_path / "out").exists() and not [*tmp_path.glob(".partial*")]
 
 

@@ -21,9 +21,10 @@ pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 TEXTS = ["Walk to row 2.", "Stay.", ""]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return write(tmp_path / "encoder", num_hidden_layers=5)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model folder, which no test changes."""
+    return write(tmp_path_factory.mktemp("encoder"), num_hidden_layers=5)
 
 
 def reader(folder, **options):
@@ -45,12 +46,12 @@ def test_every_token_of_a_text_has_its_features(layer, folder, tmp_path):
     features = reader(folder, layer=layer)
     rows, mask = rows_of(features)
     ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
-    wanted = AutoModel.from_pretrained(folder)(
+    expected = AutoModel.from_pretrained(folder)(
         torch.tensor([ids]), output_hidden_states=True
     ).hidden_states[layer][0]
     assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
-    near(features.kept.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
-    assert not rows[~mask].any() and not features.kept.table[0].any(), (
+    near(features.table.table[rows[0][mask[0]]].float(), expected.detach(), 1e-2)  # bfloat16
+    assert not rows[~mask].any() and not features.table.table[0].any(), (
         "padding is row 0, which is zeros"
     )
 
@@ -58,14 +59,14 @@ def test_every_token_of_a_text_has_its_features(layer, folder, tmp_path):
 def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
     first, second = reader(folder), reader(folder)
     rows, mask = rows_of(first)
-    kept = sorted(first.kept.folder.glob("*.safetensors"))
-    assert len(kept) == 2, "one file for each text that is not empty"
+    files = sorted(first.table.folder.glob("*.safetensors"))
+    assert len(files) == 2, "one file for each text that is not empty"
     for features in (first, second):
         features.encoder[0].model = None  # it can't read again
     again, _ = rows_of(first, TEXTS[::-1])
     assert torch.equal(again.flip(0)[:, : rows.shape[1]], rows)
     other, _ = rows_of(second)
-    assert torch.equal(first.kept.table[rows], second.kept.table[other])
+    assert torch.equal(first.table.table[rows], second.table.table[other])
 
 
 def test_weights_that_are_held_in_another_type_have_files_of_their_own(folder, monkeypatch):
@@ -76,7 +77,7 @@ def test_weights_that_are_held_in_another_type_have_files_of_their_own(folder, m
         held.append(reader(folder))
     narrow, wide = held
     assert narrow.digest == wide.digest
-    assert narrow.kept.folder != wide.kept.folder
+    assert narrow.table.folder != wide.table.folder
 
 
 def test_another_layer_or_other_weights_have_files_of_their_own(folder, tmp_path):
@@ -89,7 +90,7 @@ def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
     rows, mask = rows_of(features)
     features.fit(rows, mask)
     seen = []
-    features.out[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    features.out[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     features(rows)
     units = seen[0][mask]
     near(units.mean(0), np.zeros(32), 1e-4, scale=1)
@@ -189,17 +190,17 @@ def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
     )
     texts = ["goal", "", "Walk to the goal"]
     for part in (texts, texts[:1], texts[1:2], texts[::-1]):
-        for found, known in zip(
+        for actual, reference in zip(
             backbone.encode(part), encode(text.own_tokenizer(), part), strict=True
         ):
-            assert torch.equal(found, known) and found.dtype == known.dtype
+            assert torch.equal(actual, reference) and actual.dtype == reference.dtype
     assert calls == ["goal", "Walk to the goal"]  # the empty text has no tokens
 
 
 def test_a_text_is_read_alike_inside_and_outside_of_autocast(folder):
     outside, inside = reader(folder), reader(folder)
     # so that it does not find what the other one has read
-    inside.kept.folder = inside.kept.folder.with_name("another")
+    inside.table.folder = inside.table.folder.with_name("another")
     backbone = small_backbone("qwen2")
     for features, autocast in ((outside, False), (inside, True)):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -207,7 +208,7 @@ def test_a_text_is_read_alike_inside_and_outside_of_autocast(folder):
                 backbone.features, backbone.encoded = features, {}
                 backbone.encode([text])
     assert torch.equal(
-        inside.kept.table[: inside.kept.used], outside.kept.table[: outside.kept.used]
+        inside.table.table[: inside.table.used], outside.table.table[: outside.table.used]
     )
 
 
@@ -244,7 +245,7 @@ def test_a_text_that_no_training_step_read_is_validated_on(folder, tmp_path):
     ids=["a text encoder", "a summary"],
 )
 def test_what_reads_texts_is_refused_where_there_is_none(folder, tmp_path, capsys, options):
-    given = [option.format(folder=folder) for option in options]
-    assert command("train", *LOOP, *given, "text=none", f"run={tmp_path / 'run'}") == 1
+    arguments = [option.format(folder=folder) for option in options]
+    assert command("train", *LOOP, *arguments, "text=none", f"run={tmp_path / 'run'}") == 1
     assert "expected episodes with a task text for it to read, got none" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import pretrained
-from decisionllm.backbones.recorded import TEXTS, WORDS, padded
+from decisionllm.backbones.recorded import TEXTS, WORDS, pad_texts
 from tests.backbones.test_backbones import write
 from tests.conftest import near
 
@@ -20,9 +20,14 @@ SHORT, LONG = (
 )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model folder, which no test changes."""
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=6)
+
+
 @pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS)
-def backbone(request, tmp_path):
-    folder = write(tmp_path / "model", num_hidden_layers=6)
+def backbone(request, folder):
     made = pretrained(0, folder=str(folder), lora_rank=4, **request.param)
     with torch.no_grad():
         for name, weight in made.named_parameters():
@@ -45,32 +50,32 @@ def loss(hidden):
     return (hidden * weights.view(hidden.shape).roll(5, -1).sin()).sum()
 
 
-def alike(found, wanted):
+def alike(actual, expected):
     """The same but for the rounding of a GPU, whose products of other shapes add in another order."""
-    found, wanted = found.detach().cpu(), wanted.detach().cpu()
-    assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    actual, expected = actual.detach().cpu(), expected.detach().cpu()
+    assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 def gradients(backbone):
-    found = [
+    actual = [
         weight.grad.clone()
         for weight in backbone.parameters()
         if weight.requires_grad and weight.grad is not None
     ]
     backbone.zero_grad()
-    return found
+    return actual
 
 
-def summed_gradients(backbone, given):
+def summed_gradients(backbone, arguments):
     """Of the loss of several batches, all of which are read before the one backward pass."""
-    sum(loss(backbone(*each)) for each in given).backward()
+    sum(loss(backbone(*each)) for each in arguments).backward()
     return gradients(backbone)
 
 
 def test_texts_and_tokens_that_pad_a_batch_change_nothing(backbone):
     tokens, ids, mask, index = batch(backbone, LONG, 0, "cpu")
     states = backbone.embed(ids)
-    more, real = padded(states, mask)
+    more, real = pad_texts(states, mask)
     assert more.shape[:2] == real.shape
     assert (real.shape[0] % TEXTS, real.shape[1] % WORDS) == (0, 0)
     assert real.sum() == mask.sum()
@@ -82,21 +87,21 @@ def test_texts_and_tokens_that_pad_a_batch_change_nothing(backbone):
 @needs_gpu
 def test_recorded_steps_have_the_states_and_gradients_of_plain_ones(backbone):
     backbone.cuda()
-    given = [
+    arguments = [
         batch(backbone, texts, seed, "cuda") for seed, texts in enumerate([LONG, SHORT, LONG, LONG])
     ]
-    wanted = []
-    for each in given:
+    expected = []
+    for each in arguments:
         hidden = backbone(*each)
         loss(hidden).backward()
-        wanted.append((hidden.detach(), each[0].grad.clone(), *gradients(backbone)))
+        expected.append((hidden.detach(), each[0].grad.clone(), *gradients(backbone)))
         each[0].grad = None
     backbone.record()
-    for each, plain in zip(given, wanted, strict=True):
+    for each, plain in zip(arguments, expected, strict=True):
         hidden = backbone(*each)
         loss(hidden).backward()
-        found = hidden.detach(), each[0].grad, *gradients(backbone)
-        for mine, theirs in zip(found, plain, strict=True):
+        actual = hidden.detach(), each[0].grad, *gradients(backbone)
+        for mine, theirs in zip(actual, plain, strict=True):
             alike(mine, theirs)
     assert len(backbone.reader.graphs) == 2  # one for each length of the texts
 
@@ -104,22 +109,22 @@ def test_recorded_steps_have_the_states_and_gradients_of_plain_ones(backbone):
 @needs_gpu
 def test_gradients_of_recorded_micro_batches_add_up(backbone):
     backbone.cuda()
-    given = [batch(backbone, LONG, seed, "cuda") for seed in range(3)]
-    wanted = summed_gradients(backbone, given)
+    arguments = [batch(backbone, LONG, seed, "cuda") for seed in range(3)]
+    expected = summed_gradients(backbone, arguments)
     backbone.record()
-    for each in given:
+    for each in arguments:
         loss(backbone(*each)).backward()
-    for mine, theirs in zip(gradients(backbone), wanted, strict=True):
+    for mine, theirs in zip(gradients(backbone), expected, strict=True):
         alike(mine, theirs)
 
 
 @needs_gpu
 def test_a_second_call_before_the_backward_pass_leaves_the_first_as_it_is(backbone):
     backbone.cuda()
-    given = [batch(backbone, LONG, seed, "cuda") for seed in range(2)]
-    wanted = summed_gradients(backbone, given)
+    arguments = [batch(backbone, LONG, seed, "cuda") for seed in range(2)]
+    expected = summed_gradients(backbone, arguments)
     backbone.record()
-    for mine, theirs in zip(summed_gradients(backbone, given), wanted, strict=True):
+    for mine, theirs in zip(summed_gradients(backbone, arguments), expected, strict=True):
         alike(mine, theirs)
 
 

@@ -112,8 +112,8 @@ def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
     }
     for name, part in mixture.described(config["dataset"]["parts"], {}, "goal").items():
         log = store.prepare(part.dataset, config["cache_dir"])
-        chosen, _ = sampling.select(log, held_out=0.25)
-        (rows,) = windows.of_store(log).blocks(chosen)
+        selected, _ = sampling.select(log, held_out=0.25)
+        (rows,) = windows.of_store(log).blocks(selected)
         assert np.allclose(
             weights[f"models.{name}.normalizer.observation_mean"],
             log.observations[rows].mean(0),

@@ -68,8 +68,8 @@ def test_the_loss_of_a_category_is_float32_within_autocast(name):
     head = made(name, {})
     entities = torch.randn(1, 2, 2, head.key.in_features) if name == "pointer" else None
     with torch.autocast("cpu", torch.bfloat16):
-        found = head(torch.randn(1, 2, 8), None, entities)
-        log_prob = found.log_prob(torch.zeros(1, 2, spec_of(name).action_dim))
+        actual = head(torch.randn(1, 2, 8), None, entities)
+        log_prob = actual.log_prob(torch.zeros(1, 2, spec_of(name).action_dim))
     assert log_prob.dtype == torch.float32
 
 
@@ -91,11 +91,11 @@ def test_the_actions_before_noise_and_clipping_are_found(deviation):
     """1 with noise of 0.5 that is clipped is 1 - 0.5 / sqrt(2 pi) on average: the lower half of the
     noise is left.
     """
-    wanted = torch.tensor([[[-1.0, -0.7, 0.0, 0.3, 0.95, 1.0]]])
+    expected = torch.tensor([[[-1.0, -0.7, 0.0, 0.3, 0.95, 1.0]]])
     noise = torch.randn(100_000, 1, 1, generator=generator())
-    mean = (wanted + deviation * noise).clamp(-1, 1).mean(0, keepdim=True)
-    found = Gaussian(mean, deviation).unclipped()
-    torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
+    mean = (expected + deviation * noise).clamp(-1, 1).mean(0, keepdim=True)
+    actual = Gaussian(mean, deviation).unclipped()
+    torch.testing.assert_close(actual, expected, atol=0.01, rtol=0)
     assert mean[0, 0, -1].item() == pytest.approx(1 - deviation / (2 * torch.pi) ** 0.5, abs=0.003)
     # beyond what clipped noise can have
     certain = Gaussian(torch.tensor([[[-1.0, 0.999, 1.0]]]), deviation).unclipped()
@@ -111,16 +111,16 @@ def test_the_mean_stays_between_the_bounds():
 def test_a_mean_that_was_thrown_to_a_bound_comes_back():
     head = made("gaussian", {})
     hidden = torch.zeros(1, 1, 8)
-    wanted = torch.full((1, 1, 2), 0.3)
+    expected = torch.full((1, 1, 2), 0.3)
     with torch.no_grad():
         head.out.bias.fill_(-12.0)  # tanh is -1 here in float32, and its gradient 0
     optimizer = torch.optim.AdamW(head.parameters(), lr=0.1, weight_decay=0)
     for _ in range(400):
-        loss = -head(hidden).log_prob(wanted).mean()
+        loss = -head(hidden).log_prob(expected).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert torch.allclose(head(hidden).mode, wanted, atol=0.05)
+    assert torch.allclose(head(hidden).mode, expected, atol=0.05)
 
 
 def test_a_mean_is_the_tanh_to_the_bit():

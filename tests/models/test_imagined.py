@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from decisionllm.models import dynamics, imagined
+from decisionllm.models import dynamics
 from decisionllm.models.dynamics import FourierMLP, Transitions, candidate_actions
 from decisionllm.models.fitting import minimise
-from decisionllm.models.imagined import ImaginedValue, codes
+from decisionllm.models.imagined import CODE, ImaginedValue, codes
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
 
@@ -50,7 +50,7 @@ class Pay(nn.Module):
         )
 
 
-def known(errors=(0.0, 0.0), discount=0.5):
+def build_planner(errors=(0.0, 0.0), discount=0.5):
     made = ImaginedValue(LINE, discount=discount)
     made.dynamics.members = nn.ModuleList(Shift(error) for error in errors)
     made.rewards = nn.ModuleList([Pay(), Pay(), Pay()])
@@ -66,12 +66,14 @@ def test_an_action_is_held_and_its_rewards_are_discounted():
     """From 0.5, holding 1 for three steps: rewards are those of 0.5, 1.5 and 2.5, or 0, 1, 1; times
     1 - 0.5.
     """
-    ends, gains, alive, agreed = known().imagine(torch.tensor([[0.5]]), 3)
+    ends, gains, alive, agreed = build_planner().imagine(torch.tensor([[0.5]]), 3)
     assert candidate_actions(LINE)[:, 0].tolist() == [-1, 0, 1] and agreed.all()
     assert ends[0, :, 0].tolist() == [-2.5, 0.5, 3.5]
     np.testing.assert_allclose(gains[0], [0, 0, 0.5 * (0.5 + 0.25)], atol=1e-6)
     np.testing.assert_allclose(
-        known().plan(torch.tensor([[0.5]]), 3)[0], [0.0625, 0.0625, 0.375 + 0.0625], atol=1e-6
+        build_planner().plan(torch.tensor([[0.5]]), 3)[0],
+        [0.0625, 0.0625, 0.375 + 0.0625],
+        atol=1e-6,
     )
     np.testing.assert_allclose(alive, 1, atol=1e-6)
 
@@ -80,7 +82,7 @@ def test_an_episode_that_the_task_ends_brings_rewards_of_zero():
     """From 2.5 up: paid at 2.5 and, at 3.5, once more while the task ends the episode; then raw 0,
     which is 0.25 of -1 .. 3.
     """
-    made = known()
+    made = build_planner()
     made.reward_low.fill_(-1.0)
     made.reward_span.fill_(4.0)
     _, gains, alive, _ = made.imagine(torch.tensor([[2.5]]), 3)
@@ -95,9 +97,9 @@ def test_a_sequence_on_whose_end_the_members_disagree_does_not_count():
     """Errors of +-0.1 and +-0.3 a step: after two steps the ends differ from their mean by 0.2 and
     0.6, the tolerance is 0.4.
     """
-    assert (known((-0.1, 0.1)).plan(torch.zeros(1, 1), 2) >= 0).all()
-    assert (known((-0.3, 0.3)).plan(torch.zeros(1, 1), 2) == -1).all()
-    after, paid, over, agreed = known((-0.3, 0.3)).advance(
+    assert (build_planner((-0.1, 0.1)).plan(torch.zeros(1, 1), 2) >= 0).all()
+    assert (build_planner((-0.3, 0.3)).plan(torch.zeros(1, 1), 2) == -1).all()
+    after, paid, over, agreed = build_planner((-0.3, 0.3)).advance(
         torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [0.5]])
     )
     assert after[:, 0].tolist() == [1.5, 3.5] and paid.tolist() == [1, 1]
@@ -110,15 +112,15 @@ def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
     monkeypatch.setattr(dynamics, "BINS", 100)
     made = dynamics.Dynamics(replace(LINE, observation_dim=2))
     line = torch.linspace(0, 9.99, 2000)
-    made.count(torch.stack([line, line], 1))
+    made.count_bins(torch.stack([line, line], 1))
     assert made.together[0].sum() == 100 + 2 * 99 + 2 * 98 and made.together[0].diagonal().all()
     ends = torch.tensor([[3.05, 3.05], [3.05, 3.15], [3.05, 3.35], [12.0, 12.0], [-0.15, 0.0]])
     assert made.supported(ends).tolist() == [True, True, False, False, False]
-    assert made.agreed(ends[None], 1).tolist() == [True, True, False, False, False]
+    assert made.agree(ends[None], 1).tolist() == [True, True, False, False, False]
 
 
 def test_the_lesser_value_counts():
-    made = known()
+    made = build_planner()
     nn.init.constant_(made.values[0].last.bias, 2.0)
     assert made.value(torch.zeros(3, 1)).tolist() == [0.5] * 3
     nn.init.constant_(made.values[1].last.bias, -2.0)
@@ -126,9 +128,9 @@ def test_the_lesser_value_counts():
 
 
 def test_a_reward_counts_where_all_models_find_it():
-    made = known()
+    made = build_planner()
     made.rewards[1] = Pay(2.0)
-    paid, over = made.pay(torch.tensor([[0.5], [1.5], [2.5], [3.5]]), torch.zeros(4, 1))
+    paid, over = made.predict_rewards(torch.tensor([[0.5], [1.5], [2.5], [3.5]]), torch.zeros(4, 1))
     assert paid.tolist() == pytest.approx([0, 0, 1, 1]) and over.tolist() == pytest.approx(
         [0, 0, 0, 1]
     )
@@ -148,8 +150,8 @@ def line(monkeypatch, sides=(1,)):
     """Transitions along places -2 .. 2, both numbers of an observation: each of these texts pays 7
     at its side from 1 on.
     """
-    for module in (dynamics, imagined):
-        monkeypatch.setattr(module, "BATCH", 128)
+    monkeypatch.setattr(dynamics, "BATCH", 128)
+    monkeypatch.setattr("decisionllm.models.imagined.BATCH", 128)
     monkeypatch.setattr(dynamics, "BINS", 20)
     rng = np.random.default_rng(0)
     spec = replace(LINE, observation_dim=2)
@@ -182,7 +184,7 @@ def test_a_value_tells_texts_apart(monkeypatch):
     """
     made = line(monkeypatch, sides=(1, -1))
     states = made.states(torch.zeros(2, 2), TEXTS)
-    assert states.shape == (2, 2 + imagined.CODE) and made.plan(states, 4).argmax(1).tolist() == [
+    assert states.shape == (2, 2 + CODE) and made.plan(states, 4).argmax(1).tolist() == [
         2,
         0,
     ]

@@ -69,10 +69,15 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
         np.abs(filled.actions - true)[new].mean() < 0.2 and filled.action_weight[new].mean() > 0.5
     )
     assert filled.action_weight[~recorded & ~moving].mean() < 0.35 and filled.loss_mask.all()
-    again = fill(store, steps, np.arange(40), 0, updates=300)
-    assert np.array_equal(again.actions, filled.actions) and np.array_equal(
-        again.action_weight, filled.action_weight
-    )
+
+
+def test_actions_are_filled_in_alike_by_one_seed(tmp_path):
+    store, _ = log(tmp_path / "s", discrete=False)
+    steps = windows.of_store(store)
+    one, same, other = (fill(store, steps, np.arange(40), seed, updates=5) for seed in (0, 0, 1))
+    assert np.array_equal(one.actions, same.actions)
+    assert np.array_equal(one.action_weight, same.action_weight)
+    assert not np.array_equal(one.actions, other.actions)
 
 
 def test_a_column_that_is_constant_where_actions_are_recorded_keeps_its_unit(tmp_path):
@@ -150,13 +155,12 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
 @pytest.mark.parametrize(
     "words", [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"]]
 )
-def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, monkeypatch, words):
-    monkeypatch.setattr("decisionllm.models.inverse_dynamics.BATCH", 16)  # of 1,000 updates
+def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
     few = ("transform=unlabelled", "transform.actions_kept=0.2")
-    filled = ("fill_actions=inverse_dynamics", f"run={tmp_path}/run")
+    filled = ("fill_actions=inverse_dynamics", "fill_actions.updates=20", f"run={tmp_path}/run")
     assert command("train", *LOOP, *NANO, *words, *few, *filled) == 0
-    said = capsys.readouterr().out
-    assert "recorded, " in said and "filled in, weight " in said
+    output = capsys.readouterr().out
+    assert "recorded, " in output and "filled in, weight " in output
     assert (
         json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"][
             "actions_kept"

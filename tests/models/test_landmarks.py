@@ -38,24 +38,24 @@ def transitions(*walks):
     return Transitions(observations, actions, zeros, zeros, pairs, zeros.long(), codes)
 
 
-def found(*walks, landmarks=11, **options):
+def fit_paths(*walks, landmarks=11, **options):
     """Landmarks and ways of a log, with members that are known."""
     torch.manual_seed(0)
     made = LandmarkPaths(SPEC, landmarks=landmarks, link=1, **options)
     data = transitions(*walks)
-    made._spread(data.observations[:, :2])
-    made._connect(data)
-    made.dynamics.count(data.observations)
+    made._spread_landmarks(data.observations[:, :2])
+    made._connect_landmarks(data)
+    made.dynamics.count_bins(data.observations)
     made.dynamics.members = nn.ModuleList([Shift(), Shift()])
     return made
 
 
 def way(made, start, goal):
-    return float(made.way(torch.tensor([start]).float(), torch.tensor([goal]).float()))
+    return float(made.path_lengths(torch.tensor([start]).float(), torch.tensor([goal]).float()))
 
 
 def test_a_way_follows_the_log_and_not_the_straight_line():
-    made = found(U, U[::-1])
+    made = fit_paths(U, U[::-1])
     assert way(made, (0, 3), (4, 3)) == pytest.approx(10)
     assert way(made, (4, 3), (0, 2)) == pytest.approx(9)
     # beside a landmark; and so near that both have the same one
@@ -65,26 +65,26 @@ def test_a_way_follows_the_log_and_not_the_straight_line():
 
 def test_ways_lead_over_parts_of_several_episodes():
     left, right = U[:6], U[5:]
-    made = found(left, left[::-1], right, right[::-1])
+    made = fit_paths(left, left[::-1], right, right[::-1])
     assert way(made, (0, 3), (4, 3)) == pytest.approx(10)
 
 
 def test_a_place_that_the_log_only_leaves_is_no_landmark():
-    made = found([(0, 4), *U], U[::-1], landmarks=12)
+    made = fit_paths([(0, 4), *U], U[::-1], landmarks=12)
     assert (made.landmarks == FAR).all(1).sum() == 1
     assert way(made, (0, 4), (4, 3)) == pytest.approx(11)  # by the landmark at (0, 3)
 
 
 def test_a_longer_link_joins_places_that_are_steps_apart():
-    made = found(U, U[::-1])
+    made = fit_paths(U, U[::-1])
     made.link = 3
-    made._connect(transitions(U, U[::-1]))
+    made._connect_landmarks(transitions(U, U[::-1]))
     # the diagonals from (0, 1) to (2, 0) and from (2, 0) to (4, 1), of three steps each
     assert way(made, (0, 3), (4, 3)) == pytest.approx(2 * (2 + 5**0.5))
 
 
 def test_a_plan_walks_along_the_way_and_none_that_comes_no_nearer_counts():
-    made = found(U, U[::-1])
+    made = fit_paths(U, U[::-1])
     states = torch.tensor([[0, 3, 4, 3], [0, 0, 4, 3], [4, 3, 4, 3]]).float()
     values = made.plan(states, 1)  # (N, C)
     best = made.candidates[values.argmax(1)]
@@ -107,7 +107,7 @@ def test_goals_have_units_of_their_own():
     data = Transitions(seen, actions, zeros, zeros, pairs, zeros.long(), torch.zeros(1, 0))
     made.fit(data, units, seed=0)
     same = units.observations(torch.tensor([[3.0, 8.0, 3.0, 8.0]]))
-    position, goal = made.places(same)
+    position, goal = made.split_goals(same)
     np.testing.assert_allclose(position, goal, atol=1e-4)
 
 
@@ -129,14 +129,14 @@ def test_a_goal_in_the_text_is_the_place_that_the_observation_would_end_with():
     )
     made.fit(data, units, seed=0)
     states = made.states(units.observations(torch.tensor([[3.0, 8.5], [3.0, 8.5]])), texts)
-    positions, places = made.places(states)
+    positions, places = made.split_goals(states)
     np.testing.assert_allclose(positions[0], places[0], atol=1e-4)
     assert not np.allclose(positions[1], places[1], atol=1e-1)
     assert made.plan(states, 2).shape == (2, 9)
     # a goal anywhere does not make a state unlike the data
     far = made.states(seen[:1], ["Go to x = 900, y = 900."])
     assert made.dynamics.supported(far[:, :2]).all()
-    assert made.dynamics.agreed(far.expand(2, 1, 4), 1).all()
+    assert made.dynamics.agree(far.expand(2, 1, 4), 1).all()
     with pytest.raises(ValueError, match=r"a task text with 2 numbers, the goal, got 'Maze 3'"):
         made.states(seen[:1], ["Maze 3"])
 
@@ -155,8 +155,10 @@ def test_an_observation_without_a_goal_is_refused():
 
 def test_a_log_of_few_positions_has_fewer_landmarks():
     made = LandmarkPaths(SPEC, landmarks=11)
-    wanted = "planner.landmarks: expected fewer than the 11 different positions of the log, got 11"
-    with pytest.raises(ValueError, match=wanted):
+    expected = (
+        "planner.landmarks: expected fewer than the 11 different positions of the log, got 11"
+    )
+    with pytest.raises(ValueError, match=expected):
         made.fit(transitions(U, U), Normalizer(SPEC), seed=0)
 
 

@@ -86,7 +86,7 @@ def test_the_cells_of_a_grid_share_their_units_and_have_no_flag():
 
 
 @pytest.mark.parametrize(
-    ("mean", "deviation", "wanted"),
+    ("mean", "deviation", "expected"),
     [
         (0.0, 0.5, 0.5),
         (3.0, 0.0, 1.0),  # constant
@@ -95,5 +95,5 @@ def test_the_cells_of_a_grid_share_their_units_and_have_no_flag():
         (1e6, 2.0, 2.0),
     ],
 )
-def test_a_constant_column_keeps_its_unit(mean, deviation, wanted):
-    assert scale(np.array([mean]), np.array([deviation])).tolist() == [wanted]
+def test_a_constant_column_keeps_its_unit(mean, deviation, expected):
+    assert scale(np.array([mean]), np.array([deviation])).tolist() == [expected]

@@ -39,11 +39,11 @@ def steps(spec, lengths):
         rng, N = np.random.default_rng(e), spec.horizon
         observations = rng.normal(size=(N, spec.observation_dim))
         returns = rng.normal(size=N)
-        chosen = rng.integers(4, size=(N, 1))
+        selected = rng.integers(4, size=(N, 1))
         pushed = rng.uniform(size=(N, 2))
         return [
             part[:n].astype(np.float32)
-            for part in (observations, chosen if spec.num_actions else pushed, returns)
+            for part in (observations, selected if spec.num_actions else pushed, returns)
         ]
 
     numbers = (
@@ -118,11 +118,11 @@ def test_the_weight_of_an_action_multiplies_its_loss():
     batch = make_batch(CONTINUOUS, [6, 3], 6)
     weight = batch.mask.float()
     weight[0, 1], weight[1, 0] = 0.25, 0
-    known = replace(batch, action_weight=weight, loss_mask=batch.mask & (weight > 0))
+    reference = replace(batch, action_weight=weight, loss_mask=batch.mask & (weight > 0))
     with torch.no_grad():
         each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
-        wanted = (each[0, 0] + 0.25 * each[0, 1] + each[0, 2:].sum() + each[1, 1:3].sum()) / 8
-        torch.testing.assert_close(model(known)["nll"], wanted)
+        expected = (each[0, 0] + 0.25 * each[0, 1] + each[0, 2:].sum() + each[1, 1:3].sum()) / 8
+        torch.testing.assert_close(model(reference)["nll"], expected)
 
 
 def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
@@ -132,8 +132,8 @@ def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
     loss_mask[0, 2:5] = False
     with torch.no_grad():
         each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
-        wanted = (each[0, :2].sum() + each[0, 5] + each[1, :2].sum()) / 5
-        torch.testing.assert_close(model(replace(batch, loss_mask=loss_mask))["nll"], wanted)
+        expected = (each[0, :2].sum() + each[0, 5] + each[1, :2].sum()) / 5
+        torch.testing.assert_close(model(replace(batch, loss_mask=loss_mask))["nll"], expected)
         nothing = model(replace(batch, loss_mask=torch.zeros_like(loss_mask)))
         assert nothing["nll"] == 0
 
@@ -152,16 +152,18 @@ def test_max_return_is_an_expectile_on_rows_with_the_null_return():
     model.normalizer.return_mean.fill_(1.0)
     model.normalizer.return_scale.fill_(2.0)
     with torch.no_grad():
-        given = torch.tensor([True, False, True, False])
-        hidden, terms = model.read(batch, given), model(batch)
+        arguments = torch.tensor([True, False, True, False])
+        hidden, terms = model.read(batch, arguments), model(batch)
         short = (batch.returns_to_go - 1) / 2 - model.objective.predicted(hidden)
         each = torch.where(short > 0, 0.9, 0.1) * short**2
         torch.testing.assert_close(terms["max_return"], (each[1, :2].sum() + each[3, 0]) / 3)
-        assert not torch.equal(model.read(batch, ~given), hidden)
+        assert not torch.equal(model.read(batch, ~arguments), hidden)
         other = replace(batch, returns_to_go=batch.returns_to_go + 1)
         # their returns have no effect
-        torch.testing.assert_close(model.read(other, given)[~given], hidden[~given], rtol=0, atol=0)
-        assert (model.read(other, given)[given] != hidden[given]).any()
+        torch.testing.assert_close(
+            model.read(other, arguments)[~arguments], hidden[~arguments], rtol=0, atol=0
+        )
+        assert (model.read(other, arguments)[arguments] != hidden[arguments]).any()
 
 
 def after(batch, name, t):
@@ -276,9 +278,9 @@ def test_an_action_beyond_the_bounds_is_the_bound():
 
 
 def test_a_discrete_action_has_no_unit():
-    units, chosen = Normalizer(DISCRETE), torch.tensor([[0.0], [3.0]])
-    assert torch.equal(units.actions(chosen), chosen) and torch.equal(
-        units.raw_actions(chosen), chosen
+    units, selected = Normalizer(DISCRETE), torch.tensor([[0.0], [3.0]])
+    assert torch.equal(units.actions(selected), selected) and torch.equal(
+        units.raw_actions(selected), selected
     )
 
 
@@ -294,8 +296,8 @@ def test_observations_and_returns_are_standardised_by_hand():
         ]
     )
     seen = torch.tensor([[4.0, 7.0], [8.0, 9.0]])
-    wanted = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
-    torch.testing.assert_close(units.observations(seen), wanted, rtol=1e-4, atol=0)
+    expected = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+    torch.testing.assert_close(units.observations(seen), expected, rtol=1e-4, atol=0)
     torch.testing.assert_close(
         units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5])
     )
@@ -331,8 +333,8 @@ def test_an_action_before_noise_and_clipping_is_chosen():
     hidden = torch.ones(1, model.backbone.width)
     torch.nn.init.zeros_(model.head.out.weight)
     torch.nn.init.constant_(model.head.out.bias, math.atanh(0.80053))
-    kept, before = (model.choose(hidden, None, decode=decode) for decode in ("mode", "unclipped"))
-    torch.testing.assert_close(kept, model.normalizer.raw_actions(torch.full((1, 2), 0.80053)))
+    stored, before = (model.choose(hidden, None, decode=decode) for decode in ("mode", "unclipped"))
+    torch.testing.assert_close(stored, model.normalizer.raw_actions(torch.full((1, 2), 0.80053)))
     torch.testing.assert_close(
         before, model.normalizer.raw_actions(torch.ones(1, 2)), atol=1e-3, rtol=0
     )
@@ -350,17 +352,17 @@ def test_a_masked_mean_is_over_what_is_real():
 def test_an_action_is_chosen_in_raw_units(head, spec, decode):
     model = make_model(spec, head=head)
     hidden = model.read(make_batch(spec, [6] * 5, 6))[:, -1].detach()
-    chosen = model.choose(hidden, None, decode=decode, generator=torch.Generator().manual_seed(0))
+    selected = model.choose(hidden, None, decode=decode, generator=torch.Generator().manual_seed(0))
     distribution = model.head(hidden[:, None])
-    wanted = (
+    expected = (
         distribution.sample(torch.Generator().manual_seed(0))
         if decode == "sample"
         else getattr(distribution, decode)
     )
-    assert torch.equal(chosen, model.normalizer.raw_actions(wanted[:, 0]))
+    assert torch.equal(selected, model.normalizer.raw_actions(expected[:, 0]))
     if not spec.num_actions:
-        assert (chosen >= torch.tensor(spec.low)).all() and (
-            chosen <= torch.tensor(spec.high)
+        assert (selected >= torch.tensor(spec.low)).all() and (
+            selected <= torch.tensor(spec.high)
         ).all()
 
 
@@ -369,10 +371,10 @@ def test_a_masked_action_is_never_chosen():
     hidden = model.read(make_batch(DISCRETE, [6] * 50, 6))[:, -1].detach()
     masks = torch.tensor([False, True, False, True]).expand(50, 4)
     for decode in ("mode", "sample"):
-        chosen = model.choose(
+        selected = model.choose(
             hidden, masks, decode=decode, generator=torch.Generator().manual_seed(0)
         )
-        assert set(chosen.flatten().tolist()) <= {1, 3}
+        assert set(selected.flatten().tolist()) <= {1, 3}
 
 
 def test_the_loss_counts_allowed_actions_alone():

@@ -1,1 +1,1 @@
-"""What a model is trained to minimise, one file each; see `protocols.Objective`."""
+"""Training objectives, one file each; see `protocols.Objective`."""

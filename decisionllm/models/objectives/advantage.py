@@ -80,8 +80,8 @@ class AdvantageWeighted(nn.Module, Objective):
         }
 
     def value(self, hidden: Tensor, timesteps: Tensor) -> Tensor:
-        """Returns-to-go in the model's units (B, T), in float32, of hidden states (B, T, D) at
-        these timesteps (B, T).
+        """Predict returns-to-go in the model's units (B, T), in float32, of hidden states (B, T, D)
+        at these timesteps (B, T).
         """
         with torch.autocast(hidden.device.type, enabled=False):
             level, slope = self.out(hidden.float()).unbind(-1)
@@ -89,8 +89,8 @@ class AdvantageWeighted(nn.Module, Objective):
         return expected
 
     def weights(self, advantages: Tensor, mask: Tensor) -> Tensor:
-        """Weights of the actions (B, T), about 1 on average, of advantages in the model's units (B,
-        T). mask: (B, T) targets.
+        """Return the weights of the actions (B, T), about 1 on average, of advantages in the
+        model's units (B, T). mask: (B, T) targets.
         """
         advantages = advantages.detach()
         scale = self.temperature * self.deviation.clamp(min=LEAST)
@@ -125,7 +125,7 @@ def check_expectile(expectile: float) -> None:
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
-    """Squared errors target - prediction (...), weighted by the expectile where above 0 and by 1 -
-    expectile elsewhere: (...).
+    """Return squared errors target - prediction (...), weighted by the expectile where above 0 and
+    by 1 - expectile elsewhere: (...).
     """
     return torch.where(errors > 0, expectile, 1 - expectile) * errors.square()

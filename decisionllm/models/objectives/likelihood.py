@@ -28,8 +28,8 @@ class Likelihood(nn.Module, Objective):
 
 
 def action_losses(model: ActionModel, batch: Batch, hidden: Tensor) -> Tensor:
-    """Negative log-likelihood in nats of each action, times its action_weight: hidden states (B, T,
-    D) -> (B, T).
+    """Return the negative log-likelihood in nats of each action, times its action_weight: hidden
+    states (B, T, D) -> (B, T).
     """
     distribution = model.distribution(hidden, batch.action_masks, batch.observations)
     losses = -distribution.log_prob(model.normalizer.actions(batch.actions))
@@ -39,8 +39,8 @@ def action_losses(model: ActionModel, batch: Batch, hidden: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of values (B, T) where mask (B, T) is True; padding has no weight, whatever it holds,
-    even NaN.
+    """Return the mean of values (B, T) where mask (B, T) is True; padding has no weight, whatever
+    it holds, even NaN.
     """
     assert mask is not None
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)

@@ -53,8 +53,10 @@ class MaxReturn(nn.Module, Objective):
     def loss(self, model: ActionModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
         if len(batch.mask) < 2 and self.training:
             # every second row predicts its return: a single one never does
-            wanted = "at least 2 rows of optim.batch_size for each process and optim.accumulate"
-            raise ValueError(f"objective=max_return: expected {wanted}, got 1")
+            raise ValueError(
+                "objective=max_return: expected at least 2 rows of optim.batch_size for each process "
+                "and optim.accumulate, got 1"
+            )
         errors = model.normalizer.returns_to_go(batch.returns_to_go) - self.predicted(hidden)
         null_return = batch.mask & ~self.return_given(batch)[:, None]
         return {

@@ -33,10 +33,10 @@ def test_a_weight_is_the_exponential_of_the_advantage_up_to_twenty():
     weights = AdvantageWeighted(4, SPEC, temperature=0.5, expectile=0.7)
     weights.deviation.fill_(2.0)
     weights.mean_weight.fill_(4.0)
-    found = weights.weights(
+    actual = weights.weights(
         torch.tensor([[0.0, 1.0, -1.0, 100.0]]), torch.ones(1, 4, dtype=torch.bool)
     )
-    assert found[0].tolist() == pytest.approx([1 / 4, np.e / 4, 1 / np.e / 4, 20 / 4])
+    assert actual[0].tolist() == pytest.approx([1 / 4, np.e / 4, 1 / np.e / 4, 20 / 4])
     weights.deviation.zero_()  # certain returns: a fiftieth of the returns' deviation in its place
     assert float(
         weights.weights(torch.tensor([[0.01]]), torch.ones(1, 1, dtype=torch.bool))
@@ -52,19 +52,19 @@ def test_deviation_and_mean_weight_follow_the_targets_of_whole_batches():
     weights.after_step(lambda x: x)
     assert float(weights.deviation) == pytest.approx(0.9 + 0.1 * 2)
     assert float(weights.mean_weight) == pytest.approx(0.9 + 0.1 * (np.e**1.5 + np.e**-0.5) / 2)
-    known = float(weights.deviation), float(weights.mean_weight)
+    reference = float(weights.deviation), float(weights.mean_weight)
     # held-out windows leave them as they are
     weights.eval().weights(torch.tensor([[9.0]]), torch.ones(1, 1, dtype=torch.bool))
     weights.after_step(lambda x: x)
-    assert (float(weights.deviation), float(weights.mean_weight)) == known
+    assert (float(weights.deviation), float(weights.mean_weight)) == reference
 
 
 def test_a_value_is_a_level_and_a_slope_times_the_time_left():
     weights = AdvantageWeighted(2, SPEC, temperature=1.0, expectile=0.7)
     weights.out.weight.data = torch.eye(2)
     weights.out.bias.data = torch.tensor([1.0, 0.0])
-    found = weights.value(torch.tensor([[[5.0, 20.0], [5.0, 20.0]]]), torch.tensor([[0, 4]]))
-    assert found[0].tolist() == pytest.approx([6 + 20, 6 + 12])
+    actual = weights.value(torch.tensor([[[5.0, 20.0], [5.0, 20.0]]]), torch.tensor([[0, 4]]))
+    assert actual[0].tolist() == pytest.approx([6 + 20, 6 + 12])
 
 
 def test_the_loss_weighs_each_action_and_the_value_does_not_learn_from_the_weights():
@@ -142,6 +142,8 @@ def test_weighting_prefers_the_better_arm_where_cloning_keeps_the_mixture(
         "optim.batch_size=64",
         "optim.lr=0.003",
         "optim.warmup=10",
+        "log.every=200",
+        "log.validation_batches=1",
         "log.tracker=none",
     )
     assert command("train", *data, *loop, *words, f"run={tmp_path}/run") == 0
@@ -215,6 +217,8 @@ def test_a_later_member_of_a_team_takes_the_action_that_pays_beside_the_earlier_
         "optim.batch_size=64",
         "optim.lr=0.003",
         "optim.warmup=10",
+        "log.every=200",
+        "log.validation_batches=1",
         "log.tracker=none",
     )
     assert command("train", *data, *loop, *words, f"run={tmp_path}/run") == 0
