@@ -9,9 +9,9 @@ import pytest
 
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.eval.before import Trained, compare
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
-from decisionllm.worlds.synthetic.env import PointEnv
 from tests.conftest import LOOP, NANO, command, episode
 
 PLANE = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0))

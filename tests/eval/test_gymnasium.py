@@ -236,7 +236,7 @@ def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
     capsys.readouterr()
     assert command(*evaluated, "+env.id=MountainCarContinuous-v0", "+env.arguments={}") == 1
     assert "expected observations of shape (2, 3)" in capsys.readouterr().err
-    assert command(*evaluated, "+env._target_=decisionllm.worlds.synthetic.env.PointEnv") == 1
+    assert command(*evaluated, "+env._target_=decisionllm.eval.synthetic.PointEnv") == 1
     assert "the environment takes 2" in capsys.readouterr().err, (
         "options of the run's own environment are left out"
     )

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from decisionllm.eval.rollout import rollout
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 from decisionllm.worlds.maze2d.env import Maze2D
-from decisionllm.worlds.synthetic import point
-from decisionllm.worlds.synthetic.env import PointEnv
 from tests.conftest import make_policy
 
 
@@ -133,7 +132,7 @@ def played(env, seed, begin):
 
 def test_a_rollout_repeats_with_its_seed():
     policy = make_policy(SPEC)
-    begin = lambda tasks: policy.begin(tasks, point.HORIZON)  # noqa: E731
+    begin = lambda tasks: policy.begin(tasks, PointEnv.horizon)  # noqa: E731
     one, again, other = (played(PointEnv(5), seed, begin) for seed in (3, 3, 4))
     assert one == again and one != other
     mazes = [Maze2D(3, maze="umaze") for _ in range(3)]
