@@ -81,21 +81,14 @@ def test_an_environment_without_the_texts_of_the_data_is_refused():
         compare(Small(), trained(["Go."], label="maze"), longest=20)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (
-            "maze=medium",
-            "env: expected maze=medium, as in the data, got umaze; give env.maze=medium",
-        ),
-        ("dense=true", "env: expected dense=True, as in the data, got False; give env.dense=True"),
-    ],
-)
-def test_an_environment_of_another_world_is_refused(option, message, tmp_path, capsys):
-    words = ["dataset=maze2d-umaze", "dataset.source=regenerate", "dataset.steps=1000"]
-    words += [*LOOP[2:], *NANO, f"run={tmp_path / 'run'}"]
-    assert command("train", *words, f"dataset.{option}") == 1
-    assert message in " ".join(capsys.readouterr().err.split())
+def test_an_environment_of_another_world_is_refused():
+    env = Small()
+    env.world_options = ("layout", "size")
+    node, info = {"layout": "small", "size": 3}, {"layout": "large", "size": 3}
+    message = "env: expected layout=large, as in the data, got small; give env.layout=large"
+    with pytest.raises(ValueError, match=message):
+        compare(env, trained(env=node, info=info), longest=20)
+    assert compare(env, trained(env=node, info={"size": 3}), longest=20) == []
 
 
 def test_what_may_be_meant_so_is_a_note():

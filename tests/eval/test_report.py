@@ -68,19 +68,37 @@ def test_scripted_players_of_two_environments_are_kept_and_told_apart(tmp_path):
     assert report.policy_names(rows) == ["random, env.horizon=10", "random, env.horizon=20"]
 
 
+def test_a_scripted_player_that_does_the_same_with_other_options_is_one_result():
+    nodes = [{"env": "e", "env.text": text} for text in ("none", "goal")]
+    rows = [row(1, policy="random", run=None, options=node) for node in nodes]
+    rows.append(row(2, policy="random", run=None, options={"env": "e", "env.maze": "b"}))
+    rows += [row(7, options=node) for node in nodes]
+    names = report.policy_names(rows)
+    assert names[0] == names[1] != names[2] and names[3] != names[4]
+    results = report.summarise(rows)
+    players = [(r["score"], r["seeds"], r["n"]) for r in results if "random" in r["policy"]]
+    assert players == [(2, 1, 10), (1, 1, 10)]
+
+
+def test_the_best_policy_of_each_protocol_stands_first():
+    rows = [
+        row(3, policy="a"),
+        row(9.5, policy="b"),
+        row(5, policy="a", protocol="goal-text"),
+        row(40, policy="c", headline=False),
+        row(99, policy="planner", run=None, protocol="scripted"),
+    ]
+    assert report.conclusions(rows, report.summarise(rows)) == [
+        "w, standard: b has 9.5 (8.5 .. 10.5), the best of 2 policies; planner: 99.0.",
+        "w, goal-text: a has 5.0 (4.0 .. 6.0); planner: 99.0.",
+    ]
+
+
 def test_a_policy_trained_on_other_data_is_named_by_it():
-    data = [{"dataset": "maze2d-umaze"}, {"dataset": "maze2d-umaze", "dataset.steps": 7}]
+    data = [{"dataset": "synthetic"}, {"dataset": "synthetic", "dataset.episodes": 7}]
     rows = [row(i, dataset=str(i), options=each) for i, each in enumerate(data)]
     names = report.policy_names(rows)
-    assert names == ["p, dataset.steps=0", "p, dataset.steps=7"]
-
-
-def test_the_dataset_stands_for_the_world_of_a_row_of_an_earlier_version(tmp_path):
-    old = row(1)
-    del old["world"]
-    written(tmp_path, old)
-    (result,) = report.summarise(report.read_rows(tmp_path))
-    assert result["world"] == "d"
+    assert names == ["p, dataset.episodes=300", "p, dataset.episodes=7"]
 
 
 def test_rows_of_several_seeds_are_one_result():
@@ -96,7 +114,7 @@ def test_rows_of_several_seeds_are_one_result():
     # 4.303, Student's t of two degrees of freedom, times 26.46 / sqrt(3), the error of the mean
     assert (result["low"], result["high"]) == pytest.approx((30 - 65.72, 30 + 65.72), abs=0.01)
     (latched,) = report.summarise([row(10, latched_score=12), row(20, seed=1, latched_score=30)])
-    assert latched["latched"] == 21 and result["latched"] is None
+    assert latched["latched_score"] == 21 and "latched_score" not in result
     (alone,) = report.summarise([row(10)])
     assert (alone["low"], alone["high"], alone["seeds"]) == (9, 11, 1), "over the episodes of one"
 
@@ -399,20 +417,6 @@ def test_an_option_that_follows_the_seed_is_part_of_the_seed():
     assert len(report.summarise(sweep)) == 2, "a sweep beside the seed is none"
 
 
-def test_rows_of_an_earlier_version_are_pooled_among_themselves(tmp_path):
-    old = [row(10, 0, env_seed=0), row(20, 1, env_seed=0), row(30, 2, run="runs/again")]
-    assert [(r["policy"], r["seeds"]) for r in report.summarise(old)] == [("p", 3)]
-    new = row(50, 5, options={}, env_seed=0)
-    assert {(r["policy"], r["seeds"]) for r in report.summarise([*old, new])} == {
-        ("p, options not recorded", 3),
-        ("p", 1),
-    }
-    written(tmp_path, *old, row(11, 0, options={}, env_seed=0), row(21, 1, options={}, env_seed=1))
-    assert sorted(r["score"] for r in report.read_rows(tmp_path)) == [11, 20, 21, 30], (
-        "evaluated again, with the same env seed"
-    )
-
-
 def test_a_long_value_is_cut_and_still_told_from_others():
     parts = [{"rooms": [*range(40)], "exit": i} for i in (1, 2)]
     one, two = report.policy_names(
@@ -431,7 +435,11 @@ def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidd
         for protocol, score in (("replay", 30), ("replay, 50 %", 20), ("replay, 150 %", 40))
     ]
     results = report.summarise(rows)
-    assert pictures.shares(results) == {"replay": 100, "replay, 50 %": 50, "replay, 150 %": 150}
+    assert pictures.percentages(results) == {
+        "replay": 100,
+        "replay, 50 %": 50,
+        "replay, 150 %": 150,
+    }
     published = {"auction": {"DT": 27.9, "PID": 25.1}}
     (axis,) = pictures.draw_scores(results, published, {"auction": "conversions"}).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
@@ -447,7 +455,7 @@ def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidd
 
 def test_protocols_that_differ_in_more_than_a_share_are_not_drawn_as_lines():
     results = [{"protocol": name} for name in ("replay 7-8", "replay 9, 50 %", "replay 9, 75 %")]
-    assert pictures.shares(results) == {}
+    assert pictures.percentages(results) == {}
 
 
 def test_a_run_is_one_run_however_its_path_is_written(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decisionllm.eval.watching import ScoreWatch, first_stall, stalled
+from decisionllm.eval.watching import ScoreWatch, first_stall, is_stalled
 from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
 pytestmark = pytest.mark.slow
@@ -21,11 +21,11 @@ def weights(run):
 
 def test_a_run_is_stalled_where_the_loss_falls_and_no_score_is_higher():
     falling = [5.0, 4.0, 3.0, 2.0, 1.0]
-    assert not stalled(falling[:3], [7, 7, 7]), "three looks are too few"
-    assert stalled(falling[:4], [7, 7, 6, 7])
-    assert not stalled(falling[:4], [7, 6, 8, 7]), "a score was higher"
-    assert not stalled([5, 6, 6, 6], [7, 7, 7, 7]), "the loss did not fall"
-    assert stalled(falling, [7, 9, 8, 8, 8])
+    assert not is_stalled(falling[:3], [7, 7, 7]), "three looks are too few"
+    assert is_stalled(falling[:4], [7, 7, 6, 7])
+    assert not is_stalled(falling[:4], [7, 6, 8, 7]), "a score was higher"
+    assert not is_stalled([5, 6, 6, 6], [7, 7, 7, 7]), "the loss did not fall"
+    assert is_stalled(falling, [7, 9, 8, 8, 8])
     assert first_stall(falling, [7, 9, 8, 8, 8]) == 5
     assert first_stall(falling, [7, 7, 7, 7, 7]) == 4
     assert first_stall(falling, [1, 2, 3, 4, 5]) == float("inf")

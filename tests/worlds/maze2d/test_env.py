@@ -8,7 +8,7 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Episode
 from decisionllm.worlds.maze2d.dataset import task_text
 from decisionllm.worlds.maze2d.env import REFERENCE, Maze2D
-from tests.conftest import episode
+from tests.conftest import LOOP, NANO, command, episode
 
 
 def returns(value):
@@ -259,3 +259,22 @@ def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
         [0, 1, 0],
         [0.5, 0, 0.5],
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "maze=medium",
+            "env: expected maze=medium, as in the data, got umaze; give env.maze=medium",
+        ),
+        ("dense=true", "env: expected dense=True, as in the data, got False; give env.dense=True"),
+    ],
+)
+def test_a_run_is_refused_where_its_data_are_of_another_maze_or_reward(
+    option, message, tmp_path, capsys
+):
+    words = ["dataset=maze2d-umaze", "dataset.source=regenerate", "dataset.steps=1000"]
+    words += [*LOOP[2:], *NANO, f"run={tmp_path / 'run'}"]
+    assert command("train", *words, f"dataset.{option}") == 1
+    assert message in " ".join(capsys.readouterr().err.split())
