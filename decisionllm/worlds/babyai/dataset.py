@@ -309,7 +309,7 @@ def check_frames(group: str, levels: Sequence[str]) -> None:
 
 
 def data_options(*, text: str = "none", **options: Any) -> Json:
-    """See `datasets.store`: the canonical text is the mission.
+    """Return the options of the data, see `datasets.store`: the canonical text is the mission.
 
     Levels without sentence frames are refused here, before their demonstrations are made.
     """
@@ -320,7 +320,7 @@ def data_options(*, text: str = "none", **options: Any) -> Json:
 
 
 def select_texts(store: Store, *, text: str = "none", seed: int = 0, **options: object) -> Store:
-    """See `datasets.store`."""
+    """Return the store with the texts of the option `text`, see `datasets.store`."""
     missions = [store.tasks[i] for i in store.task.tolist()]
     facts = facts_by_mission(missions) if text == "paraphrased" else None
     return with_texts(store, text, choose_texts(missions, text=text, seed=seed), wordings=facts)

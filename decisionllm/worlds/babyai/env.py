@@ -126,7 +126,7 @@ class BabyAI(Env):
             self.frame_kinds[i], self.tasks[i] = choices[i // num_levels % len(choices)]
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The reward is 1 at success."""
+        """Advance every mission by one step; the reward is 1 at success."""
         N = len(self.envs)
         rewards = np.zeros(N)
         terminated = np.zeros(N, bool)

@@ -226,7 +226,7 @@ def sample_goals(logged: np.ndarray, cuts: np.ndarray, seed: int) -> np.ndarray:
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
-    """See `datasets.store`.
+    """Return the options of the data, see `datasets.store`.
 
     A goal in the text changes rewards and episodes; its wording changes nothing else.
     """
@@ -237,7 +237,7 @@ def data_options(*, text: str = "none", **options: object) -> Json:
 def select_texts(
     store: Store, *, maze: str, text: str = "none", seed: int = 0, **options: object
 ) -> Store:
-    """See `datasets.store`."""
+    """Return the store with the texts of the option `text`, see `datasets.store`."""
     return with_texts(store, text, write_texts(facts_of(store), maze=maze, text=text, seed=seed))
 
 

@@ -107,7 +107,7 @@ class PointMaze(Env):
         return np.concatenate([self.positions, self.goals], 1)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The reward is 1 where the goal is reached after the step."""
+        """Advance every point; the reward is 1 where its goal is reached after the step."""
         self.positions = self.maze.step(self.positions, actions)
         self.time += 1
         there = is_reached(self.positions, self.goals)

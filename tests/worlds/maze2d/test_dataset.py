@@ -559,7 +559,7 @@ def test_regenerated_statistics_are_the_published_ones():
     """The published umaze log has 12,459 timeouts in 1,000,000 steps; the other bands are those of
     five regenerated millions.
     """
-    steps = 400_000
+    steps = 200_000
     made = generate(Maze.named("umaze"), steps)
     rewards = reward(made["observations"][:, :2], [1, 1])
     first, last, _ = cut_points([made], "timeouts", 300).T
