@@ -24,12 +24,12 @@ def episode(task, first=0.0):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_attention_is_a_share_for_each_token_and_layer(backbone):
     policy = make_policy(SPEC, backbone=backbone)
-    found = attention.measure_attention(
+    measured = attention.measure_attention(
         policy, [episode("Go north."), episode("Go north.", 1.0), episode("Stay here, please.")]
     )
-    assert [len(words) for words, _ in found] == [weights.shape[1] for _, weights in found]
-    assert ["".join(words) for words, _ in found] == ["Go north.", "Stay here, please."]
-    for _, weights in found:
+    assert [len(words) for words, _ in measured] == [weights.shape[1] for _, weights in measured]
+    assert ["".join(words) for words, _ in measured] == ["Go north.", "Stay here, please."]
+    for _, weights in measured:
         assert weights.shape[0] == 2 and (weights > 0).all() and (weights.sum(1) < 1).all(), (
             "the rest is the trajectory's"
         )

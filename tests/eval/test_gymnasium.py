@@ -162,7 +162,7 @@ def test_an_environment_without_a_time_limit_is_refused():
 
 @pytest.mark.slow
 def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
-    given = [
+    options = [
         "env=gymnasium",
         "env.id=Pendulum-v1",
         "env.horizon=20",
@@ -174,7 +174,7 @@ def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
         "dataset=arrays",
         f"dataset.path={tmp_path / 'log.npz'}",
         f"run={tmp_path / 'run'}",
-        *given,
+        *options,
     ]
     sizes = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
     columns = {
@@ -864,8 +864,10 @@ class Room(gym.Env):
     def __init__(self, change=9, texts=("mission",)):
         self.change, self.texts = change, texts
         letters = frozenset("去红色的门。 .Stopghedr")
-        said = {name: spaces.Text(20_000, charset=letters) for name in texts}
-        self.observation_space = spaces.Dict(**said, place=spaces.Box(-9, 9, (1,), np.float32))
+        text_spaces = {name: spaces.Text(20_000, charset=letters) for name in texts}
+        self.observation_space = spaces.Dict(
+            **text_spaces, place=spaces.Box(-9, 9, (1,), np.float32)
+        )
 
     def seen(self):
         text = "Stop." if self.time >= self.change else self.mission
@@ -1021,8 +1023,8 @@ def test_a_run_on_categories_is_evaluated_with_those_of_its_data(cells, tmp_path
         assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert command(*train, "dataset.categorical={grid:[3,2]}") == 0
     for words in ([], [*ours, "env.text=none"]):
-        given = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false", *words]
-        assert command(*given) == 0
+        evaluation = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false", *words]
+        assert command(*evaluation) == 0
     card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
     assert card["dataset"]["categorical"] == {"grid": [3, 2]}
     assert card["spec"]["categorical"] == [[0, 3], [3, 2], [5, 3], [8, 2]]

@@ -133,9 +133,9 @@ def test_rows_that_differ_in_another_key_are_other_results():
     assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], (
         "the table says so"
     )
-    found = [(r["world"], r["dataset"], r["score"]) for r in results]
+    pooled = [(r["world"], r["dataset"], r["score"]) for r in results]
     of_one_world = [("d", 20), ("d", 10), ("c", 7), ("d", 6), ("d", 5), ("d", 30)]
-    assert found == [("v", "d", 8), *(("w", *each) for each in of_one_world)], (
+    assert pooled == [("v", "d", 8), *(("w", *each) for each in of_one_world)], (
         "by world, headlines first, the best first"
     )
 
@@ -377,8 +377,8 @@ def test_evaluations_with_several_env_seeds_are_kept_and_told_apart(tmp_path):
     assert [r["score"] for r in rows] == [5, 2, 6], (
         "the last evaluation with the same seed of the environment"
     )
-    found = [(r["policy"], r["score"], r["seeds"], r["n"]) for r in report.summarise(rows)]
-    assert found == [("p, env seed 0", 5.5, 2, 40), ("p, env seed 3", 2, 1, 10)]
+    pooled = [(r["policy"], r["score"], r["seeds"], r["n"]) for r in report.summarise(rows)]
+    assert pooled == [("p, env seed 0", 5.5, 2, 40), ("p, env seed 3", 2, 1, 10)]
 
 
 def test_other_data_and_other_ways_to_act_are_other_results():
@@ -411,8 +411,8 @@ def test_an_option_that_follows_the_seed_is_part_of_the_seed():
         row(10 * d + s, s, fingerprint=f"data{d}", options={"dataset.seed": d})
         for s, d in ((0, 0), (1, 1), (0, 1), (1, 0))
     ]
-    found = {(r["policy"], r["score"]) for r in report.summarise(grid)}
-    assert found == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
+    pooled = {(r["policy"], r["score"]) for r in report.summarise(grid)}
+    assert pooled == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
     sweep = [row(s, s, options={"window": s + 5, "steps": s + 1}) for s in (0, 1)]
     assert len(report.summarise(sweep)) == 2, "a sweep beside the seed is none"
 
@@ -461,7 +461,7 @@ def test_protocols_that_differ_in_more_than_a_share_are_not_drawn_as_lines():
 def test_a_run_is_one_run_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, row(1, run="runs/a"), row(2, run=str(tmp_path / "runs" / "a")))
-    assert [found["score"] for found in report.read_rows(tmp_path)] == [2]
+    assert [row["score"] for row in report.read_rows(tmp_path)] == [2]
 
 
 def test_a_seed_counts_once_and_its_last_run_is_taken():

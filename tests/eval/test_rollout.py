@@ -49,7 +49,7 @@ class Down:
         return np.full((len(observations), 1), -1.0)
 
     def select(self, rows):
-        self.tasks = [task for task, kept in zip(self.tasks, rows, strict=True) if kept]
+        self.tasks = [task for task, is_running in zip(self.tasks, rows, strict=True) if is_running]
 
 
 class MaskedWalk(Walk):

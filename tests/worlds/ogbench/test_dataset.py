@@ -27,8 +27,8 @@ def columns(**changed):
     n = len(WALK)
     actions = np.stack([np.arange(n) / 20, np.zeros(n)], 1).astype(np.float32)
     ends = np.isin(np.arange(n), [8, 11])
-    found = {"observations": WALK, "actions": actions, "terminals": ends, "qpos": WALK}
-    return {key: x for key, x in (found | changed).items() if x is not None}
+    columns = {"observations": WALK, "actions": actions, "terminals": ends, "qpos": WALK}
+    return {key: x for key, x in (columns | changed).items() if x is not None}
 
 
 def put(folder, **changed):
@@ -125,12 +125,12 @@ def test_the_text_names_the_goal_and_the_observation_does_not():
 
 
 def test_the_name_says_what_was_made():
-    for given, name in [
+    for options, name in [
         ({}, "pointmaze-giant-stitch-v0@regen-seed3-2"),
         ({"noise": 0.2}, "pointmaze-giant-stitch-v0@regen-seed3-2-noise0.2"),
     ]:
         source = load(
-            name="pointmaze-giant-stitch", source="regenerate", episodes=2, seed=3, **given
+            name="pointmaze-giant-stitch", source="regenerate", episodes=2, seed=3, **options
         )
         assert source.info["name"] == name
 

@@ -19,8 +19,8 @@ def standing(tasks):
 def test_the_rows_have_the_five_tasks_in_turn_with_noise():
     env = PointMaze(250, name=LARGE)
     seen = env.reset(3)
-    wanted = middle(np.array(TASKS["large"]))[np.arange(250) % 5]  # (N, start and goal, 2)
-    apart = seen.reshape(250, 2, 2) - wanted
+    expected = middle(np.array(TASKS["large"]))[np.arange(250) % 5]  # (N, start and goal, 2)
+    apart = seen.reshape(250, 2, 2) - expected
     assert np.abs(apart).max() <= 1 and np.abs(apart).max() > 0.95 and abs(apart.mean()) < 0.1
     assert not np.array_equal(env.reset(4), seen) and np.array_equal(env.reset(3), seen)
 

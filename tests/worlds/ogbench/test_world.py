@@ -30,10 +30,10 @@ def compare(name, positions, actions, after):
 
 @every_maze
 def test_recorded_steps_of_ogbench_are_the_same(name):
-    with np.load(record.FILE) as found:
-        assert np.array_equal(Maze.named(name).walls, found[f"{name}_walls"])
-        assert np.array_equal(TASKS[name], found[f"{name}_tasks"])
-        compare(name, *(found[f"{name}_{key}"] for key in ("positions", "actions", "after")))
+    with np.load(record.FILE) as recorded:
+        assert np.array_equal(Maze.named(name).walls, recorded[f"{name}_walls"])
+        assert np.array_equal(TASKS[name], recorded[f"{name}_tasks"])
+        compare(name, *(recorded[f"{name}_{key}"] for key in ("positions", "actions", "after")))
 
 
 @every_maze
