@@ -306,6 +306,10 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
         assert json.dumps(r) in page.text, "as it stands in results.jsonl"
     assert "DT (a paper)" in page.text and "31.5" in page.text and "10.2" in page.text
     assert "Student's t over training seeds" in page.text, "as `intervals.over_runs`"
+    assert "w, standard: <b>bold & co</b> has 10.2 (9.2 .. 11.2); random: 20.0." in page.text
+    for heading in ("interquartile mean", "Learning curves", "Rollout: p"):
+        assert heading in page.text
+    assert "latched" not in page.text, "a metric of other worlds"
 
 
 def test_published_scores_and_units_belong_to_one_world(tmp_path):

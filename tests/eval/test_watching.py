@@ -87,12 +87,6 @@ def test_a_loss_that_falls_without_a_higher_score_is_said_once(tmp_path, monkeyp
             ("log.rollout_every=1", "team.execution=joint"),
             "log.rollout_every=1: expected an environment with groups of agents",
         ),
-        (
-            ("log.keep_best=score",),
-            "log.keep_best: expected with log.keep_best=score log.rollout_every above 0",
-        ),
-        (("log.keep_best=best",), "log.keep_best: expected nothing, loss or score, got best"),
-        (("log.rollout_every=-1",), "log.rollout_every: expected 0 or more, got -1"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_a_run_begins(words, message, tmp_path, capsys):
