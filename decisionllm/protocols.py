@@ -95,6 +95,8 @@ class Env(Protocol):
             campaign of a day; an interval takes them as one. None: no row repeats another.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
         facts: {task text: facts} of the tasks that it knows wordings of, see `datasets.wordings`.
+        world_options: names of options that a dataset and its environment share, such as the layout
+            of a maze: a run is refused if the data have another value.
     """
 
     tasks: Sequence[str]
@@ -114,6 +116,7 @@ class Env(Protocol):
     groups: np.ndarray | None = None
     clusters: np.ndarray | None = None
     facts: Mapping[str, Mapping[str, Any]] = {}
+    world_options: Sequence[str] = ()
 
     @property
     def action_masks(self) -> np.ndarray | None:
@@ -177,7 +180,8 @@ class Env(Protocol):
         return {"scripted" if scripted else label: range(len(self.tasks))}
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
-        """Further columns of a result row, JSON values."""
+        """Further columns of a result row, JSON values. One whose name ends with `_score` is a
+        column of the report too, the mean over seeds."""
         return {}
 
     def draw(self, episodes: Sequence[Episode], title: str) -> Figure | None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,12 +30,64 @@ SMALL = {
 }
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
+TESTS = Path(__file__).parent
+# the neighbours of the core, in folders of the package that may be deleted, see test_walls.py
+NEIGHBOURS = ("worlds", "teams", "bidding", "scaling", "estimates", "export")
+# files of the core's tests, and single tests, that need neighbours
+NEEDS = {
+    "backbones/test_merged.py": "export",
+    "commands/test_baseline.py::test_a_run_is_evaluated_beside_others_and_without_the_library": (
+        "estimates"
+    ),
+    "commands/test_data.py": "worlds teams bidding",
+    "commands/test_evaluate.py": "worlds",
+    "commands/test_train.py": "worlds teams bidding scaling",
+    "datasets/test_altered.py::test_a_changed_wording_changes_no_log_again": "worlds",
+    "datasets/test_batches.py": "worlds teams",
+    "datasets/test_mixture.py": "worlds bidding scaling",
+    "datasets/test_store.py": "worlds bidding",
+    "datasets/test_wordings.py": "worlds teams bidding",
+    "eval/test_watching.py::test_what_cannot_be_watched_is_refused_before_a_run_begins": "teams",
+    "models/objectives/test_advantage.py": "teams",
+    "models/test_generalist.py::test_a_new_embodiment_beside_the_old_ones_is_new_alone": "worlds",
+    "models/test_generalist.py::test_a_run_that_does_not_fit_is_no_start": "worlds",
+    "models/test_generalist.py::test_one_run_is_evaluated_in_the_spaces_of_all_its_parts": (
+        "bidding"
+    ),
+    "policy/test_entity_tokens.py::test_what_cannot_have_entity_tokens_is_refused": "teams",
+    "policy/test_imagined.py": "worlds",
+    "test_cli.py::test_a_name_of_a_file_may_be_a_number": "bidding",
+    "test_cli.py::test_defaults_that_name_an_option_of_another_choice_are_all_named": "worlds",
+    "test_cli.py::test_several_values_replace_the_one_of_an_experiment": "worlds",
+    "test_config.py::test_a_policy_is_named_after_what_is_built": "bidding",
+    "test_executors.py": "bidding scaling",
+    "test_help.py": "worlds bidding scaling estimates",
+    "test_registry.py::test_what_needs_a_name_or_a_package_says_so": "teams",
+    "test_trust.py": "worlds teams bidding estimates export",
+}
+
+
+def lacks_neighbours(node_id):
+    """Return which neighbours a test or file needs that are not in this copy of the package."""
+    needed = NEEDS.get(node_id, "").split()
+    return [name for name in needed if not (TESTS.parent / "decisionllm" / name).is_dir()]
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out the files that need a neighbour which is not there."""
+    file = collection_path.relative_to(TESTS) if collection_path.is_relative_to(TESTS) else ""
+    return True if lacks_neighbours(str(file)) else None
+
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests of tests/bidding/server."""
+    """Mark the tests of tests/bidding/server, and skip those whose neighbours are not there."""
     for item in items:
         if item.path.parent.name == "server":
             item.add_marker("serving")
+        file = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
+        missing = lacks_neighbours(f"{file}::{getattr(item, 'originalname', item.name)}")
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -352,7 +352,8 @@ def test_somebody_elses_reader_and_environment_have_the_text_of_the_run(
     (tmp_path / "fourthlab.py").write_text(
         """
 from dataclasses import replace
-from decisionllm.worlds.synthetic import dataset, env
+from decisionllm.datasets import synthetic as dataset
+from decisionllm.eval import synthetic as env
 def load(*, text="none"):
     source = dataset.load(episodes=40)
     return replace(source, episodes=[replace(e, task=text) for e in source.episodes])

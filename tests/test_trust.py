@@ -284,7 +284,7 @@ def test_an_own_environment_is_typed_for_one_evaluation(own):
     assert command("train", *words) == 0
     out = (f"out={path}/out", "episodes=2", "report=false", "baselines=false")
     (path / "ownenv.py").write_text(
-        "from decisionllm.worlds.synthetic.env import PointEnv\nclass Own(PointEnv): pass\n",
+        "from decisionllm.eval.synthetic import PointEnv\nclass Own(PointEnv): pass\n",
         encoding="utf-8",
     )
     assert command("evaluate", f"run={path}/plain", *out, "+env._target_=ownenv.Own") == 0

@@ -1,4 +1,4 @@
-"""Which words of its task text an action attends to: a picture for the report."""
+"""Attention of actions to the words of their task text: a picture for the report."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -19,8 +19,10 @@ TEXTS = 6  # in one picture
 
 
 @torch.inference_mode()
-def attention(policy: Policy, episodes: Sequence[Episode]) -> list[tuple[list[str], np.ndarray]]:
-    """Attention from the observation, where the first action is predicted, to the text.
+def measure_attention(
+    policy: Policy, episodes: Sequence[Episode]
+) -> list[tuple[list[str], np.ndarray]]:
+    """Measure the attention from the observation, where the first action is predicted, to the text.
 
     Args:
         policy: of single agents.
@@ -35,7 +37,7 @@ def attention(policy: Policy, episodes: Sequence[Episode]) -> list[tuple[list[st
     for episode in reversed(episodes):
         if episode.task:
             firsts[episode.task] = episode
-    found = []
+    measured = []
     for task, episode in islice(reversed(firsts.items()), TEXTS):
         masks = None if episode.action_masks is None else episode.action_masks[:1]
         history = History(
@@ -49,28 +51,28 @@ def attention(policy: Policy, episodes: Sequence[Episode]) -> list[tuple[list[st
         tokens = model.tokens(batch)[:, :-1]  # up to the observation
         text = (batch.text_ids, batch.text_mask, batch.text_index)
         weights = attention_to_text(model.backbone, tokens, *text)  # (layers, 1, tokens, text)
-        found.append((model.backbone.words(task), weights[:, 0, -1].cpu().numpy()))
-    return found
+        measured.append((model.backbone.words(task), weights[:, 0, -1].cpu().numpy()))
+    return measured
 
 
 def draw(policy: Policy, episodes: Sequence[Episode], title: str) -> "Figure | None":
-    """A heat map of layers by tokens for each text.
+    """Draw a heat map of layers by tokens for each text.
 
     None for episodes without text, a policy that reads teams or has tokens of entities, or a
     backbone without attention.
     """
     model = policy.model
     reads_more = model.team is not None or model.tokenizer.entities != "pooled"
-    found = [] if reads_more else attention(policy, episodes)
-    if not found or not len(found[0][1]):
+    measured = [] if reads_more else measure_attention(policy, episodes)
+    if not measured or not len(measured[0][1]):
         return None
-    longest = max(len(words) for words, _ in found)
-    made = figure(2 + 0.22 * longest, 1 + 1.3 * len(found), title)
-    axes = made.subplots(len(found), squeeze=False)[:, 0]
-    for axis, (words, weights) in zip(axes, found, strict=True):
+    longest = max(len(words) for words, _ in measured)
+    picture = figure(2 + 0.22 * longest, 1 + 1.3 * len(measured), title)
+    axes = picture.subplots(len(measured), squeeze=False)[:, 0]
+    for axis, (words, weights) in zip(axes, measured, strict=True):
         layers = range(len(weights))
         axis.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
         axis.set_xticks(range(len(words)), words, rotation=60, ha="right", fontsize=6)
         axis.set_yticks(layers, [str(layer + 1) for layer in layers], fontsize=6)
         axis.set_ylabel("layer", fontsize=7)
-    return made
+    return picture

@@ -1,4 +1,4 @@
-"""The environments of a run are compared with its data before the first training step."""
+"""Checks of a run's environments against its data, before the first training step."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -17,11 +17,9 @@ from decisionllm.protocols import Env
 from decisionllm.registry import Node, build, is_none, no_choice
 from decisionllm.schema import Json, Spec
 
-# texts that are made anew for each episode, so that those of the data need not come back
-DRAWN = ("paraphrased", "template")
+# text options whose texts are new in each episode, so that those of the data need not come back
+SAMPLED_TEXTS = ("paraphrased", "template")
 WITHOUT = "env=none trains without an environment"
-# options that a dataset and its environment share: with another value it is another world
-WORLD = ("maze", "dense")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
         stores: by embodiment, see `mixture.stores`.
 
     Returns:
-        Notes for the user, one line each: what differs and may be meant so.
+        Notes for the user, one line each: differences that may be intended.
 
     Raises:
         ValueError: an environment can't be built, or its observations, actions, horizon, texts or
@@ -51,19 +49,19 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
             there is none.
     """
     notes: list[str] = []
-    for trained in parts(config, stores):
-        if is_none(trained.env):
-            check_unwatched(config, trained.label)
+    for data in training_data(config, stores):
+        if is_none(data.env):
+            check_rollouts_are_off(config, data.label)
             continue
         with explained("env: could not be built", ValueError, ImportError, OSError, remedy=WITHOUT):
-            env = one_copy(json.dumps(trained.env, sort_keys=True))
-        notes += compare(env, trained, longest=longest_episode(config, trained.spec))
-        check_watched_team(config, env, trained.label)
+            env = build_one_episode(json.dumps(data.env, sort_keys=True))
+        notes += compare(env, data, longest=longest_episode(config, data.spec))
+        check_has_teams(config, env, data.label)
     return notes
 
 
-def check_unwatched(config: TrainConfig, label: str) -> None:
-    """Raise a ValueError if the score of a run without an environment is to be watched."""
+def check_rollouts_are_off(config: TrainConfig, label: str) -> None:
+    """Raise a ValueError if a run without an environment asks for rollouts during training."""
     if config.log.rollout_every:
         of_part = f" of the part {label}" if label else ""
         raise ValueError(
@@ -72,9 +70,9 @@ def check_unwatched(config: TrainConfig, label: str) -> None:
         )
 
 
-def check_watched_team(config: TrainConfig, env: Env, label: str) -> None:
-    """Raise a ValueError if a team is to be watched in an environment, which was reset, without
-    teams.
+def check_has_teams(config: TrainConfig, env: Env, label: str) -> None:
+    """Raise a ValueError if rollouts of a team during training need groups of agents, and the
+    environment, which was reset, has none.
     """
     if config.log.rollout_every and not one_agent_reads(config) and env.groups is None:
         of_part = f" of the part {label}" if label else ""
@@ -87,37 +85,37 @@ def check_watched_team(config: TrainConfig, env: Env, label: str) -> None:
 
 # Some are slow to build, and the parts of a mixture or the runs of a study share them.
 @lru_cache(maxsize=8)
-def one_copy(node: str) -> Env:
-    """One copy of the environment of a config node, as JSON."""
+def build_one_episode(node: str) -> Env:
+    """Build the environment of a config node, as JSON, with one episode."""
     env: Env = build(json.loads(node), 1)
     return env
 
 
-def parts(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]:
-    """The dataset of a run with its environment; of a mixture, each part with its own."""
-    found = mixture.evaluation_parts(config.dataset, stores)
-    for label, part in found.items():
+def training_data(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]:
+    """Yield the dataset of a run with its environment; of a mixture, each part with its own."""
+    parts = mixture.evaluation_parts(config.dataset, stores)
+    for label, part in parts.items():
         store = stores[part["embodiment"]]
         episodes = store.parts.get(label, np.arange(len(store.lengths)))
         tasks = [store.tasks[i] for i in np.unique(store.task[episodes])]
         env = part["env"] or no_choice()
         yield Trained(label, env, store.spec, part["dataset"], tasks)
-    if not found:
+    if not parts:
         store = stores[""]
         yield Trained("", config.env, store.spec, store.info, store.tasks)
 
 
 def longest_episode(config: TrainConfig, spec: Spec) -> int | None:
-    """The most steps of an episode that the model of a run can act in; None: any number."""
+    """Return the most steps of an episode that the model of a run can act in; None: any number."""
     return spec.horizon if config.tokenizer.get("timesteps") == "learned" else None
 
 
-def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
+def compare(env: Env, data: Trained, *, longest: int | None) -> list[str]:
     """Compare one copy of an environment with the data of a run.
 
     Args:
         env: of one episode.
-        trained: the data.
+        data: of the run.
         longest: see `longest_episode`.
 
     Returns:
@@ -126,50 +124,52 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     Raises:
         ValueError: see `check_environments`.
     """
-    name = f"env of {trained.label}" if trained.label else "env"
-    check_world(trained, name)
-    note = check_env(trained.spec, trained.info, env, name)
-    started = checked_reset(env, 0)
-    check_size(env, started, trained.spec, name)
-    try_step(env, trained.spec)
+    name = f"env of {data.label}" if data.label else "env"
+    check_world(env, data, name)
+    layout_note = check_env(data.spec, data.info, env, name)
+    first_observations = checked_reset(env, 0)
+    check_size(env, first_observations, data.spec, name)
+    try_step(env, data.spec)
     check_horizon(env, longest, name)
-    notes = [note, compare_texts(env, trained, name)]
+    notes = [layout_note, compare_texts(env, data, name)]
     notes += [f"{name}: {line}" for line in env.notes()]
     return [note for note in notes if note]
 
 
-def check_world(trained: Trained, name: str) -> None:
-    """Raise a ValueError if the environment has another maze than the data, or other rewards.
+def check_world(env: Env, data: Trained, name: str) -> None:
+    """Raise a ValueError if an option that makes the world has another value in the data.
 
     The environment named as the dataset does not follow its options: `env=maze2d-medium` is the
     medium maze beside any data.
     """
-    for option in WORLD:
-        if option not in trained.info or option not in trained.env:
+    for option in env.world_options:
+        if option not in data.info or option not in data.env:
             continue
-        own, other = trained.info[option], trained.env[option]
-        if own != other:
-            wanted = f"{option}={own}, as in the data"
-            remedy = f"give env.{option}={own}; {WITHOUT}, and evaluate env=... names another"
-            raise ValueError(f"{name}: expected {wanted}, got {other}; {remedy}")
+        expected, got = data.info[option], data.env[option]
+        if expected != got:
+            raise ValueError(
+                f"{name}: expected {option}={expected}, as in the data, got {got}; give "
+                f"env.{option}={expected}; {WITHOUT}, and evaluate env=... names another"
+            )
 
 
-def check_size(env: Env, started: np.ndarray, spec: Spec, name: str) -> None:
+def check_size(env: Env, observations: np.ndarray, spec: Spec, name: str) -> None:
     """Raise a ValueError if observations of the environment and the data differ in size.
 
-    started: (N, S) the first observations of the environment; its `observation_parts` may say
-        another size.
+    observations: (N, S) the first ones of the environment; its `observation_parts` may say another
+        size.
     """
     declared = sum(numbers for _, numbers in env.observation_parts)
-    for size in (declared, started.shape[1]):
+    for size in (declared, observations.shape[1]):
         if size not in (0, spec.observation_dim):
-            wanted = f"observations of {spec.observation_dim} numbers, as in the data"
-            remedy = f"give the environment of the data, or {WITHOUT}"
-            raise ValueError(f"{name}: expected {wanted}, got {size}; {remedy}")
+            raise ValueError(
+                f"{name}: expected observations of {spec.observation_dim} numbers, as in the data, "
+                f"got {size}; give the environment of the data, or {WITHOUT}"
+            )
 
 
 def try_step(env: Env, spec: Spec) -> None:
-    """Take one step in an environment that was started; a ValueError if its results are not what
+    """Take one step in an environment that was reset; a ValueError if its results are not as
     `Env.step` says.
     """
     actions = np.zeros((len(env.tasks), spec.action_dim), np.float32)
@@ -184,16 +184,14 @@ def try_step(env: Env, spec: Spec) -> None:
 def check_horizon(env: Env, longest: int | None, name: str) -> None:
     """Raise a ValueError if an episode of the environment may be longer than the model can read."""
     if longest is not None and env.horizon > longest:
-        wanted = f"episodes of at most {longest:,} steps, the longest in the data"
-        remedies = (
-            f"env.horizon={longest}, dataset.horizon={env.horizon} or tokenizer.timesteps=none"
+        raise ValueError(
+            f"{name}: expected episodes of at most {longest:,} steps, the longest in the data, "
+            f"since tokenizer.timesteps=learned, got {env.horizon:,}; give env.horizon={longest}, "
+            f"dataset.horizon={env.horizon} or tokenizer.timesteps=none"
         )
-        reason = "since tokenizer.timesteps=learned"
-        got = f"{env.horizon:,}"
-        raise ValueError(f"{name}: expected {wanted}, {reason}, got {got}; give {remedies}")
 
 
-def compare_texts(env: Env, trained: Trained, name: str) -> str:
+def compare_texts(env: Env, data: Trained, name: str) -> str:
     """Compare the task texts of an environment with those of the data.
 
     Returns:
@@ -202,16 +200,18 @@ def compare_texts(env: Env, trained: Trained, name: str) -> str:
     Raises:
         ValueError: one of the two has texts, the other one has none.
     """
-    own, other = set(trained.tasks), set(env.tasks)
-    if any(own) != any(other):
-        wanted = "no texts, as in the data"
-        got = f"the environment has such as {max(other)!r}"
-        if any(own):
-            wanted = f"texts such as {max(own)!r}, as in the data"
+    of_data, of_env = set(data.tasks), set(env.tasks)
+    if any(of_data) != any(of_env):
+        expected = "no texts, as in the data"
+        got = f"the environment has such as {max(of_env)!r}"
+        if any(of_data):
+            expected = f"texts such as {max(of_data)!r}, as in the data"
             got = "the environment has none"
-        remedy = "; ".join(env.notes()) or "give both the same, by text= or env.text="
-        raise ValueError(f"{name}: expected {wanted}, {got}; {remedy}")
-    if own & other or env.text in DRAWN or "wordings" in trained.info:
+        fix = "; ".join(env.notes()) or "give both the same, by text= or env.text="
+        raise ValueError(f"{name}: expected {expected}, {got}; {fix}")
+    if of_data & of_env or env.text in SAMPLED_TEXTS or "wordings" in data.info:
         return ""
-    absent = f"no text of the environment, such as {max(other)!r}, is in the data"
-    return f"{name}: {absent}, which have such as {max(own)!r}"
+    return (
+        f"{name}: no text of the environment, such as {max(of_env)!r}, is in the data, which have "
+        f"such as {max(of_data)!r}"
+    )

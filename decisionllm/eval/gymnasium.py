@@ -1,5 +1,6 @@
-"""Any Gymnasium environment, N copies of it: by its id, or the one that a Minari dataset names for
-its evaluation."""
+"""N copies of any Gymnasium environment: by its id, or the one that a Minari dataset names for its
+evaluation.
+"""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -51,12 +52,14 @@ STEP = "step(action) to return (observation, reward, terminated, truncated, info
 
 
 def two_returns(reference: Sequence[float]) -> tuple[float, float]:
-    """The option `reference`, which normalises scores; a ValueError unless it is two returns."""
+    """Read the option `reference`, which normalises scores; a ValueError unless it is two returns."""
     with explained("env.reference: expected two numbers", TypeError, ValueError):
         low, high = (float(number) for number in reference)
     if not np.isfinite([low, high]).all() or low == high:
-        wanted = "two returns, of a random policy and of an expert"
-        raise ValueError(f"env.reference: expected {wanted}, got {list(reference)}")
+        raise ValueError(
+            "env.reference: expected two returns, of a random policy and of an expert, got "
+            f"{list(reference)}"
+        )
     return low, high
 
 
@@ -132,7 +135,7 @@ class GymnasiumEnv(Env):
             self.write = writer("env.task", task, self.observation_parts, texts=texts)
 
     def reset(self, seed: int) -> np.ndarray:
-        """Episode i starts as `env.reset(seed=derive_seeds(seed, N)[i])` does."""
+        """Start episode i as `env.reset(seed=derive_seeds(seed, N)[i])` does."""
         self.observations = []
         infos = []
         for env, start in zip(self.envs, derive_seeds(seed, len(self.envs)).tolist(), strict=True):
@@ -158,27 +161,28 @@ class GymnasiumEnv(Env):
         return rows
 
     def _texts(self, episode: int) -> dict[str, str]:
-        """The parts of the last observation of an episode that are texts, by name."""
+        """Return the parts of the last observation of an episode that are texts, by name."""
         seen = minari.observed(self.observations[episode], self.part)
         return text_values(seen, self.observation_space)
 
     def _values(self, episode: int, info: Mapping[str, Any]) -> Values:
-        """Where the text of an episode may stand after a reset or a step with this info."""
+        """Return the values after a reset or a step with this info that may be the text of an episode."""
         return values_by_path(info, self._texts(episode))
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         N, width = len(self.envs), actions.shape[1]
         if width != self.action_dim:
-            wanted = f"{self.action_dim} numbers, as {self.space} takes"
-            raise ValueError(f"actions: expected {wanted}, got {width}")
+            raise ValueError(
+                f"actions: expected {self.action_dim} numbers, as {self.space} takes, got {width}"
+            )
         rewards = np.zeros(N)
         terminated = np.zeros(N, bool)
         truncated = np.zeros(N, bool)
         running = np.flatnonzero(~self.ended).tolist()
-        taken = [self.decode(actions[i]) for i in running]
+        env_actions = [self.decode(actions[i]) for i in running]
         infos: dict[int, Any] = {}
         with explain_call(self.name, "step", STEP):
-            for i, action in zip(running, taken, strict=True):
+            for i, action in zip(running, env_actions, strict=True):
                 result = self.envs[i].step(action)
                 if not isinstance(result, tuple) or len(result) != 5:
                     raise ValueError(f"expected five values, got {in_short(result)}")
@@ -194,7 +198,7 @@ class GymnasiumEnv(Env):
         return self._rows(), rewards, terminated, truncated
 
     def _rows(self) -> np.ndarray:
-        """(N, S) the last observations as a policy reads them."""
+        """Return the last observations as a policy reads them, (N, S)."""
         fix = "return observations of env.observation_space, or correct the space"
         with explained(f"env {self.name}: observation", *ERRORS, remedy=fix):
             observations = [minari.observed(seen, self.part) for seen in self.observations]
@@ -206,14 +210,15 @@ class GymnasiumEnv(Env):
                 return np.stack([flatten_one(seen, space) for seen in observations])
 
     def decode(self, action: np.ndarray) -> int | np.ndarray:
-        """An action of a policy (A,) as the environment takes it."""
+        """Convert an action of a policy (A,) to one of the environment."""
         count = self.num_actions
         if count and not 0 <= action[0] < count:
-            wanted = f"an index below {count}, as {self.space} takes"
-            raise ValueError(f"actions: expected {wanted}, got {action[0]:g}")
-        taken = decode_actions(action[None], self.space)[0]
-        single = len(self.action_parts) == 1 and not taken.ndim
-        return int(taken) if single else taken
+            raise ValueError(
+                f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}"
+            )
+        env_action = decode_actions(action[None], self.space)[0]
+        is_index = len(self.action_parts) == 1 and not env_action.ndim
+        return int(env_action) if is_index else env_action
 
     def notes(self) -> list[str]:
         return [
@@ -264,7 +269,7 @@ def make(
     text: str = "none",
     categorical: Declaration = None,
 ) -> GymnasiumEnv:
-    """N copies of `gymnasium.make(id, **arguments)`.
+    """Make N copies of `gymnasium.make(id, **arguments)`.
 
     Args:
         num_episodes: N.
@@ -294,14 +299,15 @@ def make(
             envs.append(gymnasium.make(id, max_episode_steps=horizon or None, **arguments))
     except gymnasium.error.UnregisteredEnv as error:
         near = get_close_matches(id, gymnasium.registry, 3, 0.5)
-        hint = "give package:id to import the package that registers it"
+        fix = "give package:id to import the package that registers it"
         if near:
-            hint = f"near are {', '.join(near)}"
-        raise ValueError(f"env.id: {error} {hint}") from error
+            fix = f"near are {', '.join(near)}"
+        raise ValueError(f"env.id: {error} {fix}") from error
     except (ImportError, *ERRORS) as error:
-        what = f"env.id={id}, env.arguments={dict(arguments)}"
         fix = "; install the package that it needs" if isinstance(error, ImportError) else ""
-        raise ValueError(f"{what}: could not be made ({error}){fix}") from error
+        raise ValueError(
+            f"env.id={id}, env.arguments={dict(arguments)}: could not be made ({error}){fix}"
+        ) from error
     return GymnasiumEnv(
         envs,
         task=words,
@@ -333,7 +339,7 @@ def recover(
     categorical: Declaration = None,
     horizon: int = 0,
 ) -> GymnasiumEnv:
-    """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own
+    """Make N copies of the evaluation environment of a Minari dataset, scored by the dataset's own
     reference returns.
 
     Args:
@@ -349,13 +355,13 @@ def recover(
     from gymnasium.error import Error
 
     dataset = minari.find(minari_id)
-    what = f"{minari_id}: its environment could not be made"
     errors = (ValueError, ImportError, AttributeError, Error)
+    message = f"{minari_id}: its environment could not be made"
     options = {"eval_env": True, "max_episode_steps": horizon or None}
-    with explained(what, *errors, remedy="env=none trains without one"):
+    with explained(message, *errors, remedy="env=none trains without one"):
         envs = [dataset.recover_environment(**options) for _ in range(num_episodes)]
-    known = dataset.storage.metadata
-    reference = [known.get("ref_min_score"), known.get("ref_max_score")]
+    metadata = dataset.storage.metadata
+    reference = [metadata.get("ref_min_score"), metadata.get("ref_max_score")]
     if None in reference:
         reference = []
     return GymnasiumEnv(

@@ -1,4 +1,4 @@
-"""The configuration behind a row of results: which rows are seeds of one result, and its name."""
+"""Group the rows of results that differ only in their seed, and name each group by its options."""
 
 import hashlib
 import json
@@ -31,32 +31,33 @@ LONGEST = 32  # characters of a value in a label
 
 
 def options_of(run_config: Json) -> Json:
-    """The options of a run that identify its configuration: {"dataset": "synthetic", ...}.
+    """Return the options of a run that identify its configuration: {"dataset": "synthetic", ...}.
 
     They are the choice of each group, the options that differ from their defaults, and all seeds
     but that of training. Options that cannot change a result are left out.
     """
-    found: Json = {}
+    options: Json = {}
     defaults = dict(base_defaults(baseline="policy" in run_config))
     for group in GROUPS:
         if group in run_config:
-            found[group], usual = nearest(group, run_config[group], str(run_config["name"]))
-            defaults |= flat(usual, f"{group}.")
-    own = flat({key: value for key, value in run_config.items() if key != "policy"})
-    left_out = (*NOT_OPTIONS, *may_differ(own))
-    for key, value in own.items():
-        if key in left_out or key.endswith("._target_"):
+            name, of_choice = nearest(group, run_config[group], str(run_config["name"]))
+            options[group] = name
+            defaults |= flat(of_choice, f"{group}.")
+    values = flat({key: value for key, value in run_config.items() if key != "policy"})
+    ignored = (*NOT_OPTIONS, *may_differ(values))
+    for key, value in values.items():
+        if key in ignored or key.endswith("._target_"):
             continue
         if key.endswith(".seed") or value != resolved(defaults.get(key), run_config):
-            found[key] = value
-    for group, choice in (default_choices() | {"env": found.get("dataset")}).items():
-        if found.get(group) == choice:
-            found.pop(group, None)
-    return found
+            options[key] = value
+    for group, choice in (default_choices() | {"env": options.get("dataset")}).items():
+        if options.get(group) == choice:
+            options.pop(group, None)
+    return options
 
 
 def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
-    """The registered choice behind a node.
+    """Return the registered choice behind a node.
 
     Several choices may name one callable. Then it is the choice called `name`, or else the one that
     the node changes least.
@@ -73,31 +74,31 @@ def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
     if not choices:
         return target, {}
 
-    def changes(key: str) -> int:
-        return sum(node.get(option) != usual for option, usual in choices[key].items())
+    def count_changes(key: str) -> int:
+        return sum(node.get(option) != default for option, default in choices[key].items())
 
     if name not in choices:
-        name = min(choices, key=changes)
+        name = min(choices, key=count_changes)
     return name, choices[name]
 
 
 @cache
 def default_choices() -> Json:
-    """The choices of `train` by default, {"tokenizer": "trajectory", ...}."""
+    """Return the choices of `train` by default, {"tokenizer": "trajectory", ...}."""
     nodes = {group: default_options()[group] for group in GROUPS}
     return {group: nearest(group, node)[0] for group, node in nodes.items() if node}
 
 
 @cache
 def base_defaults(*, baseline: bool) -> Json:
-    """The defaults of the options outside of the groups, flat, of `train` or of `baseline`."""
+    """Return the defaults of the options outside of the groups, flat, of `train` or of `baseline`."""
     if baseline:
         return flat(with_defaults("baseline", {}))
     return flat(default_options())
 
 
 def resolved(value: Any, run_config: Json) -> Any:
-    """A default; one that refers to another option, such as ${optim.lr}, has its value in the run.
+    """Return a default; of one that refers to another option, such as ${optim.lr}, the value in the run.
 
     None if the run lacks that option.
     """
@@ -109,8 +110,8 @@ def resolved(value: Any, run_config: Json) -> Any:
         return None
 
 
-def effective(options: Options, key: str) -> Any:
-    """The value of an option, given or by default; None if the configuration has no such one."""
+def effective_value(options: Options, key: str) -> Any:
+    """Return the value of an option, set or by default; None if the configuration has no such one."""
     if key in options:
         return options[key]
     group, _, name = key.partition(".")
@@ -121,46 +122,46 @@ def effective(options: Options, key: str) -> Any:
         return "none" if is_baseline else default_choices().get(key, "none")
     if group in GROUPS:
         choices = discover().get(group, {})
-        usual = choices.get(effective(options, group), {}).get(name)
+        default = choices.get(effective_value(options, group), {}).get(name)
     else:
-        usual = base_defaults(baseline=is_baseline).get(key)
-    if usual == "???":
+        default = base_defaults(baseline=is_baseline).get(key)
+    if default == "???":
         return None
-    reference = re.fullmatch(r"\$\{([\w.]+)\}", str(usual))
-    return effective(options, reference[1]) if reference else usual
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", str(default))
+    return effective_value(options, reference[1]) if reference else default
 
 
-def pools(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
-    """The rows of each result.
+def group_rows(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
+    """Group the rows of each result.
 
     Rows of a result agree in these columns, in their configuration and in how they were evaluated.
-    Their targets agree too, but headline targets are of the data of each seed. Rows without
-    `options` were written by an earlier version; they are compared by the columns alone.
+    Their targets agree too, but headline targets are of the data of each seed.
     """
     exact: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         exact[_key(row, columns), _target(row)].append(row)
-    found: list[list[Row]] = []
-    # by all but the options that may follow
-    alone: dict[tuple[str, str], list[list[Row]]] = defaultdict(list)
+    groups: list[list[Row]] = []
+    # groups of one seed, by all but the options that may follow the seed
+    of_one_seed: dict[tuple[str, str], list[list[Row]]] = defaultdict(list)
     for (_, target), members in exact.items():
-        if "options" in members[0] and len({row["seed"] for row in members}) == 1:
-            alone[_key(members[0], columns, following=False), target].append(members)
+        if len({row["seed"] for row in members}) == 1:
+            key = _key(members[0], columns, with_followers=False)
+            of_one_seed[key, target].append(members)
         else:
-            found.append(members)
-    for singles in alone.values():
-        found += _joined(singles)
-    return found
+            groups.append(members)
+    for singles in of_one_seed.values():
+        groups += _join_seeds(singles)
+    return groups
 
 
 def _target(row: Row) -> str:
-    """What of a row's target return says whether another row is of the same result."""
+    """Return the target return as far as rows of one result have it in common."""
     target = row["target_return"]
     return "headline" if row["headline"] and target is not None else str(target)
 
 
-def _joined(singles: Sequence[list[Row]]) -> list[list[Row]]:
-    """Rows of one seed each, joined where their options follow the seed."""
+def _join_seeds(singles: Sequence[list[Row]]) -> list[list[Row]]:
+    """Join groups of one seed each whose options follow the seed."""
     joined: list[list[Row]] = []
     for members in singles:
         for seeds in joined:
@@ -172,35 +173,43 @@ def _joined(singles: Sequence[list[Row]]) -> list[list[Row]]:
     return joined
 
 
-def _key(row: Row, columns: Sequence[str], *, following: bool = True) -> str:
-    """The values that rows of one result have in common, as JSON.
+def _key(row: Row, columns: Sequence[str], *, with_followers: bool = True) -> str:
+    """Return the values that rows of one result have in common, as JSON.
 
-    following: with data, and options, that may follow the seed.
+    with_followers: with data, and options, that may follow the seed.
     """
     common = [row.get(column) for column in columns]
-    if "options" in row:
-        options = row["options"]
-        if not following:
-            options = {key: value for key, value in options.items() if not _may_follow(key)}
-        fingerprint = row.get("fingerprint") if following else None
-        common += [options, row.get("env_seed"), row.get("part"), fingerprint]
+    options = options_in(row)
+    fingerprint = row.get("fingerprint")
+    if not with_followers:
+        options = {key: value for key, value in options.items() if not _may_follow(key)}
+        fingerprint = None
+    common += [options, row.get("env_seed"), row.get("part"), fingerprint]
     return json.dumps(common, sort_keys=True, default=str)
 
 
+def options_in(row: Row) -> Json:
+    """Return the options of a row; none are recorded in rows of other programs."""
+    options: Json = row.get("options", {})
+    return options
+
+
 def _follow_seeds(one: Row, other: Row) -> bool:
-    """Whether two rows differ only in the seed, in options that follow it, and so in the data."""
+    """Return whether two rows differ only in the seed, in options that follow it, and so in the
+    data.
+    """
     if one["seed"] == other["seed"]:
         return False
-    own_data = False
-    for key in {**one["options"], **other["options"]}:
-        value = one["options"].get(key)
-        counterpart = other["options"].get(key)
+    have_own_data = False
+    options, other_options = options_in(one), options_in(other)
+    for key in {**options, **other_options}:
+        value, counterpart = options.get(key), other_options.get(key)
         if not _may_follow(key) or value == counterpart:
             continue
         if not _name_their_seeds(value, one["seed"], counterpart, other["seed"]):
             return False
-        own_data |= key.startswith("data")
-    return own_data or one.get("fingerprint") == other.get("fingerprint")
+        have_own_data |= key.startswith("data")
+    return have_own_data or one.get("fingerprint") == other.get("fingerprint")
 
 
 def _may_follow(key: str) -> bool:
@@ -208,8 +217,8 @@ def _may_follow(key: str) -> bool:
 
 
 def _name_their_seeds(value: object, seed: int, counterpart: object, other_seed: int) -> bool:
-    """Whether two values are alike but for numbers that are the seeds: runs/v1/start-1 of seed 1
-    and runs/v1/start-2 of seed 2.
+    """Return whether two values are alike but for numbers that are the seeds: runs/v1/start-1 of
+    seed 1 and runs/v1/start-2 of seed 2.
     """
     words = re.split(r"(\d+)", str(value))
     counterparts = re.split(r"(\d+)", str(counterpart))
@@ -219,74 +228,60 @@ def _name_their_seeds(value: object, seed: int, counterpart: object, other_seed:
     return all(a == b or (a, b) == seeds for a, b in zip(words, counterparts, strict=True))
 
 
-def names(results: Sequence[Sequence[Row]]) -> list[str]:
-    """The policy of each result, with the options in which it differs from results like it."""
+def name_results(results: Sequence[Sequence[Row]]) -> list[str]:
+    """Return the policy of each result, with the options in which it differs from results like it."""
     alike: dict[str, list[int]] = defaultdict(list)  # results that look alike in a table
     for i, members in enumerate(results):
         alike[str([members[0].get(column) for column in ALIKE])].append(i)
-    found = [str(members[0]["policy"]) for members in results]
+    names = [str(members[0]["policy"]) for members in results]
     for indices in alike.values():
-        words_of = differences([results[i] for i in indices])
-        for i, words in zip(indices, words_of, strict=True):
-            found[i] = ", ".join([found[i], *words])
-    return found
+        labels = differences([results[i] for i in indices])
+        for i, words in zip(indices, labels, strict=True):
+            names[i] = ", ".join([names[i], *words])
+    return names
 
 
 def differences(results: Sequence[Sequence[Row]]) -> list[list[str]]:
-    """The options in which each result differs from the others: ["optim.lr=0.1", "env seed 3"]."""
-    recorded = [members for members in results if "options" in members[0]]
-    options: set[str] = set()
-    for members in recorded:
-        options |= members[0]["options"].keys()
-    words = _different([_facts(members, sorted(options)) for members in recorded])
-    configurations = {_key(members[0], ("decode",)) for members in recorded}
-    if len(set(map(str, words))) < len(configurations):
-        for label, members in zip(words, recorded, strict=True):
-            label.append(f"data {str(members[0].get('fingerprint'))[:8]}")
-
-    labels = iter(words)
-    found = []
+    """Return the options in which each result differs from the others: ["optim.lr=0.1",
+    "env seed 3"].
+    """
+    keys: set[str] = set()
     for members in results:
-        if "options" in members[0]:
-            found.append(next(labels))
-        elif recorded:
-            found.append(["options not recorded"])
-        else:
-            found.append([])
-    return found
-
-
-def _different(facts: Sequence[dict[str, str]]) -> list[list[str]]:
-    """The words of each result whose key has not the same words in all of them."""
+        keys |= options_in(members[0]).keys()
+    all_labels = [_labels(members, sorted(keys)) for members in results]
     values: dict[str, set[str | None]] = {}
-    for known in facts:
-        for key in known:
-            values[key] = {other.get(key) for other in facts}
+    for labels in all_labels:
+        for key in labels:
+            values[key] = {other.get(key) for other in all_labels}
     words = []
-    for known in facts:
-        words.append([known[key] for key in values if len(values[key]) > 1 and key in known])
+    for labels in all_labels:
+        words.append([labels[key] for key in values if len(values[key]) > 1 and key in labels])
+    configurations = {_key(members[0], ("decode",)) for members in results}
+    if len(set(map(str, words))) < len(configurations):
+        for label, members in zip(words, results, strict=True):
+            label.append(f"data {str(members[0].get('fingerprint'))[:8]}")
     return words
 
 
-def _facts(members: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
-    """The words of a label about a result: {key: words}.
+def _labels(members: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
+    """Return the words of a label about a result: {key: words}.
 
     keys: of the options that some of the results have.
     """
-    found = {}
+    labels = {}
     for key in keys:
-        values = [effective(row["options"], key) for row in members]
+        values = [effective_value(options_in(row), key) for row in members]
         is_shared = all(value == values[0] for value in values)  # others follow the seed
         if is_shared and values[0] is not None:
-            found[key] = f"{key}={brief(values[0])}"
+            labels[key] = f"{key}={shorten(values[0])}"
     for column, start in EVALUATED.items():
         if members[0].get(column) is not None:
-            found[column] = f"{start}{members[0][column]}"
-    return found
+            labels[column] = f"{start}{members[0][column]}"
+    return labels
 
 
-def brief(value: object) -> str:
-    """A value in a label: a long one is cut, and a digest tells it from others that begin alike."""
+def shorten(value: object) -> str:
+    """Cut a long value for a label; a digest tells it from others that begin alike."""
     text = str(value)
     if len(text) <= LONGEST:
         return text

@@ -6,12 +6,12 @@ from scipy import stats
 
 
 def over_episodes(values: ArrayLike, clusters: np.ndarray | None = None) -> tuple[float, float]:
-    """The bootstrap interval of a mean: (low, high). Percentile method, 10,000 resamples.
+    """Return the bootstrap interval of a mean: (low, high). Percentile method, 10,000 resamples.
 
     Args:
         values: (N,) of each episode.
-        clusters: (N,) integers; episodes with the same one repeat one case, such as a campaign of a
-            day, so they are resampled together. None: no episode repeats another.
+        clusters: (N,) integers; episodes with the same one repeat one case, so they are resampled
+            together. None: no episode repeats another.
     """
     each = np.asarray(values, np.float64)
     cluster = np.arange(len(each))
@@ -22,26 +22,26 @@ def over_episodes(values: ArrayLike, clusters: np.ndarray | None = None) -> tupl
     if np.ptp(totals / sizes) == 0:
         return float(each.mean()), float(each.mean())
     rng = np.random.default_rng(0)
-    found = stats.bootstrap(
+    result = stats.bootstrap(
         (totals, sizes),
-        mean_of_all,
+        weighted_mean,
         n_resamples=10_000,
         batch=1_000,
         method="percentile",
         paired=True,
         rng=rng,
     )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def mean_of_all(totals: np.ndarray, sizes: np.ndarray, axis: int) -> np.ndarray:
-    """The mean over all episodes of clusters, of their totals and sizes."""
+def weighted_mean(totals: np.ndarray, sizes: np.ndarray, axis: int) -> np.ndarray:
+    """Return the mean over the episodes of clusters, by their totals and sizes."""
     mean: np.ndarray = totals.sum(axis) / sizes.sum(axis)
     return mean
 
 
 def over_runs(values: ArrayLike) -> tuple[float, float]:
-    """Student's t interval of a mean over at least two runs or pairs of runs: (low, high).
+    """Return Student's t interval of a mean over at least two runs or pairs of runs: (low, high).
 
     A bootstrap of three values is their least and largest, and holds the true mean in three cases
     of four.

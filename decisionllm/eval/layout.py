@@ -1,4 +1,4 @@
-"""Whether the observations and actions of an environment are laid out as those of the data."""
+"""Checks of the layout: observations and actions of an environment against those of the data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
         spec: of the data.
         dataset: their info. `observation_parts` has (name, numbers) of each part of an observation,
             `categorical` the sizes of those declared categorical, `action_parts` the sizes of the
-            parts of a discrete action; without them the data name none. One part called `observation` is a vector, whose numbers have no names.
+            parts of a discrete action; without them the data name none. One part called
+            `observation` is a vector, whose numbers have no names.
         env: the environment; parts that it leaves empty are not compared.
         name: of the run, to begin a message with.
 
@@ -35,54 +36,58 @@ def check_env(spec: Spec, dataset: Json, env: Env, name: str) -> str:
     """
     check_actions(spec, env, name)
     notes = [
-        _observation_note(dataset, env, name),
-        _action_note(dataset, env, name),
-        _range_note(spec, env),
+        _compare_observation_parts(dataset, env, name),
+        _compare_action_parts(dataset, env, name),
+        _compare_action_range(spec, env),
     ]
-    said = "; ".join(filter(None, notes))
-    return f"{name}: {said}" if said else ""
+    note = "; ".join(filter(None, notes))
+    return f"{name}: {note}" if note else ""
 
 
-def _observation_note(dataset: Json, env: Env, name: str) -> str:
-    """The note on the parts of an observation, see `check_env`."""
-    own = [(str(part), int(size)) for part, size in dataset.get("observation_parts") or ()]
-    other = [(str(part), int(size)) for part, size in env.observation_parts]
+def _compare_observation_parts(dataset: Json, env: Env, name: str) -> str:
+    """Return the note on the parts of an observation, see `check_env`."""
+    of_data = [(str(part), int(size)) for part, size in dataset.get("observation_parts") or ()]
+    of_env = [(str(part), int(size)) for part, size in env.observation_parts]
     declared = dict(dataset.get("categorical") or {})
-    if not other or own == other:
+    if not of_env or of_data == of_env:
         _check_categorical(declared, env, name)
         return ""
-    unnamed = _unnamed(own)
-    same_size = not own or _size(own) == _size(other)
-    if same_size and len(own) < 2 and len(other) == 1 and (unnamed or _unnamed(other)):
+    is_unnamed = _has_no_names(of_data)
+    is_same_size = not of_data or _total_size(of_data) == _total_size(of_env)
+    are_vectors = len(of_data) < 2 and len(of_env) == 1 and (is_unnamed or _has_no_names(of_env))
+    if is_same_size and are_vectors:
         return ""
-    if same_size and unnamed:
+    if is_same_size and is_unnamed:
         return (
             "the data do not name the parts of an observation, the environment lays them out as "
-            f"{in_words(other)}; if the data have another order, record them in this one and state "
+            f"{in_words(of_env)}; if the data have another order, record them in this one and state "
             "it: from_episodes(..., observation_parts=...)"
         )
-    layouts = f"laid out as {in_words(own)}, the environment's as {in_words(other)}"
     fix = LIKE_THE_DATA
     if env.categorical is not None and declared != env.categorical:
-        fix = _one_declaration(declared, env.categorical)
-    raise ValueError(f"{name}: the data's observations are {layouts}; {fix}")
+        fix = _declare_alike(declared, env.categorical)
+    raise ValueError(
+        f"{name}: the data's observations are laid out as {in_words(of_data)}, the environment's as "
+        f"{in_words(of_env)}; {fix}"
+    )
 
 
 def _check_categorical(declared: Json, env: Env, name: str) -> None:
     """Raise a ValueError if a part of an observation has other categories in the data than in the
-    environment; a part that one of the two has without a declaration is not compared.
+    environment; a part that only one of the two declares is not compared.
 
     declared: the sizes of the data.
     """
     of_env = env.categorical or {}
     if any(declared[part] != of_env[part] for part in declared.keys() & of_env.keys()):
-        categories = f"{_as_option(declared)}, the environment's {_as_option(of_env)}"
-        fix = _one_declaration(declared, of_env)
-        raise ValueError(f"{name}: the data's categorical parts are {categories}; {fix}")
+        raise ValueError(
+            f"{name}: the data's categorical parts are {_as_option(declared)}, the environment's "
+            f"{_as_option(of_env)}; {_declare_alike(declared, of_env)}"
+        )
 
 
-def _one_declaration(declared: Json, of_env: Mapping[str, Any]) -> str:
-    """What to do where the data and the environment are declared categorical otherwise."""
+def _declare_alike(declared: Json, of_env: Mapping[str, Any]) -> str:
+    """Say what to do where the data and the environment declare other categories."""
     if declared:
         return f"give env.categorical={_as_option(declared)}, as in the data"
     return (
@@ -92,38 +97,40 @@ def _one_declaration(declared: Json, of_env: Mapping[str, Any]) -> str:
 
 
 def _as_option(sizes: Mapping[str, Any]) -> str:
-    """Sizes by name as the command line reads them: {image: [11, 6, 4]}."""
+    """Write sizes by name as the command line reads them: {image: [11, 6, 4]}."""
     return json.dumps(sizes).replace('"', "")
 
 
-def _size(parts: Sequence[tuple[str, int]]) -> int:
-    """How many numbers an observation has."""
+def _total_size(parts: Sequence[tuple[str, int]]) -> int:
+    """Return how many numbers an observation has."""
     return sum(size for _, size in parts)
 
 
-def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
-    """Whether an observation is one vector whose numbers have no names."""
+def _has_no_names(parts: Sequence[tuple[str, int]]) -> bool:
+    """Return whether an observation is one vector whose numbers have no names."""
     return not parts or [name for name, _ in parts] == [VECTOR]
 
 
-def _action_note(dataset: Json, env: Env, name: str) -> str:
-    """The note on the parts of a discrete action, see `check_env`."""
-    own = list(dataset.get("action_parts") or ())
-    other = list(env.action_parts)
-    if own and other and own != other:
-        parts = f"parts of {own} values, the environment's of {other}"
-        raise ValueError(f"{name}: the data's actions have {parts}; {LIKE_THE_DATA}")
-    if own or len(other) < 2:
+def _compare_action_parts(dataset: Json, env: Env, name: str) -> str:
+    """Return the note on the parts of a discrete action, see `check_env`."""
+    of_data = list(dataset.get("action_parts") or ())
+    of_env = list(env.action_parts)
+    if of_data and of_env and of_data != of_env:
+        raise ValueError(
+            f"{name}: the data's actions have parts of {of_data} values, the environment's of "
+            f"{of_env}; {LIKE_THE_DATA}"
+        )
+    if of_data or len(of_env) < 2:
         return ""
     return (
         "the data do not name the parts of an action, the environment reads an index as "
-        f"np.ravel_multi_index(parts, {other}); state it if the data's are the same: "
-        f"from_episodes(..., action_parts={other})"
+        f"np.ravel_multi_index(parts, {of_env}); state it if the data's are the same: "
+        f"from_episodes(..., action_parts={of_env})"
     )
 
 
-def _range_note(spec: Spec, env: Env) -> str:
-    """The note on actions of the data that the environment does not take, see `check_env`."""
+def _compare_action_range(spec: Spec, env: Env) -> str:
+    """Return the note on actions of the data that the environment does not take, see `check_env`."""
     if env.action_range is None or spec.num_actions:
         return ""
     low, high = np.array(env.action_range)
@@ -133,9 +140,10 @@ def _range_note(spec: Spec, env: Env) -> str:
     within = np.array(spec.low) >= low - close, np.array(spec.high) <= high + close
     if np.all(within):
         return ""
-    own = f"{list(spec.low)} .. {list(spec.high)}"
-    taken = f"{low.tolist()} .. {high.tolist()}"
-    return f"the data's actions reach from {own}, the environment takes {taken}"
+    return (
+        f"the data's actions reach from {list(spec.low)} .. {list(spec.high)}, the environment "
+        f"takes {low.tolist()} .. {high.tolist()}"
+    )
 
 
 def check_actions(spec: Spec, env: Env, name: str) -> None:
@@ -143,7 +151,7 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
 
     Args:
         spec: of the data.
-        env: the environment; what its `num_actions` and `action_dim` leave open is not compared.
+        env: the environment; where its `num_actions` or `action_dim` is None, nothing is compared.
         name: of the run, to begin a message with.
 
     Raises:
@@ -152,22 +160,23 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
     if env.num_actions in (None, spec.num_actions):
         size = env.action_dim
         if not spec.num_actions and size not in (None, spec.action_dim):
-            wanted = f"actions of {spec.action_dim} numbers, as in the data"
-            got = f"the environment takes {size}"
-            raise ValueError(f"{name}: expected {wanted}, {got}; {LIKE_THE_DATA}")
+            raise ValueError(
+                f"{name}: expected actions of {spec.action_dim} numbers, as in the data, the "
+                f"environment takes {size}; {LIKE_THE_DATA}"
+            )
         return
-    own = _kind(spec.num_actions)
-    other = _kind(env.num_actions)
-    remedy = "evaluate it in one like that of its data"
+    fix = "evaluate it in one like that of its data"
     if env.num_actions and _are_indices(spec, env.num_actions):
         option = f"num_actions={env.num_actions}"
-        remedy += (
+        fix += (
             f"; if the log's actions are whole numbers {spec.low[0]:g} .. {spec.high[0]:g} that "
             f"are indices of actions, train again with dataset.{option} (from_episodes: a spec "
             f"with {option})"
         )
-    actions = f"trained on {own} actions, the environment has {other} ones"
-    raise ValueError(f"{name}: {actions}; {remedy}")
+    raise ValueError(
+        f"{name}: trained on {_kind(spec.num_actions)} actions, the environment has "
+        f"{_kind(env.num_actions)} ones; {fix}"
+    )
 
 
 def _kind(num_actions: int | None) -> str:
@@ -175,7 +184,9 @@ def _kind(num_actions: int | None) -> str:
 
 
 def _are_indices(spec: Spec, num_actions: int) -> bool:
-    """Whether continuous actions may be indices of so many actions, as floats, by their bounds."""
+    """Return whether continuous actions may be indices of so many actions, as floats, by their
+    bounds.
+    """
     if spec.num_actions or spec.action_dim != 1:
         return False
     low, high = float(spec.low[0]), float(spec.high[0])

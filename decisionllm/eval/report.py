@@ -1,4 +1,6 @@
-"""Scores with intervals, a table over seeds, and one HTML file with its pictures, see `pictures`."""
+"""The report: scores with intervals over seeds as tables, and one HTML file with its pictures, see
+`pictures`.
+"""
 
 import base64
 import json
@@ -19,7 +21,7 @@ from decisionllm.eval.pictures import (
     draw_curves,
     draw_scores,
     draw_tables,
-    grouped,
+    group_by,
 )
 from decisionllm.files import read_lines
 from decisionllm.schema import Json
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 Row = Json
 
 # rows that agree in these, in their configuration and in how they were evaluated are one result,
-# over seeds: see `identity.pools`
+# over seeds: see `identity.group_rows`
 KEYS = (
     "world",
     "dataset",
@@ -43,36 +45,48 @@ KEYS = (
     "decode",
     "changed",
 )
-SCORES = ["score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds"]
-COLUMNS = [*KEYS[:6], *SCORES, "headline"]
+METRIC_SCORE = "_score"  # a metric whose name ends so is a column of the report
+# of the page's table: columns of a result with their headings
+HEADINGS = {
+    "world": "world",
+    "dataset": "training data",
+    "protocol": "protocol",
+    "policy": "policy",
+    "text": "task text",
+    "target_return": "target return",
+    "score": "mean score",
+    "iqm": "interquartile mean",
+    "low": "95 % from",
+    "high": "95 % to",
+    "return": "mean return",
+    "seeds": "training seeds",
+    "n": "episodes",
+    "seconds": "seconds",
+}
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
 def read_rows(folder: str | Path, name: str = "results.jsonl") -> list[Row]:
-    """The rows of results.jsonl, or of another file of such rows.
+    """Read the rows of results.jsonl, or of another file of such rows.
 
     Of rows about the same run, however its path is written, and the same protocol and seed of the
-    environment, only the last; of a scripted player, which has no run, those about the same options
-    of the environment. A row of an earlier version names no world; its dataset stands for it.
+    environment, only the last is returned; of a scripted player, which has no run, the last of
+    those about the same options of the environment.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for row in read_lines(Path(folder) / name):
-        row.setdefault("world", row["dataset"])
         player = row.get("options")
         if row.get("run"):
             player = Path(row["run"]).resolve()
-        key = (*(str(row.get(name)) for name in (*KEYS, "seed")), str(player))
-        if "options" in row:
-            # a row of an earlier version has no options; it is replaced like any other
-            if key in rows and rows[key].get("env_seed") in (None, row.get("env_seed")):
-                del rows[key]
-            key += (str(row.get("env_seed")), str(row.get("part")))
+        columns = (*KEYS, "seed", "env_seed", "part")
+        key = (*(str(row.get(column)) for column in columns), str(player))
         rows[key] = row
     return list(rows.values())
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One result for the rows of several seeds; results that look alike are named by what differs.
+    """Pool the rows of several seeds to one result; results that look alike are named by what
+    differs.
 
     Returns:
         Results with their mean score, the interquartile mean (`iqm`: one lucky seed moves it less
@@ -80,23 +94,21 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         episodes of one seed, see `intervals`.
     """
     results = []
-    for policy, members in named_pools(rows):
+    for policy, members in named_groups(rows):
         last_of_each_seed = {row["seed"]: row for row in members}
-        results.append(over_seeds(policy, list(last_of_each_seed.values())))
+        results.append(pool_seeds(policy, list(last_of_each_seed.values())))
     return sorted(results, key=lambda r: (r["world"], not r["headline"], -r["score"]))
 
 
-def over_seeds(policy: str, rows: Sequence[Row]) -> Row:
-    """One result for the rows of a policy, one of each seed; see `summarise`."""
+def pool_seeds(policy: str, rows: Sequence[Row]) -> Row:
+    """Return the result of a policy's rows, one of each seed; see `summarise`."""
     first = rows[0]
     scores = [row["score"] for row in rows]
     low, high = first["low"], first["high"]
     if len(rows) > 1:
         low, high = intervals.over_runs(scores)
     labels = (first["protocol"], first.get("changed"))
-    latched_scores = [row["latched_score"] for row in rows if "latched_score" in row]
-    latched = float(np.mean(latched_scores)) if latched_scores else None  # of Maze2D alone
-    return {key: first.get(key) for key in KEYS} | {
+    result = {key: first.get(key) for key in KEYS} | {
         "policy": policy,
         "target_return": mean_target(rows),
         "protocol": ", ".join(filter(None, labels)),
@@ -105,52 +117,69 @@ def over_seeds(policy: str, rows: Sequence[Row]) -> Row:
         "low": low,
         "high": high,
         "return": float(np.mean([row["return"] for row in rows])),
-        "latched": latched,
         "seeds": len(rows),
         "n": sum(row["n"] for row in rows),
         "seconds": sum(row["seconds"] for row in rows),
     }
+    for key in first:
+        values = [row[key] for row in rows if key in row]
+        if key.endswith(METRIC_SCORE):
+            result[key] = float(np.mean(values))
+    return result
 
 
 def mean_target(rows: Sequence[Row]) -> float | None:
-    """The target return of rows of one result; of headline targets, which may differ, the mean."""
+    """Return the target return of one result; of headline targets, which may differ, the mean."""
     targets = [row["target_return"] for row in rows]
     return None if None in targets else float(np.mean(targets))
 
 
 def policy_names(rows: Sequence[Row]) -> list[str]:
-    """The policy of each row as `summarise` names its result."""
-    named: dict[int, str] = {}
-    for name, members in named_pools(rows):
-        named |= {id(row): name for row in members}
-    return [named[id(row)] for row in rows]
+    """Return the policy of each row as `summarise` names its result."""
+    names: dict[int, str] = {}
+    for name, members in named_groups(rows):
+        names |= {id(row): name for row in members}
+    return [names[id(row)] for row in rows]
 
 
-def named_pools(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """The name and the rows of each result."""
-    groups = identity.pools(rows, [key for key in KEYS if key != "target_return"])
-    return list(zip(identity.names(groups), groups, strict=True))
+def named_groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Return the name and the rows of each result."""
+    groups = identity.group_rows(rows, [key for key in KEYS if key != "target_return"])
+    groups = join_equal_players(groups)
+    return list(zip(identity.name_results(groups), groups, strict=True))
+
+
+def join_equal_players(groups: Sequence[list[Row]]) -> list[list[Row]]:
+    """Join the groups of a scripted player that did the same in a world under several options of its
+    environment, such as with and without a text, which it does not read.
+    """
+    joined: dict[str, list[Row]] = {}
+    for i, members in enumerate(groups):
+        key = str(i)
+        if not members[0].get("run"):
+            columns = ("world", "protocol", "policy", "changed", "seed", "env_seed", "n")
+            outcome = ("score", "low", "high", "return")
+            key = str([[row.get(name) for name in (*columns, *outcome)] for row in members])
+        joined.setdefault(key, []).extend(members)
+    return list(joined.values())
 
 
 def read_probes(folder: str | Path) -> list[word_probe.WorldProbe]:
-    """The shares of word_probe.jsonl, one table for each world; none without the file."""
+    """Read the shares of word_probe.jsonl, one table for each world; none without the file."""
     if not (Path(folder) / word_probe.FILE).is_file():
         return []
-    return word_probe.group_by_world(named_pools(read_rows(folder, word_probe.FILE)))
+    return word_probe.group_by_world(named_groups(read_rows(folder, word_probe.FILE)))
 
 
 def tables(results: Sequence[Row]) -> list["Table"]:
-    """Results as one table for each world: a row for each policy, a column for each protocol or
-    condition, such as a share of the budget. They fit into the width of the terminal.
+    """Return a table for each world: a row for each policy, a column for each protocol or condition,
+    such as a share of the budget. They fit into the width of the terminal.
     """
-    found = []
-    for world, members in grouped(results, "world").items():
-        found.append(table(world, members))
-    return found
+    return [world_table(world, members) for world, members in group_by(results, "world").items()]
 
 
-def table(world: str, results: Sequence[Row]) -> "Table":
-    """The table of one world, the best policies first; see `tables`.
+def world_table(world: str, results: Sequence[Row]) -> "Table":
+    """Return the table of one world, the best policies first; see `tables`.
 
     A cell has the mean score and, below it, its 95 % interval.
     """
@@ -158,8 +187,8 @@ def table(world: str, results: Sequence[Row]) -> "Table":
     from rich.table import Table
 
     protocols = sorted({result["protocol"] for result in results}, key=by_number)
-    shared = shared_words(protocols)
-    cells = cells_of(results)
+    shared = shared_prefix(protocols)
+    cells = score_cells(results)
     policies, targets, counts = zip(*cells, strict=True)
 
     # What all rows have alike needs no column.
@@ -172,21 +201,21 @@ def table(world: str, results: Sequence[Row]) -> "Table":
     else:
         title.append(f"{counts[0]} episodes")
     title_line = ", ".join(filter(None, title))
-    made = Table(title=title_line, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    made.add_column("policy", overflow="fold")
+    table = Table(title=title_line, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy", overflow="fold")
     for label in labels:
-        made.add_column(label, justify="right", no_wrap=True)
+        table.add_column(label, justify="right", no_wrap=True)
     for protocol in protocols:
         name = protocol.removeprefix(shared).lstrip(", ")
         # a long number is broken, not cut
-        made.add_column(name or "score", justify="right", min_width=CELL, overflow="fold")
+        table.add_column(name or "score", justify="right", min_width=CELL, overflow="fold")
     for *names, scores in zip(policies, *labels.values(), cells.values(), strict=True):
-        made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
-    return made
+        table.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
+    return table
 
 
-def cells_of(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str]]:
-    """The rows of a table: the cell of each protocol, by policy, target and episodes."""
+def score_cells(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str]]:
+    """Return the rows of a table: the cell of each protocol, by policy, target and episodes."""
     cells: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
     targets = {result["target_return"] for result in results}
     for result in results:
@@ -194,14 +223,16 @@ def cells_of(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, str
         if not result["headline"]:
             policy += " (sweep)"
         count = f"{result['seeds']} x {result['n'] // result['seeds']}"
-        row = cells[policy, told_apart(result["target_return"], targets), count]
-        interval_of = f"{number(result['low'])}..{number(result['high'])}"
-        row[result["protocol"]] = f"{number(result['score'])}\n{interval_of}"
+        row = cells[policy, distinct_target(result["target_return"], targets), count]
+        interval = f"{number(result['low'])}..{number(result['high'])}"
+        row[result["protocol"]] = f"{number(result['score'])}\n{interval}"
     return cells
 
 
 def by_number(protocol: str) -> tuple[str, float, str]:
-    """The key that sorts protocols by the number after their last comma; first one without any."""
+    """Return the key that sorts protocols by the number after their last comma, those without one
+    first.
+    """
     begin, _, last = protocol.rpartition(", ")
     number = re.match(r"[\d.]+", last)
     if number is None:
@@ -209,27 +240,27 @@ def by_number(protocol: str) -> tuple[str, float, str]:
     return begin, float(number[0]), last
 
 
-def shared_words(protocols: Sequence[str]) -> str:
-    """What several protocols begin with, up to a comma; the whole of a single one."""
+def shared_prefix(protocols: Sequence[str]) -> str:
+    """Return the words up to a comma that all protocols begin with; the whole of a single one."""
     parts = [protocol.split(", ") for protocol in protocols]
     return ", ".join(commonprefix(parts))
 
 
 def target_words(target: float | None) -> str:
-    """A target return; "-" for None."""
+    """Format a target return; "-" for None."""
     return "-" if target is None else number(target)
 
 
-def told_apart(target: float | None, others: Iterable[float | None]) -> str:
-    """A target return with as many digits as tell it from the others."""
+def distinct_target(target: float | None, others: Iterable[float | None]) -> str:
+    """Format a target return with as many digits as tell it from the others."""
     words = target_words(target)
     is_shared = any(target_words(other) == words for other in others if other != target)
     return f"{target:.7g}" if is_shared else words
 
 
 def number(x: float) -> str:
-    """A number with one digit after the point; one below 1, of which that leaves little, with three
-    significant digits.
+    """Format a number with one digit after the point; one below 1, of which that leaves little, with
+    three significant digits.
     """
     return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
 
@@ -256,8 +287,8 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     probes = read_probes(folder)
     if probes:
         pictures["word_probe.png"] = word_probe.draw(probes)
-    for name, made in pictures.items():
-        made.savefig(folder / name)
+    for name, picture in pictures.items():
+        picture.savefig(folder / name)
     images = list(pictures)
     for kind in ("rollout", "attention"):
         images += sorted(path.name for path in folder.glob(f"{kind}-*.png"))
@@ -265,7 +296,9 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         folder,
         Path(__file__).parent / "report.html",
         images,
-        columns=COLUMNS,
+        headings=headings_of(results),
+        captions={name: picture_caption(name) for name in images},
+        conclusions=conclusions(rows, results),
         number=number,
         results=results,
         published=published,
@@ -276,13 +309,55 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     )
 
 
+def headings_of(results: Sequence[Row]) -> dict[str, str]:
+    """Return the columns of the page's table with their headings, those of metrics last."""
+    metrics = {key for result in results for key in result if key.endswith(METRIC_SCORE)}
+    return HEADINGS | {key: key.replace("_", " ") for key in sorted(metrics)}
+
+
+PICTURES = {
+    "scores.png": "Scores",
+    "learning.png": "Learning curves",
+    "tables.png": "Tables of shares",
+    "word_probe.png": "Instruction probe",
+}
+
+
+def picture_caption(file_name: str) -> str:
+    """Return the heading of a picture, such as "Rollout: demo-goal-text-0"."""
+    kind, _, label = file_name.removesuffix(".png").partition("-")
+    return PICTURES.get(file_name, f"{kind.capitalize()}: {label}")
+
+
+def conclusions(rows: Sequence[Row], results: Sequence[Row]) -> list[str]:
+    """Return a line for each world and protocol: its best policy at its headline target, and the
+    scripted players of the world.
+    """
+    names = zip(rows, policy_names(rows), strict=True)
+    scripted = {(row["world"], name) for row, name in names if not row.get("run")}
+    lines = []
+    for world, members in group_by(results, "world").items():
+        is_headline = [result for result in members if result["headline"]]
+        players = [each for each in is_headline if (world, each["policy"]) in scripted]
+        policies = [each for each in is_headline if (world, each["policy"]) not in scripted]
+        beside = "".join(f"; {each['policy']}: {number(each['score'])}" for each in players)
+        for protocol, contenders in group_by(policies, "protocol").items():
+            best = contenders[0]  # they are sorted
+            interval = f"{number(best['low'])} .. {number(best['high'])}"
+            score = f"{number(best['score'])} ({interval})"
+            if len(contenders) > 1:
+                score += f", the best of {len(contenders)} policies"
+            lines.append(f"{world}, {protocol}: {best['policy']} has {score}{beside}.")
+    return lines
+
+
 def draw_pictures(
     rows: Sequence[Row],
     results: Sequence[Row],
     published: Published,
     labels: Mapping[str, str],
 ) -> dict[str, "Figure"]:
-    """The scores, the learning curves and the tables of shares: {file name: figure}."""
+    """Draw the scores, the learning curves and the tables of shares: {file name: figure}."""
     policies = policy_names(rows)
     headlines = [result for result in results if result["headline"]]
     pictures = {"scores.png": draw_scores(headlines, published, labels)}
@@ -296,7 +371,7 @@ def draw_pictures(
 
 
 def learning_curves(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, str]:
-    """The runs whose losses are there, with the name of their policy."""
+    """Return the runs whose losses are there, with the name of their policy."""
     curves = {}
     for row, policy in zip(rows, policies, strict=True):
         run = row.get("run")
@@ -306,7 +381,7 @@ def learning_curves(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, s
 
 
 def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> Json:
-    """The tables of shares in the rows by their titles; one that is in all rows of a run, once."""
+    """Return the tables of shares in the rows by their titles; one that is in all rows of a run, once."""
     tables: Json = {}
     for row, policy in zip(rows, policies, strict=True):
         for name, value in row.items():
@@ -317,7 +392,7 @@ def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> Json:
 
 
 def write_page(folder: Path, template: Path, images: Sequence[str], **values: object) -> Path:
-    """Write report.html of a template with these values and images. Returns its path."""
+    """Write report.html of a template with these values and images, and return its path."""
     from jinja2 import Template
 
     encoded = []
@@ -325,6 +400,6 @@ def write_page(folder: Path, template: Path, images: Sequence[str], **values: ob
         content = (folder / name).read_bytes()
         encoded.append((name, base64.b64encode(content).decode()))
     page = folder / "report.html"
-    made = Template(template.read_text(encoding="utf-8"), autoescape=True)
-    page.write_text(made.render(values, images=encoded), encoding="utf-8")
+    source = Template(template.read_text(encoding="utf-8"), autoescape=True)
+    page.write_text(source.render(values, images=encoded), encoding="utf-8")
     return page

@@ -1,4 +1,4 @@
-"""N episodes played in lock-step by one player."""
+"""Rollouts: one player plays N episodes in lock-step."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -57,11 +57,11 @@ def rollout(
         if masks is not None:
             masks = np.array(masks)  # a copy: the env may write the next ones into its own
             allowed = masks[running]
-        chosen = np.asarray(player.act(observations[running], rewards, allowed), np.float32)
-        actions = np.zeros((N, chosen.shape[1]), np.float32)
-        actions[running] = chosen
-        after, gains, ended, truncated = checked_step(env, actions, S, running)
-        steps.append((observations, actions, np.array(gains, np.float32), masks))
+        taken = np.asarray(player.act(observations[running], rewards, allowed), np.float32)
+        actions = np.zeros((N, taken.shape[1]), np.float32)  # zeros of episodes that ended
+        actions[running] = taken
+        after, new_rewards, ended, truncated = checked_step(env, actions, S, running)
+        steps.append((observations, actions, np.array(new_rewards, np.float32), masks))
         observations = after
         lengths[running] += 1
         terminated[running] |= ended[running]
@@ -70,7 +70,7 @@ def rollout(
         if over.any() and not over.all():
             player.select(~over)
         running = running[~over]
-        rewards = gains[running]
+        rewards = new_rewards[running]
         progress(1)
 
     return to_episodes(env, steps, lengths, terminated, final)
@@ -79,7 +79,7 @@ def rollout(
 def to_episodes(
     env: Env, steps: Sequence[Step], lengths: np.ndarray, terminated: np.ndarray, final: np.ndarray
 ) -> list[Episode]:
-    """The N episodes of a rollout.
+    """Return the N episodes of a rollout.
 
     Args:
         env: after the last step.
@@ -125,10 +125,10 @@ def stack_masks(masks_by_step: Sequence[np.ndarray | None]) -> np.ndarray | None
 
 
 def checked_reset(env: Env, seed: int) -> np.ndarray:
-    """`Env.reset`, whose observations (N, S) are as the protocol says: float32, a copy.
+    """Call `Env.reset`, and return its observations (N, S) as float32, a copy.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they are not as the protocol says.
     """
     result = env.reset(seed)
     if isinstance(result, tuple):
@@ -142,7 +142,7 @@ def checked_reset(env: Env, seed: int) -> np.ndarray:
 def checked_step(
     env: Env, actions: np.ndarray, size: int, running: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`Env.step`, whose results are as the protocol says; observations are float32, a copy.
+    """Call `Env.step`, and return its results; observations are float32, a copy.
 
     Args:
         env: that takes the step.
@@ -152,14 +152,15 @@ def checked_step(
             ignored.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they are not as the protocol says.
     """
     place = _place(env, "step")
     result = env.step(actions)
     if not isinstance(result, tuple) or len(result) != 4:
-        wanted = "observations, rewards, terminated, truncated"
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise ValueError(f"{place}: expected {wanted}, got {got}")
+        raise ValueError(
+            f"{place}: expected observations, rewards, terminated, truncated, got {got}"
+        )
     N = len(actions)
     observations = _observations(place, result[0], (N, size), running)
     columns = []
@@ -183,14 +184,14 @@ def checked_step(
 
 
 def _place(env: Env, method: str) -> str:
-    """A method of an environment, to begin a message with."""
+    """Name a method of an environment, to begin a message with."""
     return f"env {env.name}, {method}" if env.name else f"env.{method}"
 
 
 def _observations(
     place: str, values: object, shape: tuple[int, int | None], running: np.ndarray
 ) -> np.ndarray:
-    """Observations as float32, a copy.
+    """Return observations as float32, a copy.
 
     Args:
         place: to begin a message with.
@@ -232,14 +233,14 @@ def are_surely_finite(numbers: np.ndarray) -> bool:
 
 
 def refuse_shape(place: str, name: str, expected: str, got: np.ndarray) -> None:
-    """Raise the ValueError of a result that has another shape."""
+    """Raise a ValueError about a result of another shape."""
     raise ValueError(f"{place}: expected {name} of shape {expected}, got {got.shape}")
 
 
 def begin_in(
     policy: "Policy | Baseline", env: Env, target_returns: Targets, seed: int, tasks: Sequence[str]
 ) -> Player:
-    """A session of a `Policy`, or of a baseline, in an environment.
+    """Begin a session of a `Policy`, or of a baseline, in an environment.
 
     Its samples are drawn from the seed, whatever was played before. The groups are read here, since
     a reset may change them.
@@ -290,7 +291,7 @@ class ScriptedPlayer(Player):
 
 
 def uniform_player(seed: int, action_dim: int) -> Begin:
-    """The player that draws its actions uniformly within -1 .. 1."""
+    """Return the player that draws its actions uniformly within -1 .. 1."""
 
     def begin(tasks: Sequence[str]) -> ScriptedPlayer:
         rng = np.random.default_rng(seed)

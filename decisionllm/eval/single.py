@@ -1,5 +1,6 @@
-"""Environments of this package as Gymnasium environments, so that an exported Minari dataset names
-the one it is scored in."""
+"""Export to Minari, with the environment of this package that scores the dataset as one of
+Gymnasium.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -79,21 +80,23 @@ def export(
         env: config node of the environment.
         say: prints a line for the user.
     """
-    remedy = "env=none exports without one"
     with explained(
-        "export=minari: the environment could not be made", ValueError, OSError, remedy=remedy
+        "export=minari: the environment could not be made",
+        ValueError,
+        OSError,
+        remedy="env=none exports without one",
     ):
-        known, note = exported(env, store)
+        options, note = describe_environment(env, store)
     if note:
         say(note)
     final_observations = function("final_observations", store.info.get("env", ""))
     if final_observations is not None:
-        known["final"] = final_observations(store)
-    return minari.save(minari_id, store, **known)
+        options["final"] = final_observations(store)
+    return minari.save(minari_id, store, **options)
 
 
-def exported(node: Node, store: Store) -> tuple[Json, str]:
-    """The environment that an exported Minari dataset names.
+def describe_environment(node: Node, store: Store) -> tuple[Json, str]:
+    """Return the environment that an exported Minari dataset names.
 
     Args:
         node: config node of the environment.
@@ -110,19 +113,19 @@ def exported(node: Node, store: Store) -> tuple[Json, str]:
     env: Env = build(node, 1)
     if env.groups is not None:
         return {}, ""
-    known: Json = {"reference": env.reference}
+    options: Json = {"reference": env.reference}
     if not isinstance(env, GymnasiumEnv):
-        return known | {"env": _as_gymnasium(node, env, store.spec)}, ""
+        return options | {"env": _as_gymnasium(node, env, store.spec)}, ""
     try:
         note = check_exportable(store, env)
     except ValueError as error:
-        return known, f"{error}; the dataset names no environment"
+        return options, f"{error}; the dataset names no environment"
     spaces_of = {"observation_space": env.observation_space, "action_space": env.space}
-    return known | {"env": env.envs[0].spec} | spaces_of, note
+    return options | {"env": env.envs[0].spec} | spaces_of, note
 
 
 def _as_gymnasium(node: Node, env: Env, spec: Spec) -> EnvSpec:
-    """An environment of this package as one of Gymnasium."""
+    """Return the Gymnasium spec of an environment of this package."""
     options = {
         "env": node,
         "observation_dim": spec.observation_dim,
@@ -147,15 +150,18 @@ def check_exportable(store: Store, env: GymnasiumEnv) -> str:
     name = str(store.info["name"])
     note = check_env(store.spec, store.info, env, name)
     if env.part:
-        whole = f"the observations of {env.envs[0].observation_space}"
-        raise ValueError(f"{name}: the data hold the part {env.part} alone of {whole}")
+        raise ValueError(
+            f"{name}: the data hold the part {env.part} alone of the observations of "
+            f"{env.envs[0].observation_space}"
+        )
     texts = text_parts(env.observation_space)
     if len(texts) > 1:
         raise ValueError(f"{name}: expected one text in an observation, got {', '.join(texts)}")
     size = sum(numbers for _, numbers in env.observation_parts)
     if size != store.spec.observation_dim:
-        wanted = f"observations of {size} numbers"
-        raise ValueError(f"{name}: expected {wanted}, got {store.spec.observation_dim}")
+        raise ValueError(
+            f"{name}: expected observations of {size} numbers, got {store.spec.observation_dim}"
+        )
     for episodes, rows in blocks(store, BLOCK):
         observations = [store.observations[rows]]
         if store.final_observation is not None:

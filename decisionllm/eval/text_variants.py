@@ -80,9 +80,9 @@ class TaskTexts:
         ):
             kinds.remove("contrast")  # a task has no other one of its world
         for held_out in (False, True):
-            worded = spread(facts, held_out=held_out, frames=frames or 0, kinds=kinds)
-            for task, wordings in worded.items():
-                for kind, text in wordings:
+            wordings = spread(facts, held_out=held_out, frames=frames or 0, kinds=kinds)
+            for task, texts in wordings.items():
+                for kind, text in texts:
                     self.wordings[task].setdefault(kind, []).append(text)
                     self.task_by_text.setdefault(text, task)
 

@@ -1,6 +1,4 @@
-"""Short rollouts of a policy while it is trained, since a loss that falls does not say that the score
-rises.
-"""
+"""Short rollouts during training, since a falling loss does not mean a rising score."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +14,17 @@ from decisionllm.protocols import Env
 from decisionllm.registry import Node, build
 from decisionllm.schema import Json
 
-SEED = 0  # of the starts, the same in each look
-LOOKS = 3  # in which the loss falls and the score does not rise, until the user is warned
+SEED = 0  # of the starts, the same in each evaluation
+LOOKS = 3  # evaluations in which the loss falls and the score does not rise, until a warning
 
 
 class ScoreWatch:
-    """The score of a model in the environments of its run.
+    """Scores of a model in the environments of its run.
 
     Args:
         config: of the run, plain dicts.
         info: of the run (run.json).
-        episodes: of each look, in each environment.
+        episodes: of each evaluation, in each environment.
         device: of the model.
     """
 
@@ -35,10 +33,10 @@ class ScoreWatch:
         self.info = info
         self.episodes = episodes
         self.device = device
-        self.envs: dict[str, Env] = {}  # by part; built at the first look
+        self.envs: dict[str, Env] = {}  # by part; built at the first evaluation
 
     def look(self, model: Model) -> dict[str, float]:
-        """The mean score, and of a mixture also those of its parts: {"score": 71.2}.
+        """Return the mean score, and of a mixture also those of its parts: {"score": 71.2}.
 
         The model is left in evaluation mode.
         """
@@ -48,10 +46,10 @@ class ScoreWatch:
         for policy in policies_of(model, self.config, self.info, parts, acting):
             part = policy.config.get("part", "")
             scores[part] = self._score(policy, part)
-        found = {"score": float(np.mean([*scores.values()]))}
-        if parts:
-            found |= {f"score/{part}": score for part, score in scores.items()}
-        return found
+        mean_score = {"score": float(np.mean([*scores.values()]))}
+        if not parts:
+            return mean_score
+        return mean_score | {f"score/{part}": score for part, score in scores.items()}
 
     def _score(self, policy: Policy, part: str) -> float:
         if part not in self.envs:
@@ -62,9 +60,9 @@ class ScoreWatch:
         return float(np.mean(env.score(episodes)))
 
 
-def stalled(losses: Sequence[float], scores: Sequence[float]) -> bool:
-    """Whether in the last LOOKS looks the loss fell below what it was and no score was higher than
-    before them. losses, scores: of all looks.
+def is_stalled(losses: Sequence[float], scores: Sequence[float]) -> bool:
+    """Return whether in the last LOOKS evaluations the loss fell and no score was higher than before
+    them. losses, scores: of all evaluations.
     """
     if len(scores) <= LOOKS:
         return False
@@ -73,8 +71,10 @@ def stalled(losses: Sequence[float], scores: Sequence[float]) -> bool:
 
 
 def first_stall(losses: Sequence[float], scores: Sequence[float]) -> float:
-    """The number of looks after which the run was `stalled` for the first time; infinity: never."""
-    for looks in range(1, len(scores) + 1):
-        if stalled(losses[:looks], scores[:looks]):
-            return looks
+    """Return the number of evaluations after which a run `is_stalled` for the first time; infinity:
+    never.
+    """
+    for count in range(1, len(scores) + 1):
+        if is_stalled(losses[:count], scores[:count]):
+            return count
     return math.inf

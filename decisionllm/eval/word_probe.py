@@ -217,8 +217,8 @@ def pool_seeds(variants: Sequence[Json]) -> Share:
 def draw(probes: Sequence[WorldProbe]) -> "Figure":
     """Draw bars of the shares: a panel for each world, a colour for each policy."""
     heights = [1 + 0.12 * len(probe.should) * (1 + len(probe.shares)) for probe in probes]
-    made = figure(8, sum(heights))
-    panels = made.subplots(len(probes), squeeze=False, height_ratios=heights)[:, 0]
+    picture = figure(8, sum(heights))
+    panels = picture.subplots(len(probes), squeeze=False, height_ratios=heights)[:, 0]
     for axis, probe in zip(panels, probes, strict=True):
         variants = list(probe.should)
         thickness = 0.8 / len(probe.shares)
@@ -235,4 +235,4 @@ def draw(probes: Sequence[WorldProbe]) -> "Figure":
         axis.set(xlim=(0, 1.02), xlabel="share of episodes", title=probe.world)
         axis.grid(axis="x", linewidth=0.3)
         axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return made
+    return picture

@@ -8,10 +8,10 @@ import numpy as np
 BOXES = np.array([[1, 0], [0, 1], [1, 1]])  # beside the ball, above it, across the corner
 
 
-def find(
+def find_contacts(
     walls: np.ndarray, cell: np.ndarray, offset: np.ndarray, *, half: float, radius: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The contacts of M balls with up to three boxes each.
+    """Find the contacts of M balls with up to three boxes each.
 
     Args:
         walls: bool, by the two indices of a cell.
@@ -33,16 +33,16 @@ def find(
 
 
 def impedance(depth: np.ndarray) -> np.ndarray:
-    """MuJoCo's default impedance, solimp (0.9, 0.95, 0.001, 0.5, 2), of depths of contacts."""
+    """Return MuJoCo's default impedance, solimp (0.9, 0.95, 0.001, 0.5, 2), of depths of contacts."""
     bend = np.minimum(np.abs(depth) / 0.001, 1)
     share = np.where(bend <= 0.5, 2 * bend**2, 1 - 2 * (1 - bend) ** 2)
     return np.asarray(0.9 + 0.05 * share)
 
 
-def acceleration(
-    mass: float, force: np.ndarray, edges: np.ndarray, weight: np.ndarray, wanted: np.ndarray
+def solve_acceleration(
+    mass: float, force: np.ndarray, edges: np.ndarray, weight: np.ndarray, target: np.ndarray
 ) -> np.ndarray:
-    """The acceleration of M balls under a force and their contacts, (M, 2).
+    """Return the acceleration of M balls under a force and their contacts, (M, 2).
 
     argmin over a of  m/2 |a - f/m|^2 + 1/2 sum_i D_i min(0, e_i a - wanted_i)^2, by Newton steps on
     the active set.
@@ -52,12 +52,12 @@ def acceleration(
         force: (M, 2) f, without contacts.
         edges: (M, E, 2) e, directions in which contacts push.
         weight: (M, E) D, 0 without a contact.
-        wanted: (M, E) acceleration along the edge.
+        target: (M, E) acceleration along the edge that the contact aims at.
     """
-    found = force / mass
+    result = force / mass
     active = np.zeros(weight.shape, bool)
     for _ in range(20):
-        now = (weight > 0) & ((edges * found[:, None]).sum(-1) < wanted)
+        now = (weight > 0) & ((edges * result[:, None]).sum(-1) < target)
         if (now == active).all():
             break
         active = now
@@ -65,8 +65,8 @@ def acceleration(
         xx = mass + (weights * edges[..., 0] ** 2).sum(1)
         yy = mass + (weights * edges[..., 1] ** 2).sum(1)
         xy = (weights * edges[..., 0] * edges[..., 1]).sum(1)
-        right = force + ((weights * wanted)[..., None] * edges).sum(1)
+        right = force + ((weights * target)[..., None] * edges).sum(1)
         along_x = yy * right[:, 0] - xy * right[:, 1]
         along_y = xx * right[:, 1] - xy * right[:, 0]
-        found = np.stack([along_x, along_y], 1) / (xx * yy - xy * xy)[:, None]
-    return found
+        result = np.stack([along_x, along_y], 1) / (xx * yy - xy * xy)[:, None]
+    return result

@@ -21,25 +21,25 @@ class Grid:
 
     @cached_property
     def letters(self) -> np.ndarray:
-        """(rows, columns) str."""
+        """Return the letters of the layout, (rows, columns) str."""
         return np.array([list(row) for row in self.layout.split()])
 
     @cached_property
     def walls(self) -> np.ndarray:
-        """(rows, columns) bool."""
+        """Return which cells are walls, (rows, columns) bool."""
         return np.asarray(self.letters == "#")
 
     @cached_property
     def free_cells(self) -> np.ndarray:
-        """(cells, 2) int, in row order."""
+        """Return the free cells in row order, (cells, 2) int."""
         return np.argwhere(~self.walls)
 
     def number(self, cells: np.ndarray) -> np.ndarray:
-        """Cells (..., 2) int -> their numbers in row order (...)."""
+        """Number cells (..., 2) int in row order: (...)."""
         return np.asarray(cells[..., 0] * self.walls.shape[1] + cells[..., 1])
 
     def shortest_paths(self, moves: Moves) -> tuple[np.ndarray, np.ndarray]:
-        """Shortest paths between any two cells, walls too, numbered in row order.
+        """Find shortest paths between any two cells, walls too, numbered in row order.
 
         Args:
             moves: those that there are, without standing still; of equally good ones the first is

@@ -11,12 +11,13 @@ NOISE = 0.5  # standard deviation of the noise on the actions of the published l
 def check_noise(noise: float) -> None:
     """Raise a ValueError if the option `noise` of a log that is made again cannot be."""
     if not 0 <= noise < np.inf:
-        wanted = "a deviation of actions within -1 .. 1, 0 or more"
-        raise ValueError(f"dataset.noise: expected {wanted}, got {noise}")
+        raise ValueError(
+            f"dataset.noise: expected a deviation of actions within -1 .. 1, 0 or more, got {noise}"
+        )
 
 
 def regenerated_name(published: str, *, count: int, noise: float, seed: int) -> str:
-    """The name of a log that is made again, with what differs from the published one.
+    """Return the name of a log that is made again, with its differences from the published one.
 
     count: of its steps or episodes; 0: as many as published.
     """
@@ -29,6 +30,6 @@ def regenerated_name(published: str, *, count: int, noise: float, seed: int) -> 
 
 
 def file_digest(file: Path) -> str:
-    """The digest of the bytes of a file (blake2b, 16 bytes)."""
+    """Return the digest of the bytes of a file (blake2b, 16 bytes)."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -19,12 +19,12 @@ from decisionllm.commands.evaluate_env import build_env_node
 from decisionllm.commands.evaluate_warnings import constant_action_warnings, option_warnings
 from decisionllm.datasets.store import prepare
 from decisionllm.eval import report
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.files import DIGESTS
 from decisionllm.policy.opening import OpenedRun
 from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
 from decisionllm.worlds.maze2d.dataset import save
-from decisionllm.worlds.synthetic.env import PointEnv
 from tests.conftest import LOOP, NANO, command, episode, node
 
 pytestmark = pytest.mark.slow

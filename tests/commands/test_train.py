@@ -24,6 +24,7 @@ from decisionllm.bidding.serve import model_info
 from decisionllm.commands.train import due_after
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store
+from decisionllm.datasets.synthetic import load
 from decisionllm.files import read_lines
 from decisionllm.policy import loading
 from decisionllm.runs import checkpoint, directory
@@ -32,7 +33,6 @@ from decisionllm.runs.optimizer import parameter_groups
 from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.trust import trusting
-from decisionllm.worlds.synthetic.dataset import load
 from tests.backbones.test_backbones import write
 from tests.conftest import (
     DT,
@@ -562,7 +562,7 @@ def test_held_out_groups_are_never_trained_on(tmp_path, monkeypatch):
     (tmp_path / "lab.py").write_text(
         """
 from dataclasses import replace
-from decisionllm.worlds.synthetic import dataset as synthetic
+from decisionllm.datasets import synthetic
 def load(*, spoilt: list):
     source = synthetic.load(episodes=40)
     spoil = lambda e: replace(e, observations=9 - e.observations, actions=-e.actions / 2, rewards=e.rewards - 50)

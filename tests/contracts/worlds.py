@@ -1,32 +1,27 @@
 """Small options of every registered dataset and environment, so that each can be made in a moment.
 
-A choice that is registered and stands neither here nor in `ELSEWHERE` fails the contract tests.
+Those of a neighbour of the core are in the file small_options.py of its tests. A choice that is
+registered and stands in none of these files, nor in `ELSEWHERE`, fails the contract tests.
 """
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
 from decisionllm.registry import build, discover
-from tests.bidding.test_journal_dataset import serve
-from tests.conftest import episode, make_store, node
+from tests.conftest import NEIGHBOURS, episode, make_store, node
 from tests.datasets.test_minari import put, rows
 from tests.eval.test_gymnasium import counted
-from tests.teams.test_pettingzoo import ISLAND
 
-TEAM_LOG = Path(__file__).parents[1] / "fixtures" / "smax" / "log"
-MAZES = [name for name in discover()["dataset"] if name.startswith("maze2d-")]
-DAY = {"periods": "3"}
-SHORT_DAY = {"periods": "3", "positions": "0,9", "opportunities": 2000}
+TESTS = Path(__file__).parents[1]
 # what needs more than a moment, or is no single source -> the file that tests it
 ELSEWHERE = {
     "dataset": {
-        "smax": "teams/smax/test_env.py",
         "imagined": "policy/test_imagined.py",
         "embodiments": "datasets/test_mixture.py",
-        "team_imagined": "teams/test_learned_world.py",
     },
-    "env": {"smax": "teams/smax/test_env.py"},
+    "env": {},
 }
 
 
@@ -51,12 +46,6 @@ def stored(folder):
     return {"path": str(store.path)}
 
 
-def journal(folder):
-    """The journal of one campaign that a server answered for a day."""
-    serve(folder / "j.sqlite", positions="0")
-    return {"path": str(folder / "j.sqlite")}
-
-
 def minari(folder):
     """A Minari dataset of two episodes, in the user's folder, where one test may put several."""
     minari_id = f"mine/{folder.name}-v0"
@@ -71,7 +60,6 @@ def counter(folder):
     return {"minari_id": "mine/counter-v0"}
 
 
-POINT_MAZE = {"name": "pointmaze-medium-stitch"}
 PARTS = {
     "few": {"dataset": "synthetic", "episodes": 4},
     "many": {"dataset": "synthetic", "episodes": 6},
@@ -80,38 +68,24 @@ PARTS = {
 DATASETS = {
     "arrays": arrays,
     "store": stored,
-    "auction": DAY,
-    "babyai": {"level": "GoToRedBallNoDists", "episodes": 3},
-    "journal": journal,
-    **{name: {"source": "regenerate", "steps": 600} for name in MAZES},
     "minari": minari,
     "mixture": {"parts": PARTS},
-    "ogbench": {**POINT_MAZE, "source": "regenerate", "episodes": 4},
-    "spread": {"groups": 4},
     "synthetic": {"episodes": 8},
     "synthetic-discrete": {"episodes": 8},
-    "team": {"path": str(TEAM_LOG)},
-    "tmaze": {"groups": 4, "agents": 2, "length": 2},
 }
 ENVS = {
-    "journal": SHORT_DAY,
-    "auction": SHORT_DAY,
-    "babyai": {"level": ["GoToObjS4", "PickupLoc"]},
     "gymnasium": {"id": "CartPole-v1", "horizon": 30},
     "minari": counter,
-    **{name: {} for name in MAZES},
-    "ogbench": POINT_MAZE,
-    "pettingzoo": {
-        "id": ISLAND,
-        "teams": {"thief": 1},
-        "partners": {1: f"{ISLAND}.steal"},
-        "horizon": 4,
-    },
-    "spread": {"agents": 3, "actions": "discrete", "capacity": 6},
     "synthetic": {},
     "synthetic-discrete": {},
-    "tmaze": {"agents": 2, "length": 2},
 }
+for neighbour in NEIGHBOURS:
+    if (TESTS / neighbour / "small_options.py").is_file():
+        small = import_module(f"tests.{neighbour}.small_options")
+        DATASETS |= small.DATASETS
+        ENVS |= small.ENVS
+        for group, files in small.ELSEWHERE.items():
+            ELSEWHERE[group] |= files
 
 
 def node_of(group, name, folder, **options):

@@ -396,7 +396,7 @@ def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
 def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkeypatch):
     one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
     newer = DatasetReader(version=2)
-    monkeypatch.setattr("decisionllm.worlds.synthetic.dataset.READER", newer, raising=False)
+    monkeypatch.setattr("decisionllm.datasets.synthetic.READER", newer, raising=False)
     assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 

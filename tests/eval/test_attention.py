@@ -24,12 +24,12 @@ def episode(task, first=0.0):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_attention_is_a_share_for_each_token_and_layer(backbone):
     policy = make_policy(SPEC, backbone=backbone)
-    found = attention.attention(
+    measured = attention.measure_attention(
         policy, [episode("Go north."), episode("Go north.", 1.0), episode("Stay here, please.")]
     )
-    assert [len(words) for words, _ in found] == [weights.shape[1] for _, weights in found]
-    assert ["".join(words) for words, _ in found] == ["Go north.", "Stay here, please."]
-    for _, weights in found:
+    assert [len(words) for words, _ in measured] == [weights.shape[1] for _, weights in measured]
+    assert ["".join(words) for words, _ in measured] == ["Go north.", "Stay here, please."]
+    for _, weights in measured:
         assert weights.shape[0] == 2 and (weights > 0).all() and (weights.sum(1) < 1).all(), (
             "the rest is the trajectory's"
         )
@@ -42,14 +42,14 @@ def test_with_equal_keys_all_tokens_get_the_same():
         for name, weight in policy.model.backbone.named_parameters():
             if "k_proj" in name:
                 weight.zero_()
-    ((words, weights),) = attention.attention(policy, [episode("Go north.")])
+    ((words, weights),) = attention.measure_attention(policy, [episode("Go north.")])
     near(weights, np.full((2, len(words)), 1 / (len(words) + 2)))
 
 
 def test_the_library_reads_as_before_afterwards():
     policy = make_policy(SPEC)
     before = policy.model.backbone.core.config._attn_implementation
-    attention.attention(policy, [episode("Go north.")])
+    attention.measure_attention(policy, [episode("Go north.")])
     assert policy.model.backbone.core.config._attn_implementation == before
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.eval.before import Trained, compare
+from decisionllm.eval.gymnasium import make
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
-from decisionllm.worlds.synthetic.env import PointEnv
 from tests.conftest import LOOP, NANO, command, episode
 
 PLANE = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -81,21 +82,14 @@ def test_an_environment_without_the_texts_of_the_data_is_refused():
         compare(Small(), trained(["Go."], label="maze"), longest=20)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (
-            "maze=medium",
-            "env: expected maze=medium, as in the data, got umaze; give env.maze=medium",
-        ),
-        ("dense=true", "env: expected dense=True, as in the data, got False; give env.dense=True"),
-    ],
-)
-def test_an_environment_of_another_world_is_refused(option, message, tmp_path, capsys):
-    words = ["dataset=maze2d-umaze", "dataset.source=regenerate", "dataset.steps=1000"]
-    words += [*LOOP[2:], *NANO, f"run={tmp_path / 'run'}"]
-    assert command("train", *words, f"dataset.{option}") == 1
-    assert message in " ".join(capsys.readouterr().err.split())
+def test_an_environment_of_another_world_is_refused():
+    env = Small()
+    env.world_options = ("layout", "size")
+    node, info = {"layout": "small", "size": 3}, {"layout": "large", "size": 3}
+    message = "env: expected layout=large, as in the data, got small; give env.layout=large"
+    with pytest.raises(ValueError, match=message):
+        compare(env, trained(env=node, info=info), longest=20)
+    assert compare(env, trained(env=node, info={"size": 3}), longest=20) == []
 
 
 def test_what_may_be_meant_so_is_a_note():
@@ -110,64 +104,49 @@ def test_what_may_be_meant_so_is_a_note():
     assert compare(Small(text="Run."), trained(["Go."], info={"wordings": {}}), longest=20) == []
 
 
-def log(tmp_path, *, actions=None, horizon=200):
-    """A store of 40 episodes of three steps: four observations, an action within -1 .. 1 or one of
-    two.
-    """
-    discrete = actions == "discrete"
-    spec = Spec(4, 1, horizon, num_actions=2) if discrete else Spec(4, 1, horizon, (-1.0,), (1.0,))
-    still = replace(episode([1, 1, 1], S=4), actions=np.zeros((3, 1), np.float32))
-    from_episodes(
-        [replace(still, group=e) for e in range(40)], tmp_path / "log", name="log", spec=spec
-    )
-    return [
-        "dataset=store",
-        f"dataset.path={tmp_path / 'log'}",
-        f"head={'discrete' if discrete else 'gaussian'}",
-    ]
+def spec_of(**actions):
+    """The spec of four observations and one action."""
+    return Spec(4, 1, horizon=200, **actions)
+
+
+DISCRETE, CONTINUOUS = spec_of(num_actions=2), spec_of(low=(-1.0,), high=(1.0,))
 
 
 @pytest.mark.parametrize(
-    "actions, options, message",
+    ("spec", "env_id", "message"),
+    [
+        (DISCRETE, "Acrobot-v1", "trained on 2 discrete actions, the environment has 3 discrete"),
+        (CONTINUOUS, "CartPole-v1", "trained on continuous actions, the environment has 2 discr"),
+        (CONTINUOUS, "Pendulum-v1", "env: expected observations of 4 numbers, as in .*, got 3"),
+    ],
+)
+def test_an_environment_of_gymnasium_unlike_the_data_is_refused(spec, env_id, message):
+    with pytest.raises(ValueError, match=message):
+        compare(make(1, id=env_id), trained(spec=spec), longest=200)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
     [
         (
-            "discrete",
             ["env.id=NoSuch-v1"],
             "env: could not be built (env.id: Environment `NoSuch` doesn't exist",
         ),
         (
-            "discrete",
-            ["env.id=Acrobot-v1"],
-            "trained on 2 discrete actions, the environment has 3 discrete ones",
-        ),
-        (
-            "continuous",
-            ["env.id=CartPole-v1"],
-            "trained on continuous actions, the environment has 2 discrete ones",
-        ),
-        (
-            "discrete",
             ["env.id=CartPole-v1", "env.horizon=1000"],
             "expected episodes of at most 200 steps, the longest in the data",
         ),
-        (
-            "continuous",
-            ["env.id=Pendulum-v1"],
-            "env: expected observations of 4 numbers, as in the data, got 3",
-        ),
     ],
 )
-def test_a_run_is_refused_before_its_first_step(actions, options, message, tmp_path, capsys):
-    words = [
-        *LOOP[2:],
-        *NANO,
-        *log(tmp_path, actions=actions),
-        "env=gymnasium",
-        *options,
-        f"run={tmp_path / 'run'}",
-    ]
+def test_a_run_is_refused_before_its_first_step(options, message, tmp_path, capsys):
+    still = replace(episode([1, 1, 1], S=4), actions=np.zeros((3, 1), np.float32))
+    episodes = [replace(still, group=e) for e in range(40)]
+    from_episodes(episodes, tmp_path / "log", name="log", spec=DISCRETE)
+    data = ("dataset=store", f"dataset.path={tmp_path / 'log'}", "head=discrete")
+    run = tmp_path / "run"
+    words = [*LOOP[2:], *NANO, *data, "env=gymnasium", *options, f"run={run}"]
     assert command("train", *words) == 1
-    assert message in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()
+    assert message in " ".join(capsys.readouterr().err.split()) and not run.exists()
 
 
 @pytest.mark.slow

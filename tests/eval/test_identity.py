@@ -3,7 +3,7 @@
 import pytest
 
 from decisionllm.config import TrainConfig, plain
-from decisionllm.eval.identity import effective, options_of
+from decisionllm.eval.identity import effective_value, options_of
 from decisionllm.registry import choice
 
 
@@ -37,9 +37,9 @@ def test_seeds_places_and_the_log_are_no_part_of_it():
 
 
 def test_the_least_loss_is_of_the_losses_that_were_measured():
-    chosen = run_config()
-    chosen["log"] |= {"keep_best": "loss", "every": 7}
-    assert options_of(chosen)["log.every"] == 7
+    config = run_config()
+    config["log"] |= {"keep_best": "loss", "every": 7}
+    assert options_of(config)["log.every"] == 7
 
 
 def test_a_choice_is_named_by_what_was_built():
@@ -66,7 +66,7 @@ def test_an_environment_is_named_where_it_is_not_that_of_the_data():
 
 
 @pytest.mark.parametrize(
-    ("key", "usual"),
+    ("key", "default"),
     [
         ("objective", "likelihood"),
         ("tokenizer.embedding", "linear"),
@@ -75,9 +75,9 @@ def test_an_environment_is_named_where_it_is_not_that_of_the_data():
         ("optim.lr_backbone", 0.001),
     ],
 )
-def test_an_option_that_a_row_leaves_out_has_its_default(key, usual):
-    assert effective(PLAIN, key) == usual
+def test_an_option_that_a_row_leaves_out_has_its_default(key, default):
+    assert effective_value(PLAIN, key) == default
 
 
 def test_a_baseline_has_none_of_the_choices_of_a_model():
-    assert effective({"dataset": "synthetic", "algorithm": "cql"}, "objective") == "none"
+    assert effective_value({"dataset": "synthetic", "algorithm": "cql"}, "objective") == "none"

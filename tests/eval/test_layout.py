@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from decisionllm.eval.layout import check_actions, check_env
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.schema import Spec
-from decisionllm.worlds.synthetic.env import PointEnv
 
 
 def an_env(*parts):

@@ -68,19 +68,37 @@ def test_scripted_players_of_two_environments_are_kept_and_told_apart(tmp_path):
     assert report.policy_names(rows) == ["random, env.horizon=10", "random, env.horizon=20"]
 
 
+def test_a_scripted_player_that_does_the_same_with_other_options_is_one_result():
+    nodes = [{"env": "e", "env.text": text} for text in ("none", "goal")]
+    rows = [row(1, policy="random", run=None, options=node) for node in nodes]
+    rows.append(row(2, policy="random", run=None, options={"env": "e", "env.maze": "b"}))
+    rows += [row(7, options=node) for node in nodes]
+    names = report.policy_names(rows)
+    assert names[0] == names[1] != names[2] and names[3] != names[4]
+    results = report.summarise(rows)
+    players = [(r["score"], r["seeds"], r["n"]) for r in results if "random" in r["policy"]]
+    assert players == [(2, 1, 10), (1, 1, 10)]
+
+
+def test_the_best_policy_of_each_protocol_stands_first():
+    rows = [
+        row(3, policy="a"),
+        row(9.5, policy="b"),
+        row(5, policy="a", protocol="goal-text"),
+        row(40, policy="c", headline=False),
+        row(99, policy="planner", run=None, protocol="scripted"),
+    ]
+    assert report.conclusions(rows, report.summarise(rows)) == [
+        "w, standard: b has 9.5 (8.5 .. 10.5), the best of 2 policies; planner: 99.0.",
+        "w, goal-text: a has 5.0 (4.0 .. 6.0); planner: 99.0.",
+    ]
+
+
 def test_a_policy_trained_on_other_data_is_named_by_it():
-    data = [{"dataset": "maze2d-umaze"}, {"dataset": "maze2d-umaze", "dataset.steps": 7}]
+    data = [{"dataset": "synthetic"}, {"dataset": "synthetic", "dataset.episodes": 7}]
     rows = [row(i, dataset=str(i), options=each) for i, each in enumerate(data)]
     names = report.policy_names(rows)
-    assert names == ["p, dataset.steps=0", "p, dataset.steps=7"]
-
-
-def test_the_dataset_stands_for_the_world_of_a_row_of_an_earlier_version(tmp_path):
-    old = row(1)
-    del old["world"]
-    written(tmp_path, old)
-    (result,) = report.summarise(report.read_rows(tmp_path))
-    assert result["world"] == "d"
+    assert names == ["p, dataset.episodes=300", "p, dataset.episodes=7"]
 
 
 def test_rows_of_several_seeds_are_one_result():
@@ -96,7 +114,7 @@ def test_rows_of_several_seeds_are_one_result():
     # 4.303, Student's t of two degrees of freedom, times 26.46 / sqrt(3), the error of the mean
     assert (result["low"], result["high"]) == pytest.approx((30 - 65.72, 30 + 65.72), abs=0.01)
     (latched,) = report.summarise([row(10, latched_score=12), row(20, seed=1, latched_score=30)])
-    assert latched["latched"] == 21 and result["latched"] is None
+    assert latched["latched_score"] == 21 and "latched_score" not in result
     (alone,) = report.summarise([row(10)])
     assert (alone["low"], alone["high"], alone["seeds"]) == (9, 11, 1), "over the episodes of one"
 
@@ -115,9 +133,9 @@ def test_rows_that_differ_in_another_key_are_other_results():
     assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], (
         "the table says so"
     )
-    found = [(r["world"], r["dataset"], r["score"]) for r in results]
+    pooled = [(r["world"], r["dataset"], r["score"]) for r in results]
     of_one_world = [("d", 20), ("d", 10), ("c", 7), ("d", 6), ("d", 5), ("d", 30)]
-    assert found == [("v", "d", 8), *(("w", *each) for each in of_one_world)], (
+    assert pooled == [("v", "d", 8), *(("w", *each) for each in of_one_world)], (
         "by world, headlines first, the best first"
     )
 
@@ -190,7 +208,7 @@ def test_scores_below_one_are_told_apart_and_long_ones_are_whole():
     assert "…" not in words and words.count("1234567.0") == 5
 
 
-@pytest.mark.parametrize(("name", "count"), [("p", 40), ("a-name=of many, options=1, " * 6, 2)])
+@pytest.mark.parametrize(("name", "count"), [("p", 24), ("a-name=of many, options=1, " * 6, 2)])
 def test_curves_and_scores_of_many_runs_and_long_names_have_their_place(tmp_path, name, count):
     """The smallest panel has a fourth of the picture's width and an inch of its height or more."""
     lines = [{"step": i, "nll": 1.0, "held_out_nll": 1.0, "score": 2.0} for i in (1, 2)]
@@ -288,6 +306,10 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
         assert json.dumps(r) in page.text, "as it stands in results.jsonl"
     assert "DT (a paper)" in page.text and "31.5" in page.text and "10.2" in page.text
     assert "Student's t over training seeds" in page.text, "as `intervals.over_runs`"
+    assert "w, standard: <b>bold & co</b> has 10.2 (9.2 .. 11.2); random: 20.0." in page.text
+    for heading in ("interquartile mean", "Learning curves", "Rollout: p"):
+        assert heading in page.text
+    assert "latched" not in page.text, "a metric of other worlds"
 
 
 def test_published_scores_and_units_belong_to_one_world(tmp_path):
@@ -359,8 +381,8 @@ def test_evaluations_with_several_env_seeds_are_kept_and_told_apart(tmp_path):
     assert [r["score"] for r in rows] == [5, 2, 6], (
         "the last evaluation with the same seed of the environment"
     )
-    found = [(r["policy"], r["score"], r["seeds"], r["n"]) for r in report.summarise(rows)]
-    assert found == [("p, env seed 0", 5.5, 2, 40), ("p, env seed 3", 2, 1, 10)]
+    pooled = [(r["policy"], r["score"], r["seeds"], r["n"]) for r in report.summarise(rows)]
+    assert pooled == [("p, env seed 0", 5.5, 2, 40), ("p, env seed 3", 2, 1, 10)]
 
 
 def test_other_data_and_other_ways_to_act_are_other_results():
@@ -393,24 +415,10 @@ def test_an_option_that_follows_the_seed_is_part_of_the_seed():
         row(10 * d + s, s, fingerprint=f"data{d}", options={"dataset.seed": d})
         for s, d in ((0, 0), (1, 1), (0, 1), (1, 0))
     ]
-    found = {(r["policy"], r["score"]) for r in report.summarise(grid)}
-    assert found == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
+    pooled = {(r["policy"], r["score"]) for r in report.summarise(grid)}
+    assert pooled == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
     sweep = [row(s, s, options={"window": s + 5, "steps": s + 1}) for s in (0, 1)]
     assert len(report.summarise(sweep)) == 2, "a sweep beside the seed is none"
-
-
-def test_rows_of_an_earlier_version_are_pooled_among_themselves(tmp_path):
-    old = [row(10, 0, env_seed=0), row(20, 1, env_seed=0), row(30, 2, run="runs/again")]
-    assert [(r["policy"], r["seeds"]) for r in report.summarise(old)] == [("p", 3)]
-    new = row(50, 5, options={}, env_seed=0)
-    assert {(r["policy"], r["seeds"]) for r in report.summarise([*old, new])} == {
-        ("p, options not recorded", 3),
-        ("p", 1),
-    }
-    written(tmp_path, *old, row(11, 0, options={}, env_seed=0), row(21, 1, options={}, env_seed=1))
-    assert sorted(r["score"] for r in report.read_rows(tmp_path)) == [11, 20, 21, 30], (
-        "evaluated again, with the same env seed"
-    )
 
 
 def test_a_long_value_is_cut_and_still_told_from_others():
@@ -431,7 +439,11 @@ def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidd
         for protocol, score in (("replay", 30), ("replay, 50 %", 20), ("replay, 150 %", 40))
     ]
     results = report.summarise(rows)
-    assert pictures.shares(results) == {"replay": 100, "replay, 50 %": 50, "replay, 150 %": 150}
+    assert pictures.percentages(results) == {
+        "replay": 100,
+        "replay, 50 %": 50,
+        "replay, 150 %": 150,
+    }
     published = {"auction": {"DT": 27.9, "PID": 25.1}}
     (axis,) = pictures.draw_scores(results, published, {"auction": "conversions"}).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
@@ -447,13 +459,13 @@ def test_scores_by_share_of_the_budget_are_lines_with_bands_and_no_point_is_hidd
 
 def test_protocols_that_differ_in_more_than_a_share_are_not_drawn_as_lines():
     results = [{"protocol": name} for name in ("replay 7-8", "replay 9, 50 %", "replay 9, 75 %")]
-    assert pictures.shares(results) == {}
+    assert pictures.percentages(results) == {}
 
 
 def test_a_run_is_one_run_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path, row(1, run="runs/a"), row(2, run=str(tmp_path / "runs" / "a")))
-    assert [found["score"] for found in report.read_rows(tmp_path)] == [2]
+    assert [row["score"] for row in report.read_rows(tmp_path)] == [2]
 
 
 def test_a_seed_counts_once_and_its_last_run_is_taken():

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from decisionllm.eval.rollout import rollout
+from decisionllm.eval.rollout import rollout, uniform_player
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
-from decisionllm.worlds.maze2d.env import Maze2D
-from decisionllm.worlds.synthetic import point
-from decisionllm.worlds.synthetic.env import PointEnv
 from tests.conftest import make_policy
 
 
@@ -51,7 +49,7 @@ class Down:
         return np.full((len(observations), 1), -1.0)
 
     def select(self, rows):
-        self.tasks = [task for task, kept in zip(self.tasks, rows, strict=True) if kept]
+        self.tasks = [task for task, is_running in zip(self.tasks, rows, strict=True) if is_running]
 
 
 class MaskedWalk(Walk):
@@ -133,12 +131,8 @@ def played(env, seed, begin):
 
 def test_a_rollout_repeats_with_its_seed():
     policy = make_policy(SPEC)
-    begin = lambda tasks: policy.begin(tasks, point.HORIZON)  # noqa: E731
+    begin = lambda tasks: policy.begin(tasks, PointEnv.horizon)  # noqa: E731
     one, again, other = (played(PointEnv(5), seed, begin) for seed in (3, 3, 4))
     assert one == again and one != other
-    mazes = [Maze2D(3, maze="umaze") for _ in range(3)]
-    one, again, other = (
-        played(maze, seed, maze.baselines(0)["random"])
-        for maze, seed in zip(mazes, (3, 3, 4), strict=True)
-    )
+    one, again, other = (played(PointEnv(3), seed, uniform_player(0, 2)) for seed in (3, 3, 4))
     assert one == again and one != other

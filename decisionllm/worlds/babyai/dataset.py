@@ -60,7 +60,7 @@ def load(
     text: str = "none",
     seed: int = 0,
 ) -> Source:
-    """Demonstrations of MiniGrid's bot, or the episodes of a Minari dataset, with a reward of 1 at
+    """Collect demonstrations of MiniGrid's bot, or read a Minari dataset, with a reward of 1 at
     success.
 
     A mission that the bot fails is left out. `episode.group` is 10^9 times the number of the level,
@@ -130,8 +130,8 @@ def load(
         info["name"] += f"-renamed{renamed}"
         info["name"] += f"-drop{drop_objects:g}" if drop_objects else ""
         demonstrations = add_renamed(demonstrations, renamed, drop_objects, seed)
-    made = (to_episode(each, view) for each in demonstrations)
-    return Source(spec_of(view, horizon), write_texts(made, text, seed, info), info)
+    encoded = (to_episode(each, view) for each in demonstrations)
+    return Source(spec_of(view, horizon), write_texts(encoded, text, seed, info), info)
 
 
 def demonstrate(
@@ -215,11 +215,11 @@ def open_recorded(minari_id: str, levels: Sequence[str]) -> Source:
     """
     id = minari.evaluation(minari.find(minari_id)).get("id", "")
     if id.startswith("BabyAI-"):
-        own = parse_levels("dataset.minari_id", id)
-        if not set(own) <= set(levels):
+        (recorded_level,) = parse_levels("dataset.minari_id", id)
+        if recorded_level not in levels:
             raise ValueError(
-                f"dataset.level: expected {own[0]}, the level of {minari_id}, got "
-                f"{', '.join(levels)}; give dataset.level={own[0]}"
+                f"dataset.level: expected {recorded_level}, the level of {minari_id}, got "
+                f"{', '.join(levels)}; give dataset.level={recorded_level}"
             )
     recorded = minari.load(minari_id=minari_id, text="episode", task_from="observation.mission")
     parts, actions = recorded.info["observation_parts"], recorded.spec.num_actions
@@ -232,7 +232,7 @@ def open_recorded(minari_id: str, levels: Sequence[str]) -> Source:
 
 
 def read_recorded(recorded: Source) -> Iterator[Demonstration]:
-    """The episodes of a Minari dataset, see `open_recorded`."""
+    """Yield the episodes of a Minari dataset, see `open_recorded`."""
     fix = "record with jpeg_encoding=False, since JPEG changes numbers"
     message = f"expected type, colour and state of a cell, got {{}}; {fix}"
     for number, episode in enumerate(recorded.episodes):
@@ -282,12 +282,12 @@ def write_texts(episodes: Iterable[Episode], text: str, seed: int, info: Json) -
     missions = [episode.task for episode in every]
     if text == "paraphrased":
         info["wordings"] = facts_by_mission(missions)
-    tasks = texts(missions, text=text, seed=seed)
+    tasks = choose_texts(missions, text=text, seed=seed)
     for episode, task in zip(every, tasks, strict=True):
         yield replace(episode, task=task)
 
 
-def texts(missions: Sequence[str], *, text: str, seed: int) -> list[str]:
+def choose_texts(missions: Sequence[str], *, text: str, seed: int) -> list[str]:
     """Return the task text of each episode by its mission (E,). Options as in `load`."""
     if text == "none":
         return [""] * len(missions)
@@ -309,7 +309,7 @@ def check_frames(group: str, levels: Sequence[str]) -> None:
 
 
 def data_options(*, text: str = "none", **options: Any) -> Json:
-    """See `datasets.store`: the canonical text is the mission.
+    """Return the options of the data, see `datasets.store`: the canonical text is the mission.
 
     Levels without sentence frames are refused here, before their demonstrations are made.
     """
@@ -319,17 +319,17 @@ def data_options(*, text: str = "none", **options: Any) -> Json:
     return {**options, "text": "mission"}
 
 
-def worded(store: Store, *, text: str = "none", seed: int = 0, **options: object) -> Store:
-    """See `datasets.store`."""
+def select_texts(store: Store, *, text: str = "none", seed: int = 0, **options: object) -> Store:
+    """Return the store with the texts of the option `text`, see `datasets.store`."""
     missions = [store.tasks[i] for i in store.task.tolist()]
     facts = facts_by_mission(missions) if text == "paraphrased" else None
-    return with_texts(store, text, texts(missions, text=text, seed=seed), wordings=facts)
+    return with_texts(store, text, choose_texts(missions, text=text, seed=seed), wordings=facts)
 
 
 def files(*, minari_id: str = "", **options: object) -> list[Path]:
-    """The files that `load` reads with these options."""
+    """Return the files that `load` reads with these options."""
     return minari.files(minari_id=minari_id) if minari_id else []
 
 
 # Version 2: the spec has each one-hot group, and the cells of the view `grid` as entities.
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=select_texts)

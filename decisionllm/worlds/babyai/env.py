@@ -126,7 +126,7 @@ class BabyAI(Env):
             self.frame_kinds[i], self.tasks[i] = choices[i // num_levels % len(choices)]
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The reward is 1 at success."""
+        """Advance every mission by one step; the reward is 1 at success."""
         N = len(self.envs)
         rewards = np.zeros(N)
         terminated = np.zeros(N, bool)
@@ -146,7 +146,7 @@ class BabyAI(Env):
         return self.rows.copy(), rewards, terminated, truncated
 
     def outcomes(self) -> dict[str, np.ndarray]:
-        """The level, the kind of instruction, the kind of sentence frame and the seed of each
+        """Return the level, the kind of instruction, the kind of sentence frame and the seed of each
         mission.
         """
         return {
@@ -160,7 +160,7 @@ class BabyAI(Env):
         return np.array([100.0 * has_succeeded(episode) for episode in episodes])
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
-        """Success in percent by kind of instruction, and by level and kind of sentence frame where
+        """Measure success in percent by kind of instruction, and by level and kind of sentence frame where
         there are several; the mean number of steps of a success.
         """
         successes = np.array([has_succeeded(episode) for episode in episodes])
@@ -178,13 +178,13 @@ class BabyAI(Env):
         return metrics
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 4) -> "Figure":
-        """The first and the last frame of the first missions, the last one with the path.
+        """Draw the first and the last frame of the first missions, the last one with the path.
 
         The missions are played again by the recorded actions.
         """
         drawn = episodes[:count]
-        made = figure(3.2 * len(drawn), 7, title)
-        panels = made.subplots(2, len(drawn), squeeze=False)
+        picture = figure(3.2 * len(drawn), 7, title)
+        panels = picture.subplots(2, len(drawn), squeeze=False)
         for column, episode in enumerate(drawn):
             mission, frames, path = replay_mission(episode)
             for panel, frame in zip(panels[:, column], frames, strict=True):
@@ -192,10 +192,12 @@ class BabyAI(Env):
             panels[0, column].set_title(wrapped(episode.task or mission, 32), fontsize=8)
             draw_path(panels[1, column], path)
             panels[1, column].set_title(describe_end(episode), fontsize=8)
-        return made
+        return picture
 
     def baselines(self, seed: int) -> dict[str, Begin]:
-        """Uniform actions; MiniGrid's bot, which reads the state of the environment."""
+        """Return a player of uniform actions, and MiniGrid's bot, which reads the state of the
+        environment.
+        """
 
         def random(tasks: Sequence[str]) -> ScriptedPlayer:
             rng = np.random.default_rng(seed)

@@ -39,7 +39,7 @@ class Demonstration:
 
 
 def add_mirrored(demonstrations: Iterable[Demonstration]) -> Iterator[Demonstration]:
-    """Each demonstration, then the same in the mirrored world, in one group."""
+    """Yield each demonstration, then the same in the mirrored world, in one group."""
     for demonstration in demonstrations:
         yield demonstration
         yield mirror_demonstration(demonstration)
@@ -64,7 +64,7 @@ def mirror_demonstration(demonstration: Demonstration) -> Demonstration:
 def add_renamed(
     demonstrations: Iterable[Demonstration], copies: int, drop_objects: float, seed: int
 ) -> Iterator[Demonstration]:
-    """Each demonstration, then copies in worlds whose objects have other colours and types, in one
+    """Yield each demonstration, then copies in worlds whose objects have other colours and types, in one
     group.
 
     Colours are permuted at random. So are the types key, ball and box where no door is seen or

@@ -1,5 +1,5 @@
-"""Whether a Maze2D file is one of D4RL's, by what is publicly known of their content; no digests of
-them are published.
+"""Recognise D4RL's Maze2D files by what is publicly known of their content; no digests of them are
+published.
 
 Sources, issues of Farama-Foundation/D4RL: the keys (176), the rewards, each of the position in its
 own row (194), rows of umaze with timeouts (85); the numbers of rows are in its wiki, "Tasks".
@@ -42,13 +42,13 @@ class Published:
     dense: bool  # rewards are exp(-distance)
 
 
-def content(
+def recognise_file(
     path: Path,
     blocks: Iterable[Columns],
     simulator: Maze,
     published: Published,
 ) -> Json:
-    """Whether a Maze2D file is D4RL's, by its content.
+    """Compare a Maze2D file with D4RL's by its content.
 
     Args:
         path: the file.
@@ -60,9 +60,9 @@ def content(
         "recognised": whether nothing that is known of D4RL's file differs; "content": that, or the
         first difference, in words.
     """
-    found = difference(path, blocks, simulator, published)
-    if found:
-        return {"recognised": False, "content": f"not known to be D4RL's: {found}"}
+    difference = first_difference(path, blocks, simulator, published)
+    if difference:
+        return {"recognised": False, "content": f"not known to be D4RL's: {difference}"}
     alike = "rows and rewards"
     if published.dataset in TIMEOUTS:
         alike = "rows, rewards and timeouts"
@@ -70,20 +70,22 @@ def content(
     return {"recognised": True, "content": f"{same}; its bytes could not be compared"}
 
 
-def difference(
+def first_difference(
     path: Path,
     blocks: Iterable[Columns],
     simulator: Maze,
     published: Published,
 ) -> str:
-    """The first difference of a file from D4RL's, "" without one; arguments as in `content`."""
+    """Return the first difference of a file from D4RL's, "" without one; arguments as in
+    `recognise_file`.
+    """
     if path.name != published.file:
         return f"name: expected {published.file}, got {path.name}"
-    keys, stated = outline(path)
+    keys, name = read_outline(path)
     if keys != KEYS:
         return f"keys: expected {', '.join(KEYS)}, got {', '.join(keys)}"
-    if stated:  # `maze2d.write_hdf5` names what it writes
-        return f"attributes: expected no name, got {stated}"
+    if name:  # `maze2d.write_hdf5` names what it writes
+        return f"attributes: expected no name, got {name}"
     count = 0
     timeouts: list[int] = []
     for block in blocks:
@@ -101,8 +103,8 @@ def difference(
     return wrong_timeouts(timeouts, published.dataset)
 
 
-def outline(path: Path) -> tuple[list[str], str]:
-    """The sorted keys of the arrays in an HDF5 file, and the name that is its attribute.
+def read_outline(path: Path) -> tuple[list[str], str]:
+    """Read the sorted keys of the arrays in an HDF5 file, and the name that is its attribute.
 
     Keys in groups have slashes; without a name it is "".
     """
@@ -121,7 +123,7 @@ def outline(path: Path) -> tuple[list[str], str]:
 
 
 def wrong_rewards(block: Columns, simulator: Maze, *, dense: bool) -> np.ndarray:
-    """Rows of a block, (n,) int, whose reward is not that of their own position."""
+    """Return the rows of a block, (n,) int, whose reward is not that of their own position."""
     positions = block["observations"][:, :2]
     wrong = np.abs(block["rewards"] - reward(positions, simulator.goal, dense=dense)) > ROUNDING
     if not dense:
@@ -131,7 +133,7 @@ def wrong_rewards(block: Columns, simulator: Maze, *, dense: bool) -> np.ndarray
 
 
 def wrong_timeouts(timeouts: list[int], dataset: str) -> str:
-    """How the rows with timeouts differ from those of a published log, "" if they don't."""
+    """Describe how the rows with timeouts differ from those of a published log, "" if they don't."""
     if dataset not in TIMEOUTS:
         return ""
     first, last = (list(rows) for rows in TIMEOUTS[dataset])

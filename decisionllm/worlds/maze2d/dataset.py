@@ -62,7 +62,7 @@ def load(
     without_goals: str = "",
     seed: int = 0,
 ) -> Source:
-    """One Maze2D log as episodes.
+    """Read one Maze2D log as episodes.
 
     Args:
         maze: umaze, medium, large or open, a room without inner walls.
@@ -94,11 +94,11 @@ def load(
 
     Source: Farama-Foundation/D4RL, `d4rl/pointmaze/`.
     """
-    of_goals = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
-    check_options(text, cut, source, noise, of_goals)
+    goal_options = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
+    check_options(text, cut, source, noise, goal_options)
     at_least("dataset.steps", steps, 0)
     simulator = Maze.named(maze)
-    left_out = simulator.cells(without_goals, "dataset.without_goals")
+    excluded_cells = simulator.cells(without_goals, "dataset.without_goals")
 
     file, blocks, info = open_log(
         simulator, maze, dense, path=path, source=source, steps=steps, noise=noise, seed=seed
@@ -110,27 +110,27 @@ def load(
     cuts = cut_points(blocks(), cut, longest)
     goals = None
     facts: dict[str, Facts] = {}  # by the canonical task
-    known: list[Facts] = [{}] * len(cuts)  # of each episode
+    facts_of_episodes: list[Facts] = [{}] * len(cuts)
     if text in GOAL_TEXTS:
-        goals = drawn_goals(logged_goals(blocks(), f"{file}: text={text}"), cuts, seed)
+        goals = sample_goals(read_goals(blocks(), f"{file}: text={text}"), cuts, seed)
         outside = "{}: expected a goal in a free cell of the maze, got {}"
         refuse(
             f"{file}, episode ", ~simulator.is_free(goals), outside, np.arange(len(goals)), goals
         )
-        is_left_out = (goals[:, None] == left_out).all(-1).any(1)  # (E,)
-        cuts = cuts[~is_left_out]
-        goals = goals[~is_left_out]
+        is_excluded = (goals[:, None] == excluded_cells).all(-1).any(1)  # (E,)
+        cuts = cuts[~is_excluded]
+        goals = goals[~is_excluded]
         canonical = [task_text(maze, goal) for goal in goals]
         facts = {task: goal_facts(maze)[task] for task in canonical}
-        known = [facts[task] for task in canonical]
+        facts_of_episodes = [facts[task] for task in canonical]
     if text == "paraphrased":
         info["wordings"] = facts
-    tasks = texts(known, maze=maze, text=text, seed=seed)
+    tasks = write_texts(facts_of_episodes, maze=maze, text=text, seed=seed)
     first, last, stop = cuts.T
     until = np.minimum(last + steps_after_goal, stop)
 
     def episodes() -> Iterator[Episode]:
-        for i, rows in enumerate(pieces(blocks(), first, until)):
+        for i, rows in enumerate(slice_blocks(blocks(), first, until)):
             observations = np.asarray(rows["observations"], np.float32)
             actions = np.asarray(rows["actions"], np.float32)
             rewards = rows["rewards"]
@@ -154,12 +154,12 @@ def load(
     return Source(spec, episodes(), info, facts)
 
 
-def check_options(text: str, cut: str, source: str, noise: float, of_goals: Json) -> None:
+def check_options(text: str, cut: str, source: str, noise: float, goal_options: Json) -> None:
     """Raise a ValueError about an option of `load` that is unknown, out of range, or of goals in the
     text where there are none.
     """
     check_noise(noise)
-    for option, value in of_goals.items():
+    for option, value in goal_options.items():
         if value and text not in GOAL_TEXTS:
             raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
     one_of("dataset.text", text, ("none", "constant", *GOAL_TEXTS))
@@ -178,18 +178,18 @@ def open_log(
     noise: float,
     seed: int,
 ) -> tuple[Path | None, Callable[[], Iterator[Log]], Json]:
-    """The file of a log, None if it is regenerated; what reads its blocks; what is said of it."""
+    """Return the file of a log, None if it is regenerated; a function that reads its blocks; its info."""
     published = f"maze2d-{maze}-dense-v1" if dense else f"maze2d-{maze}-v1"
-    found = files(maze=maze, dense=dense, path=path, source=source)
-    if found:
-        file = found[0]
+    paths = files(maze=maze, dense=dense, path=path, source=source)
+    if paths:
+        file = paths[0]
         info = describe_file(file, simulator, published, maze, dense=dense)
         return file, partial(read_maze, file, maze), info
     if source == "file" or path:
-        places = "no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets"
-        name = file_names(maze, dense)[0]
-        remedy = f"put {name} in one of them, or use dataset.source=regenerate"
-        raise FileNotFoundError(f"{path or published}: {places}; {remedy}")
+        raise FileNotFoundError(
+            f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; "
+            f"put {file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
+        )
 
     count = steps or STEPS[maze]
     log = generate(simulator, count, seed=seed, time_limit=HORIZON[maze], noise=noise)
@@ -198,20 +198,23 @@ def open_log(
     return None, partial(iter, [log]), info
 
 
-def logged_goals(blocks: Iterable[Log], what: str) -> np.ndarray:
-    """The goal cell of each row of a log, (n, 2) int8. what: needs them, for the message."""
+def read_goals(blocks: Iterable[Log], option: str) -> np.ndarray:
+    """Read the goal cell of each row of a log, (n, 2) int8. option: that needs them, to begin a
+    message with.
+    """
     cells = []
     for block in blocks:
         if "goals" not in block:
-            lacking = "needs the log's goal column (infos/goal), which this file lacks"
-            raise ValueError(f"{what} {lacking}")
+            raise ValueError(
+                f"{option} needs the log's goal column (infos/goal), which this file lacks"
+            )
         cell = np.rint(block["goals"])
         cells.append(np.clip(cell, -1, 100).astype(np.int8))  # what is far away stays outside
     return np.concatenate(cells)
 
 
-def drawn_goals(logged: np.ndarray, cuts: np.ndarray, seed: int) -> np.ndarray:
-    """One of the goals that the planner had in each episode, (E, 2) int.
+def sample_goals(logged: np.ndarray, cuts: np.ndarray, seed: int) -> np.ndarray:
+    """Draw one of the goals that the planner had in each episode, (E, 2) int.
 
     Args:
         logged: (n, 2) of each row.
@@ -223,7 +226,7 @@ def drawn_goals(logged: np.ndarray, cuts: np.ndarray, seed: int) -> np.ndarray:
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
-    """See `datasets.store`.
+    """Return the options of the data, see `datasets.store`.
 
     A goal in the text changes rewards and episodes; its wording changes nothing else.
     """
@@ -231,57 +234,57 @@ def data_options(*, text: str = "none", **options: object) -> Json:
     return {"text": canonical.get(text, text), **options}
 
 
-def worded(
+def select_texts(
     store: Store, *, maze: str, text: str = "none", seed: int = 0, **options: object
 ) -> Store:
-    """See `datasets.store`."""
-    return with_texts(store, text, texts(facts_of(store), maze=maze, text=text, seed=seed))
+    """Return the store with the texts of the option `text`, see `datasets.store`."""
+    return with_texts(store, text, write_texts(facts_of(store), maze=maze, text=text, seed=seed))
 
 
-def texts(
+def write_texts(
     facts: Sequence[Facts],
     *,
     maze: str,
     text: str = "none",
     seed: int = 0,
 ) -> list[str]:
-    """The task text of each episode by its facts (E,), see `goal_facts`. Options as in `load`."""
+    """Write the task text of each episode by its facts (E,), see `goal_facts`. Options as in `load`."""
     if text == "constant":
         return [task_text(maze)] * len(facts)
     if text not in GOAL_TEXTS:
         return [""] * len(facts)
-    made = [task_text(maze, (known["row"], known["column"])) for known in facts]
+    tasks = [task_text(maze, (each["row"], each["column"])) for each in facts]
     if text == "shuffled":
-        return [made[i] for i in np.random.default_rng(seed).permutation(len(made))]
-    return made
+        return [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
+    return tasks
 
 
 def describe_file(file: Path, simulator: Maze, published: str, maze: str, *, dense: bool) -> Json:
-    """Facts of the file that a store was read from.
+    """Describe the file that a store was read from.
 
     Returns:
         "name" of the dataset, "digest" of the bytes (blake2b, 16 bytes), "recognised" and
-        "content", see `d4rl.content`.
+        "content", see `d4rl.recognise_file`.
     """
     digest = file_digest(file)
     current, former = file_names(maze, dense)
     original = d4rl.Published(published, current, STEPS[maze], dense)
-    known = d4rl.content(file, read_hdf5(file), simulator, original)
+    content = d4rl.recognise_file(file, read_hdf5(file), simulator, original)
     datasets = {current: published, former: published.replace("-v1", "-v0")}  # by file name
     name = name_in(file)
     # a store of D4RL's file that was exported has its name
-    claimed = "@" not in name and name.startswith(tuple(datasets.values()))
-    if known["recognised"]:
+    claims_to_be_published = "@" not in name and name.startswith(tuple(datasets.values()))
+    if content["recognised"]:
         name = published
-    elif claimed or not name:
+    elif claims_to_be_published or not name:
         name = f"{published}@{file.stem}"
         if file.name in datasets:
             name = f"{datasets[file.name]}@file-{digest[:8]}"
-    return {"name": name, "digest": digest, **known}
+    return {"name": name, "digest": digest, **content}
 
 
 def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> str:
-    """The task in words. goal: (2,) cell, also its position; None: the text only names the maze."""
+    """Return the task in words. goal: (2,) cell, also its position; None: the text only names the maze."""
     if goal is None:
         return f"Maze2D {maze}. Push the ball to the goal and keep it there."
     place = place_name(maze, goal)
@@ -290,20 +293,20 @@ def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> st
 
 
 def place_name(maze: str, goal: np.ndarray | tuple[int, int]) -> str:
-    """The place of a cell in words, such as "top left"."""
+    """Return the place of a cell in words, such as "top left"."""
     i, j = thirds(maze, goal)
     return f"{VERTICAL[i]} {HORIZONTAL[j]}"
 
 
 def thirds(maze: str, goal: np.ndarray | tuple[int, int]) -> tuple[int, int]:
-    """In which third of the maze a cell is: (0: top .. 2: bottom, 0: left .. 2: right)."""
+    """Return the third of the maze that a cell is in: (0: top .. 2: bottom, 0: left .. 2: right)."""
     rows, columns = Maze.named(maze).walls.shape
     return int(3 * (goal[0] - 1) / (rows - 2)), int(3 * (goal[1] - 1) / (columns - 2))
 
 
 @cache
 def goal_facts(maze: str) -> dict[str, Facts]:
-    """The facts of every goal of a maze for `wordings`, by its task text.
+    """Return the facts of every goal of a maze for `wordings`, by its task text.
 
     row, column; up, down, left, right: cells to the outer free cells; place: the third of the maze;
     kind: of the cell, by its free neighbours. Where each goal of the maze has another one: spot,
@@ -311,16 +314,16 @@ def goal_facts(maze: str) -> dict[str, Facts]:
     fixed goal.
     """
     simulator = Maze.named(maze)
-    found = {task_text(maze, cell): cell_facts(maze, cell) for cell in simulator.free_cells}
+    facts = {task_text(maze, cell): cell_facts(maze, cell) for cell in simulator.free_cells}
     for name in ("spot", "side", "region", "path"):
-        if len({known[name] for known in found.values()}) < len(found):
-            for known in found.values():
-                del known[name]
-    return found
+        if len({of_cell[name] for of_cell in facts.values()}) < len(facts):
+            for of_cell in facts.values():
+                del of_cell[name]
+    return facts
 
 
 def cell_facts(maze: str, cell: np.ndarray) -> Facts:
-    """The facts of a free cell, see `goal_facts`."""
+    """Return the facts of a free cell, see `goal_facts`."""
     simulator = Maze.named(maze)
     rows, columns = (size - 2 for size in simulator.walls.shape)
     row, column = cell.tolist()
@@ -346,7 +349,7 @@ def cell_facts(maze: str, cell: np.ndarray) -> Facts:
 
 
 def cell_kind(walls: np.ndarray, row: int, column: int) -> str:
-    """The kind of a free cell, by its free neighbours."""
+    """Return the kind of a free cell, by its free neighbours."""
     around = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
     free = [not walls[cell] for cell in around]
     if free in ([True, True, False, False], [False, False, True, True]):
@@ -355,7 +358,7 @@ def cell_kind(walls: np.ndarray, row: int, column: int) -> str:
 
 
 def side(vertical: str, horizontal: str) -> str:
-    """Compass words of a third of a maze; the middle is empty."""
+    """Return the compass words of a third of a maze; the middle is empty."""
     if vertical and horizontal:
         return f"{vertical}-{horizontal} corner"
     if vertical or horizontal:
@@ -364,7 +367,7 @@ def side(vertical: str, horizontal: str) -> str:
 
 
 def cut_points(blocks: Iterable[Log], cut: str, longest: int) -> np.ndarray:
-    """First row and end (exclusive) of each episode, and the end of its run: (E, 3) int.
+    """Find the first row and end (exclusive) of each episode, and the end of its run: (E, 3) int.
 
     A run ends where the ball is somewhere else in the next row, or there is none; that always parts
     two episodes.
@@ -374,16 +377,16 @@ def cut_points(blocks: Iterable[Log], cut: str, longest: int) -> np.ndarray:
     n = 0
     before = None  # the position in row n - 1
     for block in blocks:
-        own = block["observations"][:, :2]
+        positions = block["observations"][:, :2]
         if before is None:
-            before = own[:1]
-        position = np.concatenate([before, own])
+            before = positions[:1]
+        position = np.concatenate([before, positions])
         apart = np.abs(np.diff(position, axis=0)).max(1)
         jumps.append(n + np.flatnonzero(apart > 0.06))  # one step moves at most 0.053
         if cut == "timeouts":
             ends.append(n + 1 + np.flatnonzero(block["ends"]))
-        before = own[-1:]
-        n += len(own)
+        before = positions[-1:]
+        n += len(positions)
     jump = np.append(np.concatenate(jumps), n)
     last = np.unique(np.concatenate([jump, *ends]))
     first = np.append(0, last[:-1])
@@ -397,20 +400,21 @@ def cut_points(blocks: Iterable[Log], cut: str, longest: int) -> np.ndarray:
     return np.stack([starts, ends_of, end_of_run], 1)
 
 
-def pieces(blocks: Iterable[Log], first: np.ndarray, until: np.ndarray) -> Iterator[Log]:
-    """The rows first[i]:until[i] of columns that come block by block, for each i; both ascend."""
+def slice_blocks(blocks: Iterable[Log], first: np.ndarray, until: np.ndarray) -> Iterator[Log]:
+    """Yield the rows first[i]:until[i] of columns that come block by block, for each i; both ascend."""
     following = iter(blocks)
-    kept: Log = {}  # rows start:stop
+    buffer: Log = {}  # rows start:stop
     start = stop = 0
     for a, b in zip(first.tolist(), until.tolist(), strict=True):
         while stop < b:
             block = next(following)
-            if kept:
-                block = {key: np.concatenate([kept[key][a - start :], block[key]]) for key in block}
+            if buffer:
+                rest = {key: x[a - start :] for key, x in buffer.items()}
+                block = {key: np.concatenate([rest[key], block[key]]) for key in block}
             start = min(a, stop)
-            kept = block
-            stop = start + len(kept["ends"])
-        yield {key: x[a - start : b - start] for key, x in kept.items()}
+            buffer = block
+            stop = start + len(buffer["ends"])
+        yield {key: x[a - start : b - start] for key, x in buffer.items()}
 
 
 def generate(
@@ -421,7 +425,7 @@ def generate(
     time_limit: int = 300,
     noise: float = 0.5,
 ) -> Log:
-    """D4RL's generation protocol, its noisy variant, which made the published files: a dict of
+    """Run D4RL's generation protocol, its noisy variant, which made the published files: a dict of
     columns of `steps` rows.
 
     Up to CHAINS balls walk side by side, each never reset; a goal is a random free cell, aimed at
@@ -467,7 +471,7 @@ def generate(
 
 @register("final_observations", "maze2d")
 def final_observations(store: Store) -> np.ndarray:
-    """The observation after the last step of each episode, by the physics: (E, 4) float32."""
+    """Simulate the observation after the last step of each episode: (E, 4) float32."""
     last = store.offsets[1:] - 1
     simulator = Maze.named(store.info["maze"])
     after = simulator.step(store.observations[last], store.actions[last])
@@ -478,10 +482,10 @@ def final_observations(store: Store) -> np.ndarray:
 def save(path: str | Path, store: Store) -> None:
     """Write a Maze2D store as a D4RL file, with its episodes' ends as `timeouts` and its name."""
     if store.info.get("env") != "maze2d" or store.info["text"] in GOAL_TEXTS:
-        wanted = "a Maze2D dataset with text=none or constant"
-        reason = "since a D4RL file has no column for texts"
-        got = f"{store.info['name']} with text={store.info.get('text')}"
-        raise ValueError(f"export=hdf5: expected {wanted}, {reason}; got {got}")
+        raise ValueError(
+            "export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has "
+            f"no column for texts; got {store.info['name']} with text={store.info.get('text')}"
+        )
     ends = np.zeros(len(store.rewards), bool)
     ends[store.offsets[1:] - 1] = True
     log = {name: vars(store)[name] for name in ("observations", "actions", "rewards")}
@@ -509,7 +513,7 @@ def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
 
 
 def read_hdf5(path: Path) -> Iterator[Log]:
-    """Blocks of a D4RL Maze2D file: its columns observations, actions, rewards, ends and, if there,
+    """Yield blocks of a D4RL Maze2D file: its columns observations, actions, rewards, ends and, if there,
     goals.
 
     Files of the public generator have no `timeouts` and put the flag into `terminals`; (N, 1)
@@ -524,23 +528,25 @@ def read_hdf5(path: Path) -> Iterator[Log]:
 
 
 def read_maze(path: Path, maze: str) -> Iterator[Log]:
-    """`read_hdf5` of a file of this maze; a ValueError where the ball is in a wall of it."""
+    """Yield blocks as `read_hdf5` does; a ValueError where the ball is in a wall of this maze."""
     simulator = Maze.named(maze)
-    message = f"row {{}}: expected a position in a free cell of the maze {maze}, got {{}}"
-    remedy = "give the dataset of the file's maze"
+    message = (
+        f"row {{}}: expected a position in a free cell of the maze {maze}, got {{}}; give the dataset "
+        "of the file's maze"
+    )
     count = 0
     for block in read_hdf5(path):
         positions = block["observations"][:, :2]
         rows = count + np.arange(len(positions))
         wrong = ~simulator.is_free(positions + FRAME)
-        refuse(f"{path}, ", wrong, f"{message}; {remedy}", rows, positions)
+        refuse(f"{path}, ", wrong, message, rows, positions)
         count += len(positions)
         yield block
 
 
 def name_in(path: Path) -> str:
-    """The name that `save` gave a file; empty without one."""
-    return d4rl.outline(path)[1]
+    """Return the name that `save` gave a file; empty without one."""
+    return d4rl.read_outline(path)[1]
 
 
 def files(
@@ -551,9 +557,9 @@ def files(
     source: str = "auto",
     **options: object,
 ) -> list[Path]:
-    """The one file that `load` would read with these options; none where it regenerates.
+    """Return the one file that `load` would read with these options; none where it regenerates.
 
-    It is the given one, or where a D4RL user has it: $D4RL_DATASET_DIR or ~/.d4rl/datasets.
+    It is the one of `path`, or where a D4RL user has it: $D4RL_DATASET_DIR or ~/.d4rl/datasets.
     """
     if source == "regenerate":
         return []
@@ -562,14 +568,14 @@ def files(
     if not path:
         pairs = product(filter(None, folders), file_names(maze, dense))
         places = [f"{folder}/{name}" for folder, name in pairs]
-    found = [Path(place).expanduser() for place in places]
-    return [file for file in found if file.is_file()][:1]
+    paths = [Path(place).expanduser() for place in places]
+    return [file for file in paths if file.is_file()][:1]
 
 
 def file_names(maze: str, dense: bool) -> list[str]:
-    """D4RL's names of the file, the current and the former one."""
+    """Return D4RL's names of the file, the current and the former one."""
     kind = "dense" if dense else "sparse"
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
 
 
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=select_texts)

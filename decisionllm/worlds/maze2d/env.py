@@ -14,7 +14,6 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.datasets.wordings import is_held_out, spread
-from decisionllm.eval.instruction_probe import confusion, understood
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
 from decisionllm.protocols import Begin, Env
@@ -22,6 +21,7 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.worlds.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.worlds.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward
+from decisionllm.worlds.maze2d.wording_accuracy import confusion_table, measure_wording_accuracy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,6 +123,7 @@ class Maze2D(Env):
     reference: tuple[float, float]
     num_actions = 0
     action_dim = 2
+    world_options = ("maze", "dense")
 
     def __init__(
         self,
@@ -143,8 +144,10 @@ class Maze2D(Env):
         self.horizon = HORIZON[maze]
         self.facts = goal_facts(maze)
         if (maze, dense) not in REFERENCE:
-            wanted = f"False with maze={maze}, of which no dense score is known"
-            raise ValueError(f"env.dense: expected {wanted}, got {dense}")
+            raise ValueError(
+                f"env.dense: expected False with maze={maze}, of which no dense score is known, got "
+                f"{dense}"
+            )
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED.get(maze, {})
         one_of("env.goal", goal, ("fixed", "random"))
@@ -152,11 +155,14 @@ class Maze2D(Env):
         names_goal = text in GOAL_TEXTS
         held_out = is_held_out(wordings, text)
         if self.random and (instructed_goal or not names_goal):
-            wanted = "needs text=goal and no env.instructed_goal"
-            raise ValueError(f"env.goal=random: {wanted}, got text={text} and {instructed_goal!r}")
+            raise ValueError(
+                "env.goal=random: needs text=goal and no env.instructed_goal, got "
+                f"text={text} and {instructed_goal!r}"
+            )
         if instructed_goal and not names_goal:
-            wanted = "needs text=goal, so that the text names it"
-            raise ValueError(f"env.instructed_goal: {wanted}; got text={text}")
+            raise ValueError(
+                f"env.instructed_goal: needs text=goal, so that the text names it; got text={text}"
+            )
         self.cells = self._named_cells(instructed_goal)
         self.texts = self._write_texts(maze, held_out, frames)
         # {text: the cell that it names, the kind of its frame}
@@ -171,7 +177,7 @@ class Maze2D(Env):
             self.protocol += "-held-out"
 
     def _named_cells(self, instructed_goal: str) -> np.ndarray:
-        """(G, 2) int: the cells that texts name, without texts the goal."""
+        """Return the cells that texts name, without texts the goal: (G, 2) int."""
         if self.random or instructed_goal == "all":
             return self.maze.free_cells
         if instructed_goal:
@@ -179,11 +185,11 @@ class Maze2D(Env):
         return self.maze.goal[None]
 
     def _write_texts(self, maze: str, held_out: bool, frames: int) -> list[list[tuple[str, str]]]:
-        """The texts that name each of the G cells: (kind of frame, text)."""
+        """Return the texts that name each of the G cells: (kind of frame, text)."""
         tasks = [task_text(maze, cell) for cell in self.cells]
         if self.text == "paraphrased":
-            worded = spread(self.facts, held_out=held_out, frames=frames)
-            return [worded[task] for task in tasks]
+            wordings = spread(self.facts, held_out=held_out, frames=frames)
+            return [wordings[task] for task in tasks]
         if self.text == "constant":
             tasks = [task_text(maze)]
         elif self.text not in GOAL_TEXTS:
@@ -225,21 +231,21 @@ class Maze2D(Env):
         (`reached`), and stayed for half of the last 100 steps (`stayed`); by kind of frame and by
         goal where there are several, and then the cell at the end.
         """
-        found: Json = {}
+        metrics: Json = {}
         if not self.dense:
-            found |= self._latched(episodes)
+            metrics |= self._latched_return(episodes)
         if self.protocol != "standard":
-            found |= self._at_goals(episodes)
-        return found
+            metrics |= self._goal_metrics(episodes)
+        return metrics
 
-    def _latched(self, episodes: Sequence[Episode]) -> Json:
+    def _latched_return(self, episodes: Sequence[Episode]) -> Json:
         low, high = self.reference
-        touched = [np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]
-        latched = float(np.mean(touched))
+        steps_after_touch = [np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]
+        latched = float(np.mean(steps_after_touch))
         return {"latched_return": latched, "latched_score": 100 * (latched - low) / (high - low)}
 
-    def _at_goals(self, episodes: Sequence[Episode]) -> Json:
-        """Whether balls come to the goals that the texts name, and stay there."""
+    def _goal_metrics(self, episodes: Sequence[Episode]) -> Json:
+        """Return the shares of balls that come to the goals of the texts, and of those that stay."""
         places = np.stack([path(e) for e in episodes])  # (M, T + 1, 2)
         goals = np.stack([self.meaning[e.task][0] for e in episodes])  # (M, 2)
         kinds = np.array([self.meaning[e.task][1] for e in episodes])  # (M,)
@@ -247,40 +253,48 @@ class Maze2D(Env):
         near_the_end = inside[:, -100:].mean(1)  # (M,) share of steps
         # of each episode
         outcomes = {"reached": inside.any(1), "stayed": near_the_end >= 0.5}
-        found: Json = {name: float(outcome.mean()) for name, outcome in outcomes.items()}
-        named = cell_names(goals)
+        metrics: Json = {name: float(outcome.mean()) for name, outcome in outcomes.items()}
+        goal_names = cell_names(goals)
         if len(set(kinds)) > 1:
-            found["by_kind"] = shares_by(kinds, outcomes)
-        if len(set(named)) > 1:
+            metrics["by_kind"] = shares_by(kinds, outcomes)
+        if len(set(goal_names)) > 1:
             ends = cell_names(np.rint(places[:, -1]).astype(int))
-            found["by_goal"] = shares_by(named, outcomes)
-            found["final_cell"] = final_cells(named, ends)
-        return found
+            metrics["by_goal"] = shares_by(goal_names, outcomes)
+            rows = np.unique(goal_names).tolist()
+            columns = np.unique([*goal_names, *ends]).tolist()
+            table = confusion_table(goal_names, ends, rows=rows, columns=columns)
+            metrics["final_cell"] = table
+        return metrics
 
     def probe(self, policy: "Policy") -> Json:
-        """The share of texts that a policy understands, on 64 states; see `understood`."""
+        """Measure the share of texts that a policy understands, on 64 states; see
+        `measure_wording_accuracy`.
+        """
         trained = policy.info["dataset"].get("wordings", {})
-        facts = {task: known for task, known in self.facts.items() if task in trained}
+        facts = {task: values for task, values in self.facts.items() if task in trained}
         if not facts:
             return {}
         rng = np.random.default_rng(0)
         states = self.maze.reset(64, rng)
         states[:, 2:] = rng.uniform(-1, 1, (64, 2))
-        labels = [f"{known['row']},{known['column']}" for known in facts.values()]
-        return understood(policy, states, facts, labels, frames=policy.config["text_wordings"])
+        labels = [f"{values['row']},{values['column']}" for values in facts.values()]
+        frames = policy.config["text_wordings"]
+        return measure_wording_accuracy(policy, states, facts, labels, frames=frames)
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 16) -> "Figure":
-        """The first episodes on the maze."""
+        """Draw the first episodes on the maze."""
         rows, columns = self.maze.walls.shape
-        made = figure(1 + 0.6 * columns, 1 + 0.6 * rows)
-        axis = made.subplots()
+        picture = figure(1 + 0.6 * columns, 1 + 0.6 * rows)
+        axis = picture.subplots()
         draw_maze(axis, self.maze, self.goals[:count], [e.observations for e in episodes[:count]])
         axis.set_title(title, fontsize=9)
         axis.set(xlabel="y", ylabel="x")
-        return made
+        return picture
 
     def baselines(self, seed: int) -> dict[str, Begin]:
-        """Uniform actions; D4RL's controller, which knows the walls and the goal and plans once."""
+        """Return a player of uniform actions, and D4RL's controller, which knows the walls and the goal
+        and plans once.
+        """
 
         def planner(tasks: Sequence[str]) -> ScriptedPlayer:
             controller = Planner(self.maze, len(tasks), np.random.default_rng(seed))
@@ -291,29 +305,24 @@ class Maze2D(Env):
         return {"random": uniform_player(seed, 2), "planner": planner}
 
 
-def final_cells(named: np.ndarray, ends: np.ndarray) -> Json:
-    """How often balls that were sent to a cell ended in which one. Both arguments are names (M,)."""
-    rows = np.unique(named).tolist()
-    columns = np.unique([*named, *ends]).tolist()
-    return confusion(named, ends, rows=rows, columns=columns)
-
-
 def path(episode: Episode) -> np.ndarray:
-    """(T + 1, 2) positions of the ball, the last one included."""
+    """Return the positions of the ball (T + 1, 2), the last one included."""
     return np.array([*episode.observations, episode.final_observation])[:, :2]
 
 
 def cell_names(cells: np.ndarray) -> np.ndarray:
-    """Cells (M, 2) int -> their names (M,), such as "1,3"."""
+    """Name cells (M, 2) int as "1,3": (M,)."""
     return np.array([f"{row},{column}" for row, column in cells])
 
 
 def shares_by(labels: np.ndarray, shares: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """{label: {name: share}} of the episodes with each label. labels and shares: (M,) each."""
-    found: dict[str, dict[str, float]] = {}
+    """Average shares over the episodes with each label: {label: {name: share}}. labels and shares:
+    (M,) each.
+    """
+    means: dict[str, dict[str, float]] = {}
     for label in np.unique(labels).tolist():
-        found[label] = {name: float(x[labels == label].mean()) for name, x in shares.items()}
-    return found
+        means[label] = {name: float(x[labels == label].mean()) for name, x in shares.items()}
+    return means
 
 
 def draw_maze(axis: "Axes", maze: Maze, goals: np.ndarray, paths: Iterable[np.ndarray]) -> None:

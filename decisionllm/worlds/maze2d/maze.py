@@ -4,7 +4,7 @@ one maze or thousands at once.
 Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and density 1000 on two
 damped slides, pushed by two motors of gear 100, integrated by semi-implicit Euler. Its contacts
 with the unit boxes of the walls are MuJoCo's soft constraints with the default solver parameters,
-see `datasets.contacts`. `tests/worlds/maze2d/test_maze.py` compares it with MuJoCo where that is
+see `worlds.ball_physics`. `tests/worlds/maze2d/test_maze.py` compares it with MuJoCo where that is
 installed.
 
 States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame
@@ -18,7 +18,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.schema import refuse
-from decisionllm.worlds import ball_physics as contacts
+from decisionllm.worlds import ball_physics
 from decisionllm.worlds.maze_grid import Grid
 
 TIME_STEP = 0.01  # seconds
@@ -45,57 +45,61 @@ class Maze(Grid):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """A published layout."""
+        """Return a published layout."""
         one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])
 
     @cached_property
     def goal(self) -> np.ndarray:
-        """(2,) int: the cell of the fixed goal, which is also its position."""
+        """Return the cell of the fixed goal, which is also its position: (2,) int."""
         (goal,) = np.argwhere(self.letters == "G")
         return goal
 
     @cached_property
     def _paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `shortest_paths`: of equal moves the first of left, right, up, down.
+        """Return `shortest_paths`; of equal moves the first of left, right, up, down is taken.
 
         D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals;
         with one rewarded cell that is the first move that shortens the distance.
         """
         return self.shortest_paths(((0, -1), (0, 1), (-1, 0), (1, 0)))
 
-    def cells(self, given: str, name: str) -> np.ndarray:
-        """ "1,3; 3,1" -> (cells, 2) int; a ValueError names this option."""
-        free = {f"{row},{column}": (row, column) for row, column in self.free_cells.tolist()}
-        found = []
-        for word in given.replace(" ", "").split(";"):
-            if word and word not in free:
-                wanted = f"free cells as row,column, of {' '.join(free)}"
-                raise ValueError(f"{name}: expected {wanted}; got {word!r}")
-            if word:
-                found.append(free[word])
-        return np.array(found, int).reshape(-1, 2)
+    def cells(self, text: str, option: str) -> np.ndarray:
+        """Parse "1,3; 3,1" into free cells (cells, 2) int; a ValueError names the option."""
+        cell_by_name = {
+            f"{row},{column}": (row, column) for row, column in self.free_cells.tolist()
+        }
+        cells = []
+        for name in text.replace(" ", "").split(";"):
+            if name and name not in cell_by_name:
+                names = " ".join(cell_by_name)
+                raise ValueError(
+                    f"{option}: expected free cells as row,column, of {names}; got {name!r}"
+                )
+            if name:
+                cells.append(cell_by_name[name])
+        return np.array(cells, int).reshape(-1, 2)
 
     def is_free(self, places: np.ndarray) -> np.ndarray:
-        """Whether places (..., 2), in the frame of the walls, are in free cells: (...) bool."""
+        """Return which places (..., 2), in the frame of the walls, are in free cells: (...) bool."""
         most = np.array(self.walls.shape) - 1
         cells = np.clip(np.rint(places), 0, most).astype(int)  # the outer cells are walls
         return np.asarray(~self.walls[cells[..., 0], cells[..., 1]])
 
     def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
-        """Moves of a shortest path between two free cells."""
+        """Count the moves of a shortest path between two free cells."""
         return int(self._paths[1][self.number(start), self.number(goal)])
 
     def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, noise."""
+        """Draw (count, 4) float64 starts as in D4RL: any free cell, the goal's too, noise."""
         cells = self.free_cells[rng.integers(len(self.free_cells), size=count)]
         positions = cells + rng.uniform(-0.1, 0.1, (count, 2))
         velocities = rng.normal(0, 0.1, (count, 2))
         return np.concatenate([positions, velocities], 1)
 
     def step(self, states: np.ndarray, actions: np.ndarray, *, margin: float = 0.002) -> np.ndarray:
-        """One time step of the ball: (..., 4), (..., 2) -> (..., 4) float64, actions clipped to
-        [-1, 1].
+        """Simulate one time step of the ball: (..., 4), (..., 2) -> (..., 4) float64, actions clipped
+        to [-1, 1].
 
         margin: the distance at which contacts begin, 0.002 as in the physics of D4RL's data. MuJoCo
         >= 3.5 adds the margins of both bodies, so that an unchanged model file behaves as 0.004
@@ -134,7 +138,7 @@ class Maze(Grid):
         rows = np.flatnonzero(near.any(1))
         if not len(rows):
             return
-        normal, gap, wall = contacts.find(
+        normal, gap, wall = ball_physics.find_contacts(
             self.walls, cell[rows], offset[rows], half=0.5, radius=RADIUS
         )
         beside, above = near[rows].T
@@ -144,18 +148,18 @@ class Maze(Grid):
 
         # MuJoCo's default solref (0.02, 1)
         depth = gap - margin
-        impedance = contacts.impedance(depth)
+        impedance = ball_physics.impedance(depth)
         stiffness = np.where(touching, MASS * impedance / (1 - impedance), 0)
         approach = (normal * velocity[rows, None]).sum(-1)
         # acceleration along the normal
-        wanted = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2
-        acceleration = contacts.acceleration(MASS, force[rows], normal, stiffness, wanted)
-        missing = np.maximum(wanted - (normal * acceleration[:, None]).sum(-1), 0)
+        target = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2
+        acceleration = ball_physics.solve_acceleration(MASS, force[rows], normal, stiffness, target)
+        missing = np.maximum(target - (normal * acceleration[:, None]).sum(-1), 0)
         force[rows] += ((stiffness * missing)[..., None] * normal).sum(1)
 
 
 def reward(positions: np.ndarray, goal: np.ndarray, *, dense: bool = False) -> np.ndarray:
-    """Rewards at positions, (..., 2) -> (...): 1 within 0.5 of the goal; dense: exp(-distance)."""
+    """Return rewards at positions, (..., 2) -> (...): 1 within 0.5 of the goal; dense: exp(-distance)."""
     distance: np.ndarray = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
     return np.exp(-distance) if dense else (distance <= GOAL_RADIUS).astype(np.float64)
 
@@ -195,7 +199,7 @@ class Planner:
         self.leg[rows] = 0
 
     def act(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """States (N, 4) -> actions (N, 2) within -1 .. 1, solved (N,) bool."""
+        """Return actions (N, 2) within -1 .. 1 in states (N, 4), and which balls have solved: (N,) bool."""
         position, velocity = states[:, :2], states[:, 2:]
         each = np.arange(len(states))
         solved = np.linalg.norm(position - self.goals, axis=1) < 0.1

@@ -25,8 +25,8 @@ from decisionllm.schema import Episode, Json, Spec, are_numbers, refuse
 from decisionllm.worlds.ogbench.world import (
     HORIZON,
     Maze,
-    reached,
-    scattered,
+    is_reached,
+    sample_positions,
 )
 from decisionllm.worlds.published_mazes import check_noise, file_digest, regenerated_name
 
@@ -55,7 +55,7 @@ class Log:
 
     @property
     def bounds(self) -> Iterator[tuple[int, int]]:
-        """First and last row of each episode."""
+        """Return the first and last row of each episode."""
         last = np.flatnonzero(self.ends)
         return zip([0, *(last[:-1] + 1).tolist()], last.tolist(), strict=True)
 
@@ -72,7 +72,7 @@ def load(
     piece: int = 100,
     seed: int = 0,
 ) -> Source:
-    """One log of a point maze as episodes, each with a goal made in hindsight.
+    """Read one log of a point maze as episodes, each with a goal made in hindsight.
 
     Args:
         name: such as `pointmaze-large-stitch-v0`: medium, large or giant; navigate or stitch. `-v0`
@@ -117,7 +117,7 @@ def load(
         info["name"] = regenerated_name(published, count=episodes, noise=noise, seed=seed)
     if text == "none":
         info["observation_parts"] = [["position", 2], ["goal", 2]]
-    made = hindsight(log, maze_name, text=text, piece=piece, seed=seed)
+    episodes_of_log = hindsight_episodes(log, maze_name, text=text, piece=piece, seed=seed)
     spec = Spec(
         observation_dim=4 if text == "none" else 2,
         action_dim=2,
@@ -125,28 +125,33 @@ def load(
         low=(-1.0, -1.0),
         high=(1.0, 1.0),
     )
-    return Source(spec, made, info)
+    return Source(spec, episodes_of_log, info)
 
 
 def parse(name: str) -> tuple[str, str, str]:
-    """The published name of a dataset, its maze, and its kind of log."""
+    """Return the published name of a dataset, its maze, and its kind of log."""
     published = name if name.endswith("-v0") else f"{name}-v0"
     one_of("dataset.name", published, NAMES)
     _, maze, kind, _ = published.split("-")
     return published, maze, kind
 
 
-def hindsight(log: Log, maze: str, *, text: str, piece: int, seed: int) -> Iterator[Episode]:
-    """The log in pieces, each with the position at its end as its goal; see `load`."""
+def hindsight_episodes(
+    log: Log, maze: str, *, text: str, piece: int, seed: int
+) -> Iterator[Episode]:
+    """Cut the log into pieces, each with the position at its end as its goal; see `load`."""
     rng = np.random.default_rng((seed, 1))
     for group, (first, last) in enumerate(log.bounds):
-        for start, stop in cuts(first, last, piece, rng):
-            found = aimed(log, start, stop, log.positions[stop], maze, text=text, group=group)
-            if found is not None:
-                yield found
+        for start, stop in random_pieces(first, last, piece, rng):
+            goal = log.positions[stop]
+            episode = episode_to_goal(log, start, stop, goal, maze, text=text, group=group)
+            if episode is not None:
+                yield episode
 
 
-def cuts(first: int, last: int, piece: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+def random_pieces(
+    first: int, last: int, piece: int, rng: np.random.Generator
+) -> Iterator[tuple[int, int]]:
     """Cut the steps first .. last - 1 into pieces of 1 to `piece` steps: first row, row after it."""
     start = first
     while start < last:
@@ -155,12 +160,12 @@ def cuts(first: int, last: int, piece: int, rng: np.random.Generator) -> Iterato
         start = stop
 
 
-def aimed(
+def episode_to_goal(
     log: Log, start: int, stop: int, goal: np.ndarray, maze: str, *, text: str, group: int
 ) -> Episode | None:
-    """The steps of a piece of the log until it reaches a goal (2,); None: it begins there."""
+    """Return the steps of a piece of the log until it reaches a goal (2,); None: it begins there."""
     positions = log.positions[start : stop + 1]
-    arrived = reached(positions, goal)
+    arrived = is_reached(positions, goal)
     if arrived[0]:
         return None
     terminated = bool(arrived.any())
@@ -183,13 +188,13 @@ def aimed(
 
 
 def task_text(maze: str, goal: np.ndarray) -> str:
-    """The task in words, with the goal (2,) to half a unit."""
+    """Return the task in words, with the goal (2,) to half a unit."""
     x, y = np.round(2 * np.asarray(goal, np.float64)) / 2 + 0.0  # no -0.0
     return f"Point maze {maze}. Go to x = {x:.1f}, y = {y:.1f}."
 
 
 def generate(maze: Maze, kind: str, episodes: int, steps: int, *, noise: float, seed: int) -> Log:
-    """OGBench's protocol: episodes of so many rows, side by side.
+    """Run OGBench's protocol: episodes of so many rows, side by side.
 
     The point walks to the middle of the next cell on a shortest path, at full speed, with noise
     N(0, noise^2) on the action. navigate: from any cell to a random cell that is no straight
@@ -202,8 +207,8 @@ def generate(maze: Maze, kind: str, episodes: int, steps: int, *, noise: float, 
         goal_cells = random_vertices(maze, episodes, rng)
     else:
         goal_cells = np.array([stitch_goal(maze, start, rng) for start in starts])
-    positions = scattered(starts, rng)
-    goals = scattered(goal_cells, rng)
+    positions = sample_positions(starts, rng)
+    goals = sample_positions(goal_cells, rng)
     seen = np.empty((episodes, steps, 2), np.float32)
     taken = np.empty((episodes, steps, 2), np.float32)
     for t in range(steps):
@@ -214,32 +219,32 @@ def generate(maze: Maze, kind: str, episodes: int, steps: int, *, noise: float, 
         taken[:, t] = actions
         positions = maze.step(positions, actions)
         if kind == "navigate":
-            there = np.flatnonzero(reached(positions, goals))
-            goals[there] = scattered(random_vertices(maze, len(there), rng), rng)
+            there = np.flatnonzero(is_reached(positions, goals))
+            goals[there] = sample_positions(random_vertices(maze, len(there), rng), rng)
     ends = np.zeros((episodes, steps), bool)
     ends[:, -1] = True
     return Log(seen.reshape(-1, 2), taken.reshape(-1, 2), ends.ravel())
 
 
 def heading(maze: Maze, positions: np.ndarray, goals: np.ndarray) -> np.ndarray:
-    """Unit vectors to the next waypoint, (N, 2)."""
+    """Return unit vectors to the next waypoint, (N, 2)."""
     way = maze.waypoint(positions, goals) - positions
     return np.asarray(way / (np.linalg.norm(way, axis=1, keepdims=True) + 1e-6))
 
 
 def random_vertices(maze: Maze, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random cells that are no straight corridor, (count, 2) int."""
+    """Draw cells that are no straight corridor, (count, 2) int."""
     return maze.vertex_cells[rng.integers(len(maze.vertex_cells), size=count)]
 
 
 def stitch_goal(maze: Maze, start: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random cell four moves from the start, (2,) int; the start if there is none."""
+    """Draw a cell four moves from the start, (2,) int; the start if there is none."""
     far = maze.free_cells[maze.distances(start) == STITCH]
     return far[rng.integers(len(far))] if len(far) else start
 
 
 def files(*, name: str, path: str = "", source: str = "auto", **options: object) -> list[Path]:
-    """The one file that `load` would read with these options; none where it regenerates."""
+    """Return the one file that `load` would read with these options; none where it regenerates."""
     if source == "regenerate":
         return []
     file = Path(path or f"{FOLDER}/{parse(name)[0]}.npz").expanduser()
@@ -247,19 +252,21 @@ def files(*, name: str, path: str = "", source: str = "auto", **options: object)
 
 
 def find_file(published: str, *, path: str, source: str) -> Path | None:
-    """The file to read, None if the log is regenerated; an error if a file was asked for."""
-    found = files(name=published, path=path, source=source)
-    if found:
-        return found[0]
+    """Return the file to read, None if the log is regenerated; an error if a file was asked for."""
+    paths = files(name=published, path=path, source=source)
+    if paths:
+        return paths[0]
     if source == "file" or path:
         place = path or f"{FOLDER}/{published}.npz"
-        remedy = "give dataset.path, or dataset.source=regenerate without a path"
-        raise FileNotFoundError(f"{place}: expected the file of {published}, got none; {remedy}")
+        raise FileNotFoundError(
+            f"{place}: expected the file of {published}, got none; give dataset.path, or "
+            "dataset.source=regenerate without a path"
+        )
     return None
 
 
 def read(file: Path, published: str, maze: Maze) -> Log:
-    """The log in a file of OGBench.
+    """Read the log in a file of OGBench.
 
     Raises:
         ValueError: the file is damaged, or its keys, shapes or positions are not those of this maze.
@@ -268,23 +275,26 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     errors = (OSError, BadZipFile, zlib.error, EOFError, ValueError)
     opening = explained(damaged, *errors, remedy=AGAIN)
     with opening, file.open("rb") as stream, np.load(stream) as opened:
-        found = {key: opened[key] for key in opened.files}
-    remedy = f"give the file of {published}, or dataset.source=regenerate"
-    missing = [key for key in ("observations", "actions", "terminals") if key not in found]
+        columns = {key: opened[key] for key in opened.files}
+    fix = f"give the file of {published}, or dataset.source=regenerate"
+    missing = [key for key in ("observations", "actions", "terminals") if key not in columns]
     if missing:
-        wanted = "the keys observations, actions and terminals"
-        raise ValueError(f"{file}: expected {wanted}, got {', '.join(found) or 'none'}; {remedy}")
-    positions, actions, ends = (found[key] for key in ("observations", "actions", "terminals"))
+        raise ValueError(
+            f"{file}: expected the keys observations, actions and terminals, got "
+            f"{', '.join(columns) or 'none'}; {fix}"
+        )
+    positions, actions, ends = (columns[key] for key in ("observations", "actions", "terminals"))
     if not are_columns(positions, actions, ends):
-        wanted = "numbers: observations (n, 2), actions (n, 2) and terminals (n,) of a point maze"
         each = [f"{column.shape} {column.dtype}" for column in (positions, actions, ends)]
-        got = "{}, {} and {}".format(*each)
-        raise ValueError(f"{file}: expected {wanted}, got {got}; {remedy}")
+        raise ValueError(
+            f"{file}: expected numbers: observations (n, 2), actions (n, 2) and terminals (n,) of a "
+            f"point maze, got {each[0]}, {each[1]} and {each[2]}; {fix}"
+        )
     place = f"{file}: "
     rows = np.arange(len(ends))
-    outside = f"row {{}}: expected a position in a free cell of {published}, got {{}}; {remedy}"
+    outside = f"row {{}}: expected a position in a free cell of {published}, got {{}}; {fix}"
     refuse(place, ~maze.inside(positions), outside, rows, positions)
-    wild = f"row {{}}: expected an action within -1 .. 1, got {{}}; {remedy}"
+    wild = f"row {{}}: expected an action within -1 .. 1, got {{}}; {fix}"
     refuse(place, ~(np.abs(actions) <= 1).all(1), wild, rows, actions)
     ends = flags(f"{file}: terminals", ends)
     if not ends[-1]:
@@ -293,7 +303,7 @@ def read(file: Path, published: str, maze: Maze) -> Log:
 
 
 def are_columns(positions: np.ndarray, actions: np.ndarray, ends: np.ndarray) -> bool:
-    """Whether these arrays are numbers of as many steps, one at least, in a point maze."""
+    """Return whether these arrays are numbers of as many steps, one at least, in a point maze."""
     if not all(are_numbers(column.dtype) for column in (positions, actions, ends)):
         return False
     if ends.ndim != 1 or not len(ends):
@@ -302,7 +312,7 @@ def are_columns(positions: np.ndarray, actions: np.ndarray, ends: np.ndarray) ->
 
 
 def describe_file(file: Path, log: Log, published: str) -> Json:
-    """The name of a log that was read, and the digest of its file (blake2b, 16 bytes).
+    """Return the name of a log that was read, and the digest of its file (blake2b, 16 bytes).
 
     It has the published name if it has as many episodes and rows as the published one.
     """

@@ -20,9 +20,9 @@ from decisionllm.worlds.ogbench.world import (
     TASKS,
     Maze,
     cell_of,
+    is_reached,
     middle,
-    reached,
-    scattered,
+    sample_positions,
 )
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class PointMaze(Env):
     def reset(self, seed: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
         cells = np.array(TASKS[self.maze_name])[self.number]  # (N, start and goal, 2)
-        self.positions = scattered(cells[:, 0], rng)
-        self.goals = scattered(cells[:, 1], rng)
+        self.positions = sample_positions(cells[:, 0], rng)
+        self.goals = sample_positions(cells[:, 1], rng)
         if self.own_goal is not None:
             self.goals = np.tile(self.own_goal, (len(cells), 1))
         self.time = 0
@@ -101,16 +101,16 @@ class PointMaze(Env):
         return self._observations()
 
     def _observations(self) -> np.ndarray:
-        """(N, S)"""
+        """Return the observations (N, S)."""
         if self.text == "goal":
             return self.positions
         return np.concatenate([self.positions, self.goals], 1)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The reward is 1 where the goal is reached after the step."""
+        """Advance every point; the reward is 1 where its goal is reached after the step."""
         self.positions = self.maze.step(self.positions, actions)
         self.time += 1
-        there = reached(self.positions, self.goals)
+        there = is_reached(self.positions, self.goals)
         late = np.full(len(there), self.time >= self.horizon)
         return self._observations(), there.astype(np.float64), there, late & ~there
 
@@ -118,11 +118,11 @@ class PointMaze(Env):
         return {"task": self.number + 1, "goal": self.goals}
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        """(M,) 100 where the goal was reached, else 0."""
+        """Return 100 where the goal was reached, else 0: (M,)."""
         return 100.0 * np.array([e.terminated for e in episodes])
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
-        """The score of each task, and the mean steps of the episodes that reached their goal."""
+        """Return the score of each task, and the mean steps of the episodes that reached their goal."""
         numbers = np.array([e.outcome["task"] for e in episodes])
         scores = self.score(episodes)
         by_task = {f"task_{k}": float(scores[numbers == k].mean()) for k in np.unique(numbers)}
@@ -130,12 +130,12 @@ class PointMaze(Env):
         return by_task | {"steps_to_goal": float(np.mean(steps)) if steps else None}
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 10) -> "Figure":
-        """The paths of the first episodes on the maze, with the discs of their goals."""
+        """Draw the paths of the first episodes on the maze, with the discs of their goals."""
         from matplotlib.patches import Circle
 
         rows, columns = self.maze.walls.shape
-        made = figure(1 + 0.5 * columns, 1 + 0.5 * rows)
-        axis = made.subplots()
+        picture = figure(1 + 0.5 * columns, 1 + 0.5 * rows)
+        axis = picture.subplots()
         right, bottom = CELL * (np.array([columns, rows]) - 1.5)
         axis.imshow(self.maze.walls, cmap="Greys", vmax=2, extent=(-6, right, bottom, -6))
         for episode in episodes[:count]:
@@ -146,10 +146,12 @@ class PointMaze(Env):
             axis.add_patch(goal)
         axis.set_title(title, fontsize=9)
         axis.set(xlabel="x", ylabel="y")
-        return made
+        return picture
 
     def baselines(self, seed: int) -> dict[str, Begin]:
-        """Uniform actions; OGBench's player, which knows the walls and the goal, without noise."""
+        """Return a player of uniform actions, and OGBench's, which knows the walls and the goal, without
+        noise.
+        """
 
         def planner(tasks: Sequence[str]) -> ScriptedPlayer:
             def choose(seen: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -160,9 +162,9 @@ class PointMaze(Env):
         return {"random": uniform_player(seed, 2), "planner": planner}
 
 
-def parse_goal(given: str, maze: Maze, name: str) -> np.ndarray:
-    """ "12.5,4" -> (2,) float64; a ValueError if it is no place in the maze."""
-    words = given.replace(" ", "").split(",")
+def parse_goal(text: str, maze: Maze, name: str) -> np.ndarray:
+    """Parse "12.5,4" into a position (2,) float64; a ValueError if it is no place in the maze."""
+    words = text.replace(" ", "").split(",")
     try:
         goal = np.array([float(word) for word in words])
     except ValueError:
@@ -170,9 +172,11 @@ def parse_goal(given: str, maze: Maze, name: str) -> np.ndarray:
     if goal.shape == (2,) and np.isfinite(goal).all() and maze.inside(goal):
         return goal
     example = middle(maze.free_cells[-1]).tolist()
-    wanted = f"x,y in a free cell of {name}, such as {example[0]:g},{example[1]:g}"
-    got = repr(given)
+    got = repr(text)
     if goal.shape == (2,) and np.isfinite(goal).all():
         row, column = cell_of(goal).tolist()
         got += f", which is in row {row}, column {column}: no free cell"
-    raise ValueError(f"env.goal: expected {wanted}; got {got}")
+    raise ValueError(
+        f"env.goal: expected x,y in a free cell of {name}, such as {example[0]:g},{example[1]:g}; "
+        f"got {got}"
+    )

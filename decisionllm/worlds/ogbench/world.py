@@ -3,7 +3,7 @@
 Facts from seohongpark/ogbench, `ogbench/locomaze/` (maze.py, point.py, assets/point.xml): an action
 moves the point by 0.2 of it, then MuJoCo runs five steps of 0.02 s from rest. In the open nothing
 moves in these steps. A sphere that was moved into a wall is pushed out by MuJoCo's soft contacts
-with friction, see `datasets.contacts`, integrated by Runge-Kutta of fourth order.
+with friction, see `worlds.ball_physics`, integrated by Runge-Kutta of fourth order.
 `tests/worlds/ogbench/test_world.py` compares it with recorded steps of the environment itself.
 
 A position is (x, y) in units of length: x grows with the column of the layout, y with the row, and
@@ -17,7 +17,7 @@ import numpy as np
 
 from decisionllm.checks import one_of
 from decisionllm.schema import refuse
-from decisionllm.worlds import ball_physics as contacts
+from decisionllm.worlds import ball_physics
 from decisionllm.worlds.maze_grid import Grid
 
 CELL = 4.0  # width of a cell
@@ -82,13 +82,13 @@ class Maze(Grid):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """A published layout."""
+        """Return a published layout."""
         one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])
 
     @cached_property
     def vertex_cells(self) -> np.ndarray:
-        """(cells, 2) int: the free cells that are no straight corridor."""
+        """Return the free cells that are no straight corridor, (cells, 2) int."""
         row, column = self.free_cells.T
         walls = self.walls
         vertical = np.stack([walls[row - 1, column], walls[row + 1, column]])  # (2, cells)
@@ -99,21 +99,21 @@ class Maze(Grid):
 
     @cached_property
     def _paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `shortest_paths`: of equal moves the first of up, left, down, right."""
+        """Return `shortest_paths`; of equal moves the first of up, left, down, right is taken."""
         return self.shortest_paths(((-1, 0), (0, -1), (1, 0), (0, 1)))
 
     def distances(self, start: np.ndarray) -> np.ndarray:
-        """Moves from a cell (2,) to each free cell, (cells,)."""
+        """Count the moves from a cell (2,) to each free cell, (cells,)."""
         return np.asarray(self._paths[1][self.number(start), self.number(self.free_cells)])
 
     def waypoint(self, positions: np.ndarray, goals: np.ndarray) -> np.ndarray:
-        """The middle of the next cell on a shortest path, (N, 2); positions and goals: (N, 2)."""
+        """Return the middle of the next cell on a shortest path, (N, 2); positions and goals: (N, 2)."""
         now = self.number(cell_of(positions))
         target = self.number(cell_of(goals))
         return middle(self._paths[0][now, target])
 
     def inside(self, positions: np.ndarray) -> np.ndarray:
-        """Whether positions (..., 2) are in free cells, (...) bool."""
+        """Return which positions (..., 2) are in free cells, (...) bool."""
         far = 1e6  # no number and no infinity is a place outside too
         cells = cell_of(np.clip(np.nan_to_num(positions, nan=far), -far, far))
         most = np.array(self.walls.shape) - 1
@@ -139,7 +139,7 @@ class Maze(Grid):
         return moved
 
     def _settle(self, positions: np.ndarray) -> np.ndarray:
-        """Where points that touch walls are after five steps of the simulator, (M, 2)."""
+        """Simulate five steps of points that touch walls, and return their positions (M, 2)."""
         velocity = np.zeros_like(positions)
         h = TIME_STEP
         for _ in range(SUBSTEPS):
@@ -157,7 +157,7 @@ class Maze(Grid):
         return positions
 
     def _accelerate(self, positions: np.ndarray, velocity: np.ndarray) -> np.ndarray:
-        """Accelerations by the contacts, (M, 2).
+        """Return the accelerations by the contacts, (M, 2).
 
         Each contact is a pyramid of four edges, normal + and - tangent and, since the point does
         not move along z, twice the normal alone.
@@ -165,44 +165,44 @@ class Maze(Grid):
         normal, gap, touching = self._contacts(positions)
         tangent = normal[..., ::-1] * np.array([-1, 1])
         edges = np.stack([normal + tangent, normal - tangent, normal, normal], 2)  # (M, 3, 4, 2)
-        impedance = contacts.impedance(gap)
+        impedance = ball_physics.impedance(gap)
         weight = np.where(touching, impedance / (1 - impedance) / INVERSE_WEIGHT, 0)  # (M, 3)
         approach = (edges * velocity[:, None, None]).sum(-1)  # (M, 3, 4)
-        wanted = -DAMPING * approach - STIFFNESS * (impedance * gap)[..., None]
+        target = -DAMPING * approach - STIFFNESS * (impedance * gap)[..., None]
         M = len(positions)
-        return contacts.acceleration(
+        return ball_physics.solve_acceleration(
             MASS,
             np.zeros_like(positions),
             edges.reshape(M, 12, 2),
             np.repeat(weight, 4, 1),
-            wanted.reshape(M, 12),
+            target.reshape(M, 12),
         )
 
     def _contacts(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The contacts of each point, see `contacts.find`: normals, gaps, whether they touch."""
+        """Return the contacts of each point, see `find_contacts`: normals, gaps, whether they touch."""
         cell = cell_of(positions)  # (row, column) = (y, x)
         offset = positions - middle(cell)
-        normal, gap, wall = contacts.find(
+        normal, gap, wall = ball_physics.find_contacts(
             self.walls.T, cell[:, ::-1], offset, half=CELL / 2, radius=RADIUS
         )
         return normal, gap, wall & (gap < 0)
 
 
 def middle(cells: np.ndarray) -> np.ndarray:
-    """The position (..., 2) of the middle of cells (..., 2)."""
+    """Return the position (..., 2) of the middle of cells (..., 2)."""
     return CELL * (np.asarray(cells)[..., ::-1] - 1.0)
 
 
 def cell_of(positions: np.ndarray) -> np.ndarray:
-    """The cell (..., 2) int of positions (..., 2)."""
+    """Return the cell (..., 2) int of positions (..., 2)."""
     return np.floor(np.asarray(positions)[..., ::-1] / CELL + 1.5).astype(int)
 
 
-def scattered(cells: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A position in each cell, as starts and goals are drawn: (N, 2) int -> (N, 2) float64."""
+def sample_positions(cells: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw a position in each cell, as starts and goals are drawn: (N, 2) int -> (N, 2) float64."""
     return middle(cells) + rng.uniform(-SPREAD, SPREAD, np.shape(cells))
 
 
-def reached(positions: np.ndarray, goals: np.ndarray) -> np.ndarray:
-    """Whether positions (..., 2) are within the radius of goals (..., 2), (...) bool."""
+def is_reached(positions: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    """Return which positions (..., 2) are within the radius of goals (..., 2), (...) bool."""
     return np.asarray(np.linalg.norm(np.asarray(positions) - goals, axis=-1) <= GOAL_RADIUS)

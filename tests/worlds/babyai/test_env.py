@@ -97,10 +97,10 @@ def test_pictures_show_the_missions_with_their_ends():
 @pytest.mark.slow
 def test_a_run_is_trained_and_evaluated(tmp_path):
     run = f"run={tmp_path / 'run'}"
-    data = ("dataset=babyai", "dataset.level=[GoToObj,PickupLoc]", "dataset.episodes=20")
+    data = ("dataset=babyai", "dataset.level=[GoToObj,PickupLoc]", "dataset.episodes=10")
     options = ("text=mission", "head=discrete", "model.condition_on=none", f"cache_dir={tmp_path}")
     assert command("train", *LOOP, *NANO, *data, *options, run) == 0
-    assert command("evaluate", run, "episodes=4") == 0
+    assert command("evaluate", run, "episodes=2") == 0
     lines = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
     rows = {row["policy"]: row for row in map(json.loads, lines)}
     assert rows["bot"]["score"] == 100 and rows["nano"]["world"] == "babyai-GoToObj+PickupLoc"

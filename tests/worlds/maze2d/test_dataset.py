@@ -310,7 +310,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_file_is_found_in_d4rls_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "logs"))
-    found = []
+    sources = []
     for place, reward_of_all in (
         ("~/.d4rl/datasets/maze2d-umaze-sparse.hdf5", 1),
         ("~/.d4rl/datasets/maze2d-umaze-sparse-v1.hdf5", 2),
@@ -318,8 +318,8 @@ def test_a_file_is_found_in_d4rls_folders(tmp_path, monkeypatch):
     ):
         put(place, rewards=np.full(10, reward_of_all))
         source = load(maze="umaze")
-        found.append((source.info["name"], next(source.episodes).rewards[0]))
-    named = [(name.partition("@file-")[0], first) for name, first in found]
+        sources.append((source.info["name"], next(source.episodes).rewards[0]))
+    named = [(name.partition("@file-")[0], first) for name, first in sources]
     assert named == [("maze2d-umaze-v0", 1), ("maze2d-umaze-v1", 2), ("maze2d-umaze-v1", 3)]
     assert (
         load(maze="umaze", dense=True, steps=50).info["name"]
@@ -559,7 +559,7 @@ def test_regenerated_statistics_are_the_published_ones():
     """The published umaze log has 12,459 timeouts in 1,000,000 steps; the other bands are those of
     five regenerated millions.
     """
-    steps = 400_000
+    steps = 200_000
     made = generate(Maze.named("umaze"), steps)
     rewards = reward(made["observations"][:, :2], [1, 1])
     first, last, _ = cut_points([made], "timeouts", 300).T

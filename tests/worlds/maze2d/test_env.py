@@ -8,7 +8,7 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Episode
 from decisionllm.worlds.maze2d.dataset import task_text
 from decisionllm.worlds.maze2d.env import REFERENCE, Maze2D
-from tests.conftest import episode
+from tests.conftest import LOOP, NANO, command, episode
 
 
 def returns(value):
@@ -68,12 +68,12 @@ def test_an_open_maze_has_no_dense_score():
 
 def test_scripted_players_have_their_known_scores():
     env = Maze2D(60, maze="umaze")
-    found = {
+    results = {
         name: env.score(rollout(begin, env, seed=0)).mean()
         for name, begin in env.baselines(0).items()
     }
-    assert 130 < found["planner"] < 160, "149 over 200 episodes"
-    assert -13 < found["random"] < 13, "-1 over 300"
+    assert 130 < results["planner"] < 160, "149 over 200 episodes"
+    assert -13 < results["random"] < 13, "-1 over 300"
 
 
 def test_the_text_may_name_another_goal_than_the_rewarded_one():
@@ -167,11 +167,11 @@ def test_a_random_goal_is_rewarded_and_named_by_its_text():
     assert (env.goals != first).any()
     env.reset(0)
     assert env.tasks == tasks
-    found = {
+    results = {
         name: env.score(rollout(begin, env, seed=0)).mean()
         for name, begin in env.baselines(0).items()
     }
-    assert found["planner"] > 130 > 20 > found["random"]
+    assert results["planner"] > 130 > 20 > results["random"]
 
 
 @pytest.mark.parametrize("options", [{}, {"text": "goal", "instructed_goal": "3,1"}])
@@ -239,8 +239,8 @@ def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
         states = np.tile(np.array([*place, 0, 0], np.float32), (300, 1))
         return Episode(states[:-1], zeros, zeros[:, 0], final_observation=states[-1], task=task)
 
-    found = env.metrics([at(end, env.tasks[row]) for row, end in zip(rows, ends, strict=True)])
-    assert {key: value for key, value in found.items() if not key.startswith("latched")} == {
+    results = env.metrics([at(end, env.tasks[row]) for row, end in zip(rows, ends, strict=True)])
+    assert {key: value for key, value in results.items() if not key.startswith("latched")} == {
         "reached": 0.75,
         "stayed": 0.75,
         "by_kind": {
@@ -255,7 +255,26 @@ def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
             "shares": [[0, 1, 0], [0.5, 0, 0.5]],
         },
     }
-    assert draw_tables({"title": found["final_cell"]}).axes[0].images[0].get_array().tolist() == [
+    assert draw_tables({"title": results["final_cell"]}).axes[0].images[0].get_array().tolist() == [
         [0, 1, 0],
         [0.5, 0, 0.5],
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "maze=medium",
+            "env: expected maze=medium, as in the data, got umaze; give env.maze=medium",
+        ),
+        ("dense=true", "env: expected dense=True, as in the data, got False; give env.dense=True"),
+    ],
+)
+def test_a_run_is_refused_where_its_data_are_of_another_maze_or_reward(
+    option, message, tmp_path, capsys
+):
+    words = ["dataset=maze2d-umaze", "dataset.source=regenerate", "dataset.steps=1000"]
+    words += [*LOOP[2:], *NANO, f"run={tmp_path / 'run'}"]
+    assert command("train", *words, f"dataset.{option}") == 1
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -48,11 +48,11 @@ def facts(maze):
 
 
 if __name__ == "__main__":
-    found = {}
+    arrays = {}
     for maze in MAZES:
-        found[f"{maze}_walls"], found[f"{maze}_tasks"] = facts(maze)
+        arrays[f"{maze}_walls"], arrays[f"{maze}_tasks"] = facts(maze)
         steps = recorded(maze, walks=12, steps=40, seed=0)
         for name, rows in zip(("positions", "actions", "after"), steps, strict=True):
-            found[f"{maze}_{name}"] = rows
+            arrays[f"{maze}_{name}"] = rows
     FILE.parent.mkdir(exist_ok=True)
-    np.savez_compressed(FILE, **found)
+    np.savez_compressed(FILE, **arrays)

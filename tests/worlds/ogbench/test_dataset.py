@@ -7,8 +7,15 @@ import pytest
 
 from decisionllm.registry import choice
 from decisionllm.worlds.ogbench import dataset as ogbench
-from decisionllm.worlds.ogbench.dataset import Log, aimed, cuts, generate, load, task_text
-from decisionllm.worlds.ogbench.world import Maze, cell_of, reached
+from decisionllm.worlds.ogbench.dataset import (
+    Log,
+    episode_to_goal,
+    generate,
+    load,
+    random_pieces,
+    task_text,
+)
+from decisionllm.worlds.ogbench.world import Maze, cell_of, is_reached
 
 STITCH = "pointmaze-medium-stitch-v0"
 # a walk of 0.5 a row to the right from (0, 0), cell (1, 1), and one that stays in cell (6, 6)
@@ -20,8 +27,8 @@ def columns(**changed):
     n = len(WALK)
     actions = np.stack([np.arange(n) / 20, np.zeros(n)], 1).astype(np.float32)
     ends = np.isin(np.arange(n), [8, 11])
-    found = {"observations": WALK, "actions": actions, "terminals": ends, "qpos": WALK}
-    return {key: x for key, x in (found | changed).items() if x is not None}
+    columns = {"observations": WALK, "actions": actions, "terminals": ends, "qpos": WALK}
+    return {key: x for key, x in (columns | changed).items() if x is not None}
 
 
 def put(folder, **changed):
@@ -51,7 +58,7 @@ def test_a_file_is_read_with_goals_at_the_ends_of_its_pieces(tmp_path):
         )
         np.testing.assert_allclose(one.actions[:, 0], (first + np.arange(len(one.rewards))) / 20)
         assert one.rewards.tolist() == [0.0] * (len(one.rewards) - 1) + [1.0]
-        assert reached(one.final_observation[:2], goal)
+        assert is_reached(one.final_observation[:2], goal)
 
 
 def test_a_piece_ends_where_its_goal_is_reached():
@@ -59,17 +66,17 @@ def test_a_piece_ends_where_its_goal_is_reached():
         **{"positions": WALK, "actions": columns()["actions"], "ends": columns()["terminals"]}
     )
     options = {"text": "none", "group": 3}
-    one = aimed(log, 0, 8, np.array([3.0, 0.0]), "medium", **options)
+    one = episode_to_goal(log, 0, 8, np.array([3.0, 0.0]), "medium", **options)
     # within 1.0 of x = 3 from x = 2 on, the position of row 4
     assert one.rewards.tolist() == [0, 0, 0, 1] and one.final_observation.tolist() == [2, 0, 3, 0]
     assert (one.terminated, one.truncated, one.group) == (True, False, 3)
-    far = aimed(log, 0, 8, np.array([20.0, 20.0]), "medium", **options)
+    far = episode_to_goal(log, 0, 8, np.array([20.0, 20.0]), "medium", **options)
     assert far.rewards.sum() == 0 and len(far.rewards) == 8 and far.truncated
-    assert aimed(log, 0, 8, np.array([0.6, 0.0]), "medium", **options) is None
+    assert episode_to_goal(log, 0, 8, np.array([0.6, 0.0]), "medium", **options) is None
 
 
 def test_pieces_cover_the_log_and_none_is_longer():
-    made = list(cuts(10, 500, 20, np.random.default_rng(0)))
+    made = list(random_pieces(10, 500, 20, np.random.default_rng(0)))
     assert [start for start, _ in made[1:]] == [stop for _, stop in made[:-1]]
     assert made[0][0] == 10 and made[-1][1] == 500
     lengths = {stop - start for start, stop in made}
@@ -118,12 +125,12 @@ def test_the_text_names_the_goal_and_the_observation_does_not():
 
 
 def test_the_name_says_what_was_made():
-    for given, name in [
+    for options, name in [
         ({}, "pointmaze-giant-stitch-v0@regen-seed3-2"),
         ({"noise": 0.2}, "pointmaze-giant-stitch-v0@regen-seed3-2-noise0.2"),
     ]:
         source = load(
-            name="pointmaze-giant-stitch", source="regenerate", episodes=2, seed=3, **given
+            name="pointmaze-giant-stitch", source="regenerate", episodes=2, seed=3, **options
         )
         assert source.info["name"] == name
 

@@ -6,7 +6,7 @@ import pytest
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.worlds.ogbench.dataset import task_text
 from decisionllm.worlds.ogbench.env import PointMaze
-from decisionllm.worlds.ogbench.world import TASKS, middle, reached
+from decisionllm.worlds.ogbench.world import TASKS, is_reached, middle
 
 LARGE = "pointmaze-large-stitch-v0"
 
@@ -19,8 +19,8 @@ def standing(tasks):
 def test_the_rows_have_the_five_tasks_in_turn_with_noise():
     env = PointMaze(250, name=LARGE)
     seen = env.reset(3)
-    wanted = middle(np.array(TASKS["large"]))[np.arange(250) % 5]  # (N, start and goal, 2)
-    apart = seen.reshape(250, 2, 2) - wanted
+    expected = middle(np.array(TASKS["large"]))[np.arange(250) % 5]  # (N, start and goal, 2)
+    apart = seen.reshape(250, 2, 2) - expected
     assert np.abs(apart).max() <= 1 and np.abs(apart).max() > 0.95 and abs(apart.mean()) < 0.1
     assert not np.array_equal(env.reset(4), seen) and np.array_equal(env.reset(3), seen)
 
@@ -61,7 +61,7 @@ def test_the_score_of_a_task_is_the_share_of_its_episodes():
     arrived = [e for e in made if e.terminated]
     assert metrics["steps_to_goal"] == np.mean([len(e.rewards) for e in arrived])
     for one in arrived:
-        assert reached(one.final_observation[:2], one.outcome["goal"]) and one.rewards.sum() == 1
+        assert is_reached(one.final_observation[:2], one.outcome["goal"]) and one.rewards.sum() == 1
 
 
 def test_a_goal_in_the_text_is_not_in_the_observation():

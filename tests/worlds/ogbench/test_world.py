@@ -12,9 +12,9 @@ from decisionllm.worlds.ogbench.world import (
     TASKS,
     Maze,
     cell_of,
+    is_reached,
     middle,
-    reached,
-    scattered,
+    sample_positions,
 )
 from tests.worlds.ogbench import record
 
@@ -30,10 +30,10 @@ def compare(name, positions, actions, after):
 
 @every_maze
 def test_recorded_steps_of_ogbench_are_the_same(name):
-    with np.load(record.FILE) as found:
-        assert np.array_equal(Maze.named(name).walls, found[f"{name}_walls"])
-        assert np.array_equal(TASKS[name], found[f"{name}_tasks"])
-        compare(name, *(found[f"{name}_{key}"] for key in ("positions", "actions", "after")))
+    with np.load(record.FILE) as recorded:
+        assert np.array_equal(Maze.named(name).walls, recorded[f"{name}_walls"])
+        assert np.array_equal(TASKS[name], recorded[f"{name}_tasks"])
+        compare(name, *(recorded[f"{name}_{key}"] for key in ("positions", "actions", "after")))
 
 
 @every_maze
@@ -46,7 +46,7 @@ def test_new_steps_of_an_installed_ogbench_are_the_same(name):
 
 def test_one_point_moves_as_in_a_batch():
     maze, rng = Maze.named("large"), np.random.default_rng(0)
-    positions = scattered(np.repeat(maze.free_cells, 5, 0), rng)
+    positions = sample_positions(np.repeat(maze.free_cells, 5, 0), rng)
     for _ in range(20):
         actions = rng.choice([-1.0, 1.0], positions.shape)
         after = maze.step(positions, actions)
@@ -62,7 +62,7 @@ def test_in_the_open_an_action_moves_by_a_fifth_and_is_clipped():
 
 def test_nothing_gets_through_a_wall():
     maze, rng = Maze.named("giant"), np.random.default_rng(5)
-    positions = scattered(maze.free_cells, rng)
+    positions = sample_positions(maze.free_cells, rng)
     for t in range(200):
         if t % 40 == 0:
             push = rng.choice([-1.0, 0.0, 1.0], positions.shape)
@@ -80,7 +80,7 @@ def test_a_place_outside_is_refused():
 def test_cells_and_positions_by_hand():
     assert middle(np.array([[1, 1], [2, 5]])).tolist() == [[0, 0], [16, 4]]
     assert cell_of([[1.9, -1.9], [2.1, -1.9], [16, 5.9]]).tolist() == [[1, 1], [1, 2], [2, 5]]
-    assert reached(np.array([[3.0, 4.0], [3.1, 4.0]]), np.array([3.0, 5.0])).tolist() == [
+    assert is_reached(np.array([[3.0, 4.0], [3.1, 4.0]]), np.array([3.0, 5.0])).tolist() == [
         True,
         False,
     ]

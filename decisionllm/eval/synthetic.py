@@ -3,10 +3,9 @@
 import numpy as np
 
 from decisionllm.checks import one_of
+from decisionllm.datasets.synthetic import GOALS, HORIZON, MOVES, move, start, task_text
 from decisionllm.protocols import Env
 from decisionllm.registry import register
-from decisionllm.worlds.synthetic import point
-from decisionllm.worlds.synthetic.dataset import GOALS, task_text
 
 
 @register("env", "synthetic", text="${text}")
@@ -25,7 +24,7 @@ class PointEnv(Env):
     name = "synthetic"
     unit = "return"
 
-    horizon = point.HORIZON
+    horizon = HORIZON
     action_dim = 2
 
     def __init__(
@@ -40,20 +39,20 @@ class PointEnv(Env):
         self.goal = np.array(GOALS[goal])
         self.text = text
         self.discrete = discrete
-        self.num_actions = len(point.MOVES) if discrete else 0
+        self.num_actions = len(MOVES) if discrete else 0
         self.tasks = [""] * num_episodes
         if text == "goal":
             self.protocol = "goal-text"
             self.tasks = [task_text(goal)] * num_episodes
 
     def reset(self, seed: int) -> np.ndarray:
-        self.positions = point.start(len(self.tasks), np.random.default_rng(seed))
+        self.positions = start(len(self.tasks), np.random.default_rng(seed))
         self.time = 0
         return self.positions
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        moves = point.MOVES[actions[:, 0].astype(int)] if self.discrete else actions
-        self.positions, rewards, arrived = point.move(self.positions, moves, self.goal)
+        moves = MOVES[actions[:, 0].astype(int)] if self.discrete else actions
+        self.positions, rewards, arrived = move(self.positions, moves, self.goal)
         self.time += 1
         over = np.full(len(self.tasks), self.time >= self.horizon)
         return self.positions, rewards, arrived, over

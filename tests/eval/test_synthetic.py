@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.worlds.synthetic.env import PointEnv
+from decisionllm.eval.synthetic import PointEnv
 
 
 def test_the_point_by_hand():

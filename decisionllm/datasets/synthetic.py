@@ -1,5 +1,6 @@
-"""A point that walks to one of four goals, by controllers of three qualities: the dataset of the
-tests and of quick trials."""
+"""A point in the plane that walks to one of four goals, half a unit a step at most, by controllers
+of three qualities: the dataset of the tests and of quick trials.
+"""
 
 from dataclasses import replace
 
@@ -9,8 +10,12 @@ from decisionllm.checks import one_of
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-from decisionllm.worlds.synthetic import point
 
+STEP = 0.5
+NEAR = 0.25
+HORIZON = 20  # steps
+# of the discrete actions
+MOVES = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)], np.float32)
 GOALS = {"north": (0.0, 2.0), "south": (0.0, -2.0), "east": (2.0, 0.0), "west": (-2.0, 0.0)}
 
 
@@ -23,7 +28,7 @@ def load(
     episodes: int = 300,
     seed: int = 0,
 ) -> Source:
-    """Walks towards goals by controllers with action noise 0.1, 0.5 and 2.0.
+    """Generate walks towards goals by controllers with action noise 0.1, 0.5 and 2.0.
 
     An episode ends at the goal (terminated) or after 20 steps (truncated).
 
@@ -36,14 +41,15 @@ def load(
     one_of("dataset.text", text, ("none", "goal"))
     rng = np.random.default_rng(seed)
     names = [list(GOALS)[e % len(GOALS)] for e in range(episodes)]
-    made = []
+    walks = []
     for e, name in enumerate(names):
-        walked = walk(np.array(GOALS[name]), (0.1, 0.5, 2.0)[e % 3], rng, discrete=discrete)
-        made.append(replace(walked, group=e, task=task_text(name) if text == "goal" else ""))
+        episode = walk(np.array(GOALS[name]), (0.1, 0.5, 2.0)[e % 3], rng, discrete=discrete)
+        task = task_text(name) if text == "goal" else ""
+        walks.append(replace(episode, group=e, task=task))
     if discrete:
-        spec = Spec(2, 1, point.HORIZON, num_actions=len(point.MOVES))
+        spec = Spec(2, 1, HORIZON, num_actions=len(MOVES))
     else:
-        spec = Spec(2, 2, point.HORIZON, low=(-1.0, -1.0), high=(1.0, 1.0))
+        spec = Spec(2, 2, HORIZON, low=(-1.0, -1.0), high=(1.0, 1.0))
     info = {
         "name": "synthetic",
         "env": "synthetic",
@@ -51,27 +57,26 @@ def load(
         "discrete": discrete,
         "seed": seed,
     }
-    return Source(spec, made, info)
+    return Source(spec, walks, info)
 
 
 def walk(goal: np.ndarray, noise: float, rng: np.random.Generator, *, discrete: bool) -> Episode:
-    """One episode of a controller with this noise."""
-    position = point.start(1, rng)
+    """Walk one episode by a controller with this noise."""
+    position = start(1, rng)
     observations: list[np.ndarray] = []
     actions: list[np.ndarray] = []
     rewards: list[float] = []
     arrived = np.zeros(1, bool)
-    while len(rewards) < point.HORIZON and not arrived[0]:
-        wanted = (goal - position) / point.STEP + rng.normal(0, noise, (1, 2))
-        move = np.clip(wanted, -1, 1)
-        action = move[0]
+    while len(rewards) < HORIZON and not arrived[0]:
+        step = np.clip((goal - position) / STEP + rng.normal(0, noise, (1, 2)), -1, 1)  # (1, 2)
+        action = step[0]
         if discrete:
-            nearest = np.argmin(((point.MOVES - move) ** 2).sum(1))
-            move = point.MOVES[[nearest]]
+            nearest = np.argmin(((MOVES - step) ** 2).sum(1))
+            step = MOVES[[nearest]]
             action = np.array([nearest])
         observations.append(position[0])
         actions.append(action)
-        position, reward, arrived = point.move(position, move, goal)
+        position, reward, arrived = move(position, step, goal)
         rewards.append(reward[0])
     return Episode(
         np.array(observations, np.float32),
@@ -83,6 +88,26 @@ def walk(goal: np.ndarray, noise: float, rng: np.random.Generator, *, discrete: 
     )
 
 
+def start(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw (count, 2) positions within -3 .. 3."""
+    return rng.uniform(-3, 3, (count, 2))
+
+
+def move(
+    positions: np.ndarray,
+    actions: np.ndarray,
+    goal: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Move points: positions and actions (N, 2) -> next positions (N, 2), rewards (N,), arrived
+    (N,) bool.
+
+    goal: (2,) or (N, 2).
+    """
+    after = positions + STEP * np.clip(actions, -1, 1)
+    distance = np.linalg.norm(after - goal, axis=1)
+    return after, -distance, distance < NEAR
+
+
 def task_text(name: str) -> str:
-    """The task in words: the goal by its name."""
+    """Return the task in words: the goal by its name."""
     return f"Walk to the goal in the {name}."

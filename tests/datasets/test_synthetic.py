@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets.store import write
-from decisionllm.worlds.synthetic import point
-from decisionllm.worlds.synthetic.dataset import GOALS, load, task_text
+from decisionllm.datasets.synthetic import GOALS, HORIZON, MOVES, load, move, task_text
 from tests.conftest import node
 
 
@@ -19,16 +18,14 @@ def goal_of(e):
 def test_every_row_follows_the_simulator(discrete):
     for e, made in enumerate(load(discrete=discrete, episodes=24).episodes):
         n = len(made.rewards)
-        actions = point.MOVES[made.actions[:, 0].astype(int)] if discrete else made.actions
-        after, rewards, arrived = point.move(
-            made.observations, actions, np.tile(goal_of(e), (n, 1))
-        )
+        actions = MOVES[made.actions[:, 0].astype(int)] if discrete else made.actions
+        after, rewards, arrived = move(made.observations, actions, np.tile(goal_of(e), (n, 1)))
         np.testing.assert_allclose(
             after, [*made.observations[1:], made.final_observation], atol=1e-5
         )
         np.testing.assert_allclose(made.rewards, rewards, atol=1e-5)
         assert arrived.tolist() == [False] * (n - 1) + [made.terminated]
-        assert made.truncated == (not made.terminated) and (made.terminated or n == point.HORIZON)
+        assert made.truncated == (not made.terminated) and (made.terminated or n == HORIZON)
 
 
 def test_a_better_controller_arrives_sooner():
@@ -59,7 +56,7 @@ def test_discrete_actions_are_the_nearest_moves(tmp_path):
     )
     good = np.repeat(np.arange(40) % 3 == 0, store.lengths)  # controllers with noise 0.1
     far = good & (np.abs(to_goal) > 1).all(1)
-    towards = (point.MOVES[store.actions[:, 0].astype(int)] * to_goal).sum(1)
+    towards = (MOVES[store.actions[:, 0].astype(int)] * to_goal).sum(1)
     assert far.sum() > 10 and (towards[far] > 0).all()
 
 
