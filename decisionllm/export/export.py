@@ -1,6 +1,6 @@
 """`decisionllm export`: a trained policy as ONNX graphs, or its language model alone.
 
-`policy.exported` acts by the graphs, without torch.
+`ExportedPolicy` acts by the graphs, without torch.
 """
 
 import json
@@ -41,24 +41,26 @@ def export(config: Node) -> None:
     run = Path(config["run"])
     path = Path(config["path"] or run / config["format"])
     if config["format"] == "transformers":
-        given = [f"act.{name}" for name, value in config["act"].items() if value is not None]
+        rejected = [f"act.{name}" for name, value in config["act"].items() if value is not None]
         if config["part"] is not None:
-            given.append("part")
-        if given:
-            wanted = "no part and no act, which are of a policy"
-            raise ValueError(f"format=transformers: expected {wanted}, got {', '.join(given)}")
+            rejected.append("part")
+        if rejected:
+            raise ValueError(
+                "format=transformers: expected no part and no act, which are of a policy, got "
+                f"{', '.join(rejected)}"
+            )
         return language_model(run, path)
     policy = loading.load_policy(run, part=config["part"], **config["act"])
     write(policy, path, policy.info, name=run.name)
-    apart = difference(policy, path)
+    apart = measure_difference(policy, path)
     print(
-        f"exported {run} to {path}, {megabytes(path):.1f} MB; over 20 random histories its actions "
+        f"exported {run} to {path}, {folder_megabytes(path):.1f} MB; over 20 random histories its actions "
         f"differ from policy.act by at most {apart:.1e} of their range",
         flush=True,
     )
 
 
-def megabytes(folder: Path) -> float:
+def folder_megabytes(folder: Path) -> float:
     """The size of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
@@ -82,22 +84,26 @@ def language_model(run: Path, path: Path) -> None:
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     check_writable(path.parent, option="path=...")
     backbone = checkpoint.load_model(run, config, info).backbone
-    with written(path), sealed(path) as partial:
+    with explain_write_errors(path), sealed(path) as partial:
         apart = save_merged(backbone, partial)
     merged = ", adapters merged in float32" if backbone.tune == "lora" else ""
     print(
-        f"exported the language model of {run} to {path}, {megabytes(path):.1f} MB{merged}; loaded "
+        f"exported the language model of {run} to {path}, {folder_megabytes(path):.1f} MB{merged}; loaded "
         f"by transformers alone its hidden states differ from the run's by at most {apart:.1e} of "
         "the largest",
         flush=True,
     )
 
 
-def written(path: Path) -> AbstractContextManager[None]:
+def explain_write_errors(path: Path) -> AbstractContextManager[None]:
     """Explain an error of writing a folder, such as a full disk."""
-    remedy = "nothing of it is left; make room, or choose another path=..."
-    what = f"{path}: could not be written"
-    return explained(what, OSError, SafetensorError, remedy=remedy, raised=OSError)
+    return explained(
+        f"{path}: could not be written",
+        OSError,
+        SafetensorError,
+        remedy="nothing of it is left; make room, or choose another path=...",
+        raised=OSError,
+    )
 
 
 def write(
@@ -121,29 +127,34 @@ def write(
         ValueError: the policy cannot be exported, or the folder holds something else.
     """
     path = Path(path)
-    needs = "export needs onnx and onnxscript: pip install 'decisionllm[onnx]'"
-    with explained(needs, ImportError, raised=ImportError):
+    with explained(
+        "export needs onnx and onnxscript: pip install 'decisionllm[onnx]'",
+        ImportError,
+        raised=ImportError,
+    ):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    check(policy)
+    check_exportable(policy)
     if path.exists() and not (path / "policy.json").is_file():
-        wanted = "a new folder or an earlier export"
-        raise ValueError(f"path: expected {wanted}, got {path}, which holds something else")
+        raise ValueError(
+            f"path: expected a new folder or an earlier export, got {path}, which holds "
+            "something else"
+        )
     check_writable(path.parent, option="path=...")
     model = policy.model.float()
     if model.backbone.tune == "lora":
         model.backbone.model.merge_adapter()
     decoder = Decoder(policy)
-    info = described(policy, decoder, run_info, name)
-    with written(path), sealed(path) as partial:
+    info = describe_policy(policy, decoder, run_info, name)
+    with explain_write_errors(path), sealed(path) as partial:
         outputs = ["actions", "return_to_go", "longer_cache"]
-        graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
+        write_graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
         if directory.has_texts(run_info):
             write_text_reader(decoder, partial)
         (partial / "policy.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
 
 
-def described(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
+def describe_policy(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
     """The content of policy.json: what `ExportedPolicy` knows of a policy beside its graphs."""
     model = policy.model
     dataset = run_info["dataset"]
@@ -169,11 +180,11 @@ def write_text_reader(decoder: "Decoder", folder: Path) -> None:
     backbone = decoder.model.backbone
     ids = torch.arange(6).view(2, 3) % backbone.config.vocab_size
     inputs = {"text_ids": Input(ids, (0, 1))}
-    graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
+    write_graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
     backbone.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def check(policy: Policy) -> None:
+def check_exportable(policy: Policy) -> None:
     """Raise a ValueError that says why a policy cannot be exported, if it cannot."""
     model = policy.model
     backbone = model.backbone
@@ -188,8 +199,10 @@ def check(policy: Policy) -> None:
         (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", architecture),
     ):
         if wrong:
-            remedy = "this policy acts through `decisionllm serve`"
-            raise ValueError(f"export: expected {expected}, got {got}; {remedy}")
+            raise ValueError(
+                f"export: expected {expected}, got {got}; this policy acts through "
+                "`decisionllm serve`"
+            )
 
 
 class Input(NamedTuple):
@@ -199,7 +212,9 @@ class Input(NamedTuple):
     free: tuple[int, ...]
 
 
-def graph(module: nn.Module, inputs: dict[str, Input], outputs: list[str], path: Path) -> None:
+def write_graph(
+    module: nn.Module, inputs: dict[str, Input], outputs: list[str], path: Path
+) -> None:
     """Write a module as an ONNX file."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages unused here
     size = sum(x.nbytes for x in module.state_dict().values())
@@ -209,7 +224,7 @@ def graph(module: nn.Module, inputs: dict[str, Input], outputs: list[str], path:
             module.eval(),
             (),
             path,
-            kwargs={name: given.example for name, given in inputs.items()},
+            kwargs={name: each.example for name, each in inputs.items()},
             input_names=list(inputs),
             output_names=outputs,
             dynamic_shapes={name: dict.fromkeys(x.free, Dim.DYNAMIC) for name, x in inputs.items()},
@@ -331,7 +346,7 @@ class TextReader(nn.Module):
         return cache
 
 
-def difference(policy: Policy, path: str | Path) -> float:
+def measure_difference(policy: Policy, path: str | Path) -> float:
     """The largest difference of an exported policy's actions from `Policy.act`.
 
     Over 20 random histories, as a share of the range of the actions.

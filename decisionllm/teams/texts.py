@@ -19,14 +19,14 @@ def task_text(meta: Json, n: int = 1, agent_type: str = "", text: str = "informa
     sentences.append(f"At most {meta['horizon']} steps")
     if meta.get("reward_rule"):
         sentences.append(f"Reward: {meta['reward_rule']}")
-    role = role_of(meta, agent_type)
+    role = get_role(meta, agent_type)
     if text != "constant" and role:
         sentences.append(f"Role: {role}")
-    said = [sentence.strip().rstrip(".") + "." for sentence in sentences if sentence]
-    return " ".join(said)
+    punctuated = [sentence.strip().rstrip(".") + "." for sentence in sentences if sentence]
+    return " ".join(punctuated)
 
 
-def role_of(meta: Json, agent_type: str) -> str:
+def get_role(meta: Json, agent_type: str) -> str:
     """The role of a type in meta; without one, the name of the type where there are several."""
     role: str = meta["types"].get(agent_type, {}).get("role", "")
     if not role and len(meta["types"]) > 1:
@@ -40,12 +40,12 @@ def team_facts(meta: Json, n: int, agent_type: str) -> Json:
     """
     role = agent_type if len(meta["types"]) > 1 else "agent"
     facts = {"library": "teams", "size": n, "role": role, "steps": meta["horizon"]}
-    said = {
+    texts = {
         "name": meta.get("name", ""),
         "goal": meta.get("task", ""),
         "reward": meta.get("reward_rule", ""),
     }
-    for name, words in said.items():
-        if words:
-            facts[name] = words.strip().rstrip(".")
+    for name, text in texts.items():
+        if text:
+            facts[name] = text.strip().rstrip(".")
     return facts

@@ -13,7 +13,7 @@ import torch
 from decisionllm.estimates.fitted_q import FittedQ, discounted_returns
 from decisionllm.estimates.importance import Importance, effective_episodes
 from decisionllm.estimates.learned_model import LearnedModel
-from decisionllm.estimates.log import mean_of
+from decisionllm.estimates.log import estimate_mean
 from decisionllm.estimates.networks import Members
 from decisionllm.estimates.support import Support
 from decisionllm.eval.intervals import over_episodes
@@ -74,12 +74,12 @@ def test_episodes_of_a_day_are_resampled_together():
     earned = np.random.default_rng(0).normal(size=10)
     log = chain([next(iter(WALKS))] * 60, held_out=60)
     days = replace(log, groups=np.repeat(np.arange(10), 6))
-    found = mean_of(np.repeat(earned, 6), days)
+    found = estimate_mean(np.repeat(earned, 6), days)
     assert (found.low, found.high) == pytest.approx(over_episodes(earned))
-    alone = mean_of(np.repeat(earned, 6), log)
+    alone = estimate_mean(np.repeat(earned, 6), log)
     assert found.high - found.low > 2 * (alone.high - alone.low)
     few = replace(log, groups=np.repeat(np.arange(2), 30))
-    assert mean_of(np.repeat(earned, 6), few) == alone
+    assert estimate_mean(np.repeat(earned, 6), few) == alone
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_weights_need_propensities_and_a_distribution():
 def test_an_action_that_nobody_took_nearby_is_far():
     log = chain(["left"] * 60 + ["right, right"] * 60, held_out=30)
     support = Support(log, 0)
-    assert support.far(log.actions) == 0
+    assert support.far_share(log.actions) == 0
     # in the second state nobody went left: half of the held-out steps
-    assert support.far(rule(log, 0, 0).actions) == 0.5
+    assert support.far_share(rule(log, 0, 0).actions) == 0.5
 
 
 def test_a_twentieth_of_the_logged_actions_themselves_is_far():
@@ -227,8 +227,8 @@ def test_a_twentieth_of_the_logged_actions_themselves_is_far():
     }
     log = Logged(**fields)
     support = Support(log, 0)
-    assert support.far(log.actions) == pytest.approx(0.05, abs=0.005)
-    assert support.far(log.actions + 8) == 1
+    assert support.far_share(log.actions) == pytest.approx(0.05, abs=0.005)
+    assert support.far_share(log.actions + 8) == 1
 
 
 def test_discounted_returns_stay_within_their_episode():

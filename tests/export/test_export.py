@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from decisionllm.export.export import check, difference, write
+from decisionllm.export.export import check_exportable, measure_difference, write
 from decisionllm.export.exported_policy import ExportedPolicy
 from decisionllm.files import seal
 from decisionllm.schema import History, Spec
@@ -117,7 +117,7 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
         bare = drawn(spec, 2, "", rng)
         near(found.act([bare]), policy.act([bare]), scale=RANGE[spec])
     if case == "window":
-        assert difference(policy, path) < 1e-5
+        assert measure_difference(policy, path) < 1e-5
         assert (
             json.loads((path / "policy.json").read_text(encoding="utf-8"))["target_return"] is None
         )
@@ -155,11 +155,11 @@ def test_only_what_the_graph_holds_is_exported():
     policy = make_policy(CONTINUOUS)
     policy.model.backbone.text_layers = 2
     with pytest.raises(ValueError, match="expected backbone.text_layers=0, got 2"):
-        check(policy)
+        check_exportable(policy)
     policy.model.backbone.text_layers = 0
     policy.model.backbone.features = object()
     with pytest.raises(ValueError, match="text_encoder=none, got a text encoder"):
-        check(policy)
+        check_exportable(policy)
 
 
 def test_a_folder_of_another_kind_is_kept(tmp_path):

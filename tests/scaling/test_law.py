@@ -19,7 +19,7 @@ def study(noise=0.01, seed=0, true=TRUE, sizes=6, volumes=5, seeds=6):
 
 def described(N, D, loss):
     """The trends of runs of one quality, and their law."""
-    p = law.trends(N, D, loss, np.ones(len(N)))
+    p = law.trend_p_values(N, D, loss, np.ones(len(N)))
     return p, law.describe(N, D, loss, p, draws=0)
 
 
@@ -81,7 +81,7 @@ def test_noise_gives_no_law():
     flat = np.exp(0.1 * np.random.default_rng(1).normal(size=len(N)))
     p, found = described(N, D, flat)
     assert found == {"law": None, "left_out": None} and min(p.values()) > law.CERTAIN
-    assert law.falls(flat, np.random.default_rng(2).normal(size=len(N))) > law.CERTAIN
+    assert law.falling_p_value(flat, np.random.default_rng(2).normal(size=len(N))) > law.CERTAIN
 
 
 def test_an_axis_without_a_trend_has_no_term():
@@ -98,14 +98,14 @@ def test_a_trend_is_sought_within_each_quality():
     N = np.array([1, 2, 3, 4, 11, 12, 13, 14])
     quality = np.repeat([1.0, 0.5], 4)
     loss = np.array([4, 3, 2, 1, 8, 7, 6, 5])
-    assert law.trends(N, np.ones(8), loss, quality)["size"] < law.CERTAIN
-    assert law.trends(N, np.ones(8), loss, np.ones(8))["size"] > 0.5
+    assert law.trend_p_values(N, np.ones(8), loss, quality)["size"] < law.CERTAIN
+    assert law.trend_p_values(N, np.ones(8), loss, np.ones(8))["size"] > 0.5
 
 
 def test_the_p_of_four_values_is_counted_by_hand():
     # one of 24 orders
-    assert law.falls([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)
-    assert law.falls([1, 2, 3, 4], [1, 2, 3, 4]) == 1
+    assert law.falling_p_value([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)
+    assert law.falling_p_value([1, 2, 3, 4], [1, 2, 3, 4]) == 1
 
 
 def test_a_loss_below_zero_is_refused():
@@ -127,13 +127,13 @@ def test_compute_is_allocated_where_the_loss_is_least():
 
 def test_a_trend_of_no_number_is_refused():
     with pytest.raises(ValueError, match="expected numbers, got NaN"):
-        law.trends([1, 2], [5, 5], [np.nan, np.nan], [1, 1])
+        law.trend_p_values([1, 2], [5, 5], [np.nan, np.nan], [1, 1])
 
 
 def test_an_exponent_that_the_runs_do_not_determine_is_named():
     intervals = {"alpha": (0.3, 0.5), "A": (1.0, 2.0), "beta": (0.2, 0.9), "B": (1.0, 2.0)}
-    assert law.loose(law.Law(E=1, intervals=intervals)) == ["beta"]
+    assert law.undetermined_exponents(law.Law(E=1, intervals=intervals)) == ["beta"]
     at_bounds = intervals | {"beta": (1.0, 3.0)}
-    assert law.loose(law.Law(E=1, intervals=at_bounds)) == ["beta"]
+    assert law.undetermined_exponents(law.Law(E=1, intervals=at_bounds)) == ["beta"]
     without_a_term = intervals | {"A": (0.0, 2.0)}
-    assert law.loose(law.Law(E=1, intervals=without_a_term)) == ["alpha", "beta"]
+    assert law.undetermined_exponents(law.Law(E=1, intervals=without_a_term)) == ["alpha", "beta"]

@@ -81,11 +81,11 @@ def test_pairs_differ_in_one_axis_alone_and_are_measured_on_the_same_data():
         ("b", 0.5, "0", 0, "maze", 1.0),
     ]
     grid = pd.DataFrame(rows, columns=[*study.COMPARABLE, "held_out"])
-    assert study.paired(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
+    assert study.paired_differences(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
 
 
 def report(folder, found):
-    study.write(folder, found, say=lambda text: None)
+    study.write_report(folder, found, say=lambda text: None)
     written = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     return written["fits"], " ".join(
         line for lines in written["sentences"].values() for line in lines
@@ -94,7 +94,7 @@ def report(folder, found):
 
 def found_in(found):
     """The comparisons of sizes that the report of a study makes, without its laws and figures."""
-    return " ".join(study.findings(study.finished(found)))
+    return " ".join(study.describe_comparisons(study.select_finished_runs(found)))
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,8 @@ def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality():
     found = planted()
     for run in found["runs"]:
         run["metrics"]["reached"] += 9 * (run["mixture"] == "0.5")
-    values = study.measured(found, study.finished(found))
-    text = " ".join(study.sentences_of(values))
+    values = study.collect_metrics(found, study.select_finished_runs(found))
+    text = " ".join(study.describe_metrics(values))
     assert (
         "reached, 100% of the data: 30k 0.25 (0.25 .. 0.25, 2 runs)" in text
         and "10000k 0.55 (0.5 .. 0.6, 2 runs)" in text
@@ -165,14 +165,14 @@ def test_noise_is_reported_as_no_trend(tmp_path):
 def test_tuning_runs_are_in_the_table_and_not_in_the_fit(planted_report):
     folder, *_ = planted_report
     found = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    assert len(found["runs"]) == 81 and len(study.finished(found)) == 80
+    assert len(found["runs"]) == 81 and len(study.select_finished_runs(found)) == 80
     assert 'href="tuned/"' in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_excluded_cell_does_not_return_by_its_tuning_run():
     found = planted()
     found["study"]["exclude"] = [{"size": "30k", "fraction": [0.01], "quality": "0"}]
-    left = study.finished(found)
+    left = study.select_finished_runs(found)
     assert len(left) == 80 - 2 and not ((left["size"] == "30k") & (left["data_steps"] == 1e4)).any()
 
 
@@ -183,8 +183,8 @@ def test_scores_are_compared_with_losses_within_a_world():
         run["reference"] = run["mixture"]
         run["held_out"] += 5 * (run["mixture"] == "0.5")
         run["score"] = run["held_out"] - 20 * (run["mixture"] == "0.5")
-    assert study.fitted(study.finished(found))["p"]["score"] == 1
-    lines = study.findings(study.finished(found))
+    assert study.fit_law(study.select_finished_runs(found))["p"]["score"] == 1
+    lines = study.describe_comparisons(study.select_finished_runs(found))
     assert not any("quality 0.5 against 0" in line for line in lines)
 
 
@@ -194,7 +194,7 @@ def test_the_versions_of_runs_that_differ_from_the_reports_are_named():
         run | {"versions": {"commit": commit, "torch": "2"}}
         for run, commit in zip(found["runs"], "aab", strict=False)
     ]
-    said = study.tuning(found)
+    said = study.describe_tuning(found)
     assert said[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
     assert "All seeds of a size train on the same episodes" in said[1]
 
@@ -202,7 +202,9 @@ def test_the_versions_of_runs_that_differ_from_the_reports_are_named():
 def lines_of_curves(found):
     """The (steps, losses) of each line in the figure of the curves that is not empty."""
     panels = figures.Panels()
-    figures.curves(panels.add("curves", "step", "loss", log="x"), study.finished(found))
+    figures.plot_curves(
+        panels.add("curves", "step", "loss", log="x"), study.select_finished_runs(found)
+    )
     panels.finished()
     lines = panels.figures["curves"].axes[0].lines
     return [(*line.get_data(),) for line in lines if len(line.get_xdata())]
@@ -229,22 +231,22 @@ def test_a_run_without_a_finite_loss_is_left_out_and_named(loss):
     found = planted()
     found["tuned"]["30k"]["0.0001"] = math.nan
     found["runs"][3]["held_out"] = loss
-    grid = study.finished(found)
-    assert len(grid) == 79 and study.fitted(grid)["p"]["size"] <= law.CERTAIN
+    grid = study.select_finished_runs(found)
+    assert len(grid) == 79 and study.fit_law(grid)["p"]["size"] <= law.CERTAIN
     said = "Left out, since their held-out loss is not a finite number: 0000000000000003."
-    assert said in study.tuning(found)
+    assert said in study.describe_tuning(found)
 
 
 @pytest.mark.parametrize("count", [3, 12, 25])
 def test_each_size_has_a_colour_of_its_own(count):
-    assert len({*figures.colours(pd.Series([*range(count), 0]))}) == count
+    assert len({*figures.make_palette(pd.Series([*range(count), 0]))}) == count
 
 
 def test_a_study_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match="expected at least one run of the grid that is done, found none"
     ):
-        study.write(tmp_path, planted(runs=[]))
+        study.write_report(tmp_path, planted(runs=[]))
     assert not list(tmp_path.iterdir())
 
 
@@ -277,7 +279,7 @@ def best(losses):
         for seed, loss in enumerate(each)
     ]
     part = pd.DataFrame(rows, columns=[*study.COMPARABLE, "held_out"])
-    return study.best_size("loss", part, "held_out", [*losses], -1)
+    return study.describe_best_size("loss", part, "held_out", [*losses], -1)
 
 
 def test_a_size_is_the_best_only_beyond_chance():
@@ -319,7 +321,9 @@ def test_a_published_study_is_reported_again_from_its_json(name, tmp_path, monke
     monkeypatch.setitem(law.describe.__kwdefaults__, "draws", 10)
     monkeypatch.setitem(rcParams, "savefig.dpi", 20)
     published = json.loads((STUDIES / name / "study.json").read_text(encoding="utf-8"))
-    study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
+    study.write_report(
+        tmp_path, study.read_study(STUDIES / name / "study.json"), say=lambda text: None
+    )
     again = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
     verdicts = [
         [text.rpartition(": ")[2] for text in found["sentences"]["findings"]]

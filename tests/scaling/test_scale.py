@@ -18,8 +18,9 @@ from decisionllm.command_line import configs, store_choices
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.models.heads import DiscreteHead
-from decisionllm.scaling import grid, ledger
-from decisionllm.scaling import run as scaling_run
+from decisionllm.scaling import grid, launch, ledger, study_options, train_configs
+from decisionllm.scaling.held_out_loss import measure
+from decisionllm.scaling.run import data_quality, execute
 from decisionllm.tokenizers import text
 from tests.conftest import command, interrupt, make_model, make_policy, node
 
@@ -110,7 +111,7 @@ def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
 def test_tuning_scales_the_rate_of_the_backbone_too(finished):
     """lr_backbone is lr by default."""
     for run in runs(finished):
-        train = ledger.job(finished / run["run"])["train"]
+        train = ledger.load_job(finished / run["run"])["train"]
         assert train["optim"]["lr"] == run["lr"] == pytest.approx(train["optim"]["lr_backbone"])
 
 
@@ -163,7 +164,7 @@ def test_a_run_records_its_cost_and_its_results(finished):
 
 def test_held_out_groups_do_not_depend_on_the_fraction(finished):
     name = next(run["run"] for run in runs(finished) if run["fraction"] == 0.25)
-    job = ledger.job(finished / name)
+    job = ledger.load_job(finished / name)
     store = prepare(job["reference"], finished.parent / "data")
     seed = job["train"]["data"]["seed"]
     _, held_out = sampling.select(store, held_out=0.2, seed=seed)
@@ -176,7 +177,7 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     policy = make_policy(store.spec, timesteps="none")
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
-    found = scaling_run.measure(policy, config, store, 2**14)
+    found = measure(policy, config, store, 2**14)
     _, held_out = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
@@ -206,10 +207,10 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     ],
 )
 def test_a_run_planned_for_other_data_or_weights_is_refused(finished, tmp_path, part, message):
-    job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
+    job = ledger.load_job(finished / runs(finished)[0]["run"]) | {part: "0"}
     job["train"]["backbone"]["folder"] = ""
     with pytest.raises(ValueError, match=message):
-        scaling_run.execute(
+        execute(
             tmp_path,
             job,
             cache_dir=finished.parent / "data",
@@ -243,7 +244,7 @@ def test_a_head_without_a_floor_is_refused(finished):
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
     with pytest.raises(AttributeError, match="loss_floor"):
-        scaling_run.measure(policy, config, store, 1)
+        measure(policy, config, store, 1)
 
 
 def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
@@ -295,14 +296,14 @@ def test_a_plan_without_a_probe_has_no_hours(tmp_path, capsys):
 
 
 def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monkeypatch):
-    train, broken = scaling_run.train, [True]
+    train, broken = launch.train, [True]
 
     def unlucky(config):
         if broken[0] and config["data"]["fraction"] == 1.0 and config["name"] == "w32":
             raise FloatingPointError("loss is not finite")
         return train(config)
 
-    monkeypatch.setattr(scaling_run, "train", unlucky)
+    monkeypatch.setattr(launch, "train", unlucky)
     words = ("study.axes.quality=[0.0]", "study.lr.rule=fixed")
     assert small(tmp_path / "out", *words) == 0
     printed = capsys.readouterr().out
@@ -322,18 +323,18 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
 
 
 def test_a_study_whose_tuning_runs_failed_is_shown_and_retried(tmp_path, capsys, monkeypatch):
-    train = scaling_run.train
+    train = launch.train
 
     def broken(config):
         raise FloatingPointError("loss is not finite")
 
-    monkeypatch.setattr(scaling_run, "train", broken)
+    monkeypatch.setattr(launch, "train", broken)
     words = (*ONE, "~study.axes.size.w32")
     assert small(tmp_path / "out", *words) == 1
     assert "every tuning run of size w16 failed" in capsys.readouterr().err
     assert small(tmp_path / "out", *words, "action=status") == 0
     assert "2 failed" in capsys.readouterr().out
-    monkeypatch.setattr(scaling_run, "train", train)
+    monkeypatch.setattr(launch, "train", train)
     assert small(tmp_path / "out", *words, "action=retry") == 0
     assert len(stamps(tmp_path / "out")) == 2
 
@@ -343,7 +344,7 @@ def test_a_quality_may_be_a_quantile_in_words(tmp_path):
     mine["axes"]["quality"] = {"all": [], "best": ["data.min_return_quantile=0.9"]}
     store_choices()
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        made = grid.train_configs(mine)
+        made = train_configs.compose_train_configs(mine)
     found = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
     assert found == {"all": 0.0, "best": 0.9}
 
@@ -507,7 +508,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     )
     assert command("scale", *words) == 0
     found = {run["mixture"]: run for run in runs(tmp_path / "out")}
-    jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
+    jobs = {name: ledger.load_job(tmp_path / "out" / run["run"]) for name, run in found.items()}
     assert found["plain"]["quality"] == 1 != found["other"]["quality"]
     assert (
         jobs["plain"]["reference"] == jobs["other"]["reference"]
@@ -573,10 +574,10 @@ def test_quality_is_the_mean_return_above_the_least_or_the_speed():
     same = SimpleNamespace(returns=np.ones(3), lengths=log.lengths)
     later = SimpleNamespace(returns=np.array([1.0, 1.0, 0.0]), lengths=2 * log.lengths)
     everything = np.arange(3)
-    assert scaling_run.data_quality(log, everything, log, everything) == 1
-    assert scaling_run.data_quality(log, [1, 2], log, everything) == 1.5
-    assert scaling_run.data_quality(log, [0], log, everything) == 1e-3
-    assert scaling_run.data_quality(later, everything, same, everything) == 0.5
+    assert data_quality(log, everything, log, everything) == 1
+    assert data_quality(log, [1, 2], log, everything) == 1.5
+    assert data_quality(log, [0], log, everything) == 1e-3
+    assert data_quality(later, everything, same, everything) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -623,11 +624,11 @@ def test_every_shipped_study_composes_and_has_a_note():
     wrong = []
     for name in STUDIES:
         note = (configs() / "study" / f"{name}.yaml").read_text(encoding="utf-8")
-        study = grid.check(yaml.safe_load(note))
+        study = study_options.check_study(yaml.safe_load(note))
         try:
             with initialize_config_dir(str(configs()), version_base="1.3"):
-                found = grid.train_configs(study)
-                grid.compose("evaluate", ["run=x", *study["evaluate"]])
+                found = train_configs.compose_train_configs(study)
+                train_configs.compose("evaluate", ["run=x", *study["evaluate"]])
         except Exception as error:
             wrong.append(f"{name}: {error}")
             continue

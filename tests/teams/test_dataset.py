@@ -14,8 +14,8 @@ from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.store import prepare, write
 from decisionllm.teams import dataset as team
 from decisionllm.teams.dataset import Log, collect, load, read, source
-from decisionllm.teams.formats.team_log import joined
-from decisionllm.teams.layout import canonical, entity_schema
+from decisionllm.teams.formats.team_log import concat_logs
+from decisionllm.teams.layout import build_entity_schema, to_entity_layout
 from tests.conftest import near, node
 
 META = {
@@ -272,14 +272,14 @@ def test_observations_are_put_into_the_slots_of_their_kind():
     parts = [["own", 2, 1], ["tree", 2, 2], ["", 1, 1], ["own", 1, 1]]
     shape = (("own", 4, 1), ("tree", 3, 3))
     np.testing.assert_array_equal(
-        canonical(raw, parts, shape),
+        to_entity_layout(raw, parts, shape),
         [[1, 2, 5, 0, 1, 3, 4, 0, 0, 0, 0, 0, 0], [1, 2, 5, 0, 0, 0, 0, 1, 5, 6, 0, 0, 0]],
     )
     # any number of axes
     np.testing.assert_array_equal(
-        canonical(raw[:, None], parts, shape)[:, 0], canonical(raw, parts, shape)
+        to_entity_layout(raw[:, None], parts, shape)[:, 0], to_entity_layout(raw, parts, shape)
     )
-    typed = canonical(raw[:, :7], parts[:3], shape, agent_type=np.array([1, 0]), types=2)
+    typed = to_entity_layout(raw[:, :7], parts[:3], shape, agent_type=np.array([1, 0]), types=2)
     np.testing.assert_array_equal(typed[:, :4], [[1, 2, 0, 1], [1, 2, 1, 0]])
 
 
@@ -288,8 +288,12 @@ def test_an_entity_schema_has_the_capacity_or_more_if_observed():
         "a": {"observations": {"8": [["own", 2, 1], ["tree", 2, 3]]}},
         "b": {"observations": {"7": [["own", 5, 1], ["rock", 1, 2]]}},
     }
-    assert entity_schema({"types": types}, 2) == (("own", 7, 1), ("tree", 3, 3), ("rock", 2, 2))
-    assert entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
+    assert build_entity_schema({"types": types}, 2) == (
+        ("own", 7, 1),
+        ("tree", 3, 3),
+        ("rock", 2, 2),
+    )
+    assert build_entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
     for given, message in (
         (
             [["own", 2, 1], ["rock", 2, 2]],
@@ -298,7 +302,7 @@ def test_an_entity_schema_has_the_capacity_or_more_if_observed():
         ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as observed, got"),
     ):
         with pytest.raises(ValueError, match=message):
-            entity_schema({"types": types | {"c": {"observations": {"6": given}}}}, 2)
+            build_entity_schema({"types": types | {"c": {"observations": {"6": given}}}}, 2)
 
 
 def test_types_of_different_sizes_and_actions_share_a_model(tmp_path):
@@ -376,7 +380,7 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
 def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("decisionllm.teams.formats.team_log.ROWS", 10)
+    monkeypatch.setattr("decisionllm.teams.formats.team_parquet.ROWS", 10)
     parts = [toy((2,)), toy((2, 2))]
     parts[1].agents["group"] += 1
     parts[1].steps["group"] += 1
@@ -400,7 +404,7 @@ def test_parts_with_observations_of_several_sizes_are_joined(tmp_path):
     parts = [toy((2, 3)), toy((3, 2))]
     for columns in (parts[1].agents, parts[1].steps):
         columns["group"] += 2
-    one = write(tmp_path / "one", source(joined(parts)))
+    one = write(tmp_path / "one", source(concat_logs(parts)))
     assert one.fingerprint == write(tmp_path / "several", source(lambda: parts)).fingerprint
 
 

@@ -17,7 +17,8 @@ import pytest
 from decisionllm.datasets.store import write
 from decisionllm.teams import dataset as team
 from decisionllm.teams.formats import marl_archives
-from decisionllm.teams.formats.team_log import Log, common_meta
+from decisionllm.teams.formats.log_meta import merge_meta
+from decisionllm.teams.formats.team_log import Log
 from tests.conftest import near
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
@@ -26,14 +27,15 @@ FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
 @pytest.fixture(autouse=True, params=[1 << 22, 100], ids=["whole", "parts"])
 def block(request, monkeypatch):
     """Every file is read as a whole, and in parts of a few steps."""
-    monkeypatch.setattr(marl_archives, "BLOCK", request.param)
+    for name in ("vault", "omar", "pymarl"):
+        monkeypatch.setattr(f"decisionllm.teams.formats.{name}.BLOCK", request.param)
     return request.param
 
 
 def joined(folder, kind="vault"):
     """The parts of a log as one."""
-    parts = list(marl_archives.logs(folder, kind))
-    meta = reduce(common_meta, (part.meta for part in parts))
+    parts = list(marl_archives.read_archive(folder, kind))
+    meta = reduce(merge_meta, (part.meta for part in parts))
     tables = [[part.tables[table] for part in parts] for table in ("steps", "agents")]
     return Log(
         meta,
@@ -142,7 +144,7 @@ def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
         "import sys; from pathlib import Path; from decisionllm.teams.formats import "
         "marl_archives; "
-        f"list(marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); "
+        f"list(marl_archives.read_archive(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); "
         f"sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -94,11 +94,11 @@ class Spread:
         # In mpe2's order, so that sums are equal to the last bit
         for other in range(contact.shape[2]):
             force = force + contact[:, :, other]
-        before = self.velocities
-        after = before * (1 - DAMPING) + force * TIME_STEP
-        self.velocities = np.where(self.alive[..., None], after, 0)
+        velocities = self.velocities
+        next_velocities = velocities * (1 - DAMPING) + force * TIME_STEP
+        self.velocities = np.where(self.alive[..., None], next_velocities, 0)
         # mpe2 moves before the velocity changes
-        moving = self.velocities if self.omar else before
+        moving = self.velocities if self.omar else velocities
         self.positions = self.positions + TIME_STEP * moving
         self._measure()
         return self.rewards()
@@ -121,7 +121,7 @@ class Spread:
         covered = (self.nearest() < COVERED) & self.alive
         return np.asarray(covered.sum(1) / self.alive.sum(1))
 
-    def alike(self) -> list[np.ndarray]:
+    def worlds_by_size(self) -> list[np.ndarray]:
         """Worlds with equal numbers of agents: arrays of indices."""
         agents = self.alive.sum(1)
         return [np.flatnonzero(agents == n) for n in np.unique(agents)]
@@ -142,8 +142,9 @@ class Spread:
         E = len(alive)
         n = int(alive[0].sum())
         if (alive.sum(1) != n).any():
-            wanted = "expected worlds with equal numbers of agents"
-            raise ValueError(f"observe: {wanted}; see Spread.alike")
+            raise ValueError(
+                "observe: expected worlds with equal numbers of agents; see Spread.alike"
+            )
         position = self.positions[worlds][alive].reshape(E, n, 2)
         velocity = self.velocities[worlds][alive].reshape(E, n, 2)
         landmarks = self.landmarks[worlds][alive].reshape(E, 1, n, 2)
@@ -187,20 +188,20 @@ class Teacher:
         # The assignment of the convention
         self.drawn = np.argsort(np.where(world.alive, rng.random((E, N)), 2), 1)
 
-    def targets(self, world: Spread) -> np.ndarray:
+    def choose_landmarks(self, world: Spread) -> np.ndarray:
         """The landmark that each agent walks to: (E, N) int"""
         kind = np.array(TEACHERS)[self.kinds]
-        found = self.drawn.copy()
+        landmarks = self.drawn.copy()
         distance = np.where(world.alive[:, None], world.to_landmark, np.inf)
         medium, expert = kind == "medium", kind == "expert"
-        found[medium] = distance[medium].argmin(2)
-        found[expert] = assignment(world.to_landmark[expert], world.alive[expert])
-        return found
+        landmarks[medium] = distance[medium].argmin(2)
+        landmarks[expert] = assign_landmarks(world.to_landmark[expert], world.alive[expert])
+        return landmarks
 
     def act(self, world: Spread) -> np.ndarray:
         """Discrete actions (E, N, 1), or pushes (E, N, 2)."""
         E, N = world.alive.shape
-        goal = np.take_along_axis(world.landmarks, self.targets(world)[..., None], 1)
+        goal = np.take_along_axis(world.landmarks, self.choose_landmarks(world)[..., None], 1)
         actions = steer(goal - world.positions, world.velocities, discrete=self.discrete)
         random = self.rng.random((E, N, 1)) < self.noise[:, None, None]
         if self.discrete:
@@ -225,13 +226,13 @@ def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.nda
     """
     if not discrete:
         return np.clip(12 * (offset - 0.22 * velocity), -1, 1)
-    wanted = offset - 0.25 * velocity
-    axis = np.abs(wanted).argmax(-1)[..., None]
-    along = np.take_along_axis(wanted, axis, -1)
+    correction = offset - 0.25 * velocity
+    axis = np.abs(correction).argmax(-1)[..., None]
+    along = np.take_along_axis(correction, axis, -1)
     return np.where(np.abs(along) < 0.03, 0, 1 + 2 * axis + (along > 0)).astype(float)
 
 
-def assignment(distance: np.ndarray, alive: np.ndarray) -> np.ndarray:
+def assign_landmarks(distance: np.ndarray, alive: np.ndarray) -> np.ndarray:
     """The landmark of each agent (E, N) so that the total distance is least.
 
     Args:

@@ -2,38 +2,28 @@
 others."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from decisionllm.checks import one_of
-from decisionllm.datasets.spaces import as_dtype, in_words
-from decisionllm.policy import loading
-from decisionllm.registry import build, register
-from decisionllm.runs import directory
+from decisionllm.registry import register
 from decisionllm.schema import Json
-from decisionllm.teams.dataset import meta_of
-from decisionllm.teams.formats.pettingzoo import (
-    EVALUATION_SEEDS,
-    Views,
-    action_limits,
-    agent_types,
-    as_parallel,
-    flat,
-    reset_env,
-    step_env,
-)
-from decisionllm.teams.formats.team_log import LIMITS
-from decisionllm.teams.layout import canonical_rows, entity_schema, with_blocks
+from decisionllm.teams.dataset import load_meta
+from decisionllm.teams.layout import build_entity_schema, fill_in_blocks, rows_to_entity_layout
 from decisionllm.teams.partners import SCRIPTED_PARTNERS, is_run
-from decisionllm.teams.team_env import TeamEnv, start_seeds
+from decisionllm.teams.pettingzoo.calls import EVALUATION_SEEDS, reset_env, step_env
+from decisionllm.teams.pettingzoo.log_checks import check_layout, match_log_types
+from decisionllm.teams.pettingzoo.rival import Rival
+from decisionllm.teams.pettingzoo.scripted import (
+    choose_scripted_action,
+    load_function,
+    make_copies,
+    to_space,
+)
+from decisionllm.teams.pettingzoo.spaces import AgentViews, action_limits, agent_types
+from decisionllm.teams.team_env import TeamEnv, make_start_seeds
 from decisionllm.trust import trusting
-
-if TYPE_CHECKING:
-    from gymnasium.spaces import Box, Discrete
-    from pettingzoo import ParallelEnv
 
 Actions = dict[tuple[int, str], object]  # by copy and agent, as the environment takes them
 
@@ -128,9 +118,9 @@ class PettingZooTeams(TeamEnv):
         limits = action_limits(env)
         logged: Json = {"name": str(env), "types": limits}
         if path:
-            logged = meta_of(path, meta)
+            logged = load_meta(path, meta)
         types = logged["types"]
-        self.types_of = types_in_log(id, kinds, limits, types)
+        self.types_of = match_log_types(id, kinds, limits, types)
         self.num_actions: int = max(each.get("num_actions", 0) for each in types.values())
         self.spaces = {agent: env.action_space(agent) for agent in kinds}
         self.horizon = int(horizon or logged.get("horizon", 0))
@@ -150,47 +140,50 @@ class PettingZooTeams(TeamEnv):
         self._set_partners(partners, kinds, options)
 
         # -- observations of the team that the policy plays --
-        self.reader = views = Views(env, {})
+        self.reader = views = AgentViews(env, {})
         sizes = {}
         for agent in sorted(kinds):
             if self.team_of[agent] == team:
                 agent_type = self.types_of[agent]
                 if not types[agent_type].get("observations"):
                     sizes[agent_type] = views.size(agent)
-        self.meta = logged | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
+        self.meta = logged | {"horizon": self.horizon, "types": fill_in_blocks(types, sizes)}
         if path:
             for agent in sorted(self.played):
                 check_layout(id, agent, views, types[self.types_of[agent]])
         described = self.meta["types"]
         views.types = {agent: described[kind] for agent, kind in self.types_of.items()}
-        self.entity_schema = entity_schema(self.meta, capacity)
+        self.entity_schema = build_entity_schema(self.meta, capacity)
         self.reset(0)
 
     def _set_score(self, reference: Sequence[float], winner: Sequence[float]) -> None:
-        """How episodes are scored: worlds won, or team returns, normalised if there is a
-        reference."""
-        given = [*reference]
-        if not self.horizon or len(given) not in (0, 2) or len(set(given)) == 1:
-            wanted = "horizon (without path) and reference=[low,high]"
-            raise ValueError(f"env: expected {wanted}, got {self.horizon} and {given}")
-        if len(winner) not in (0, 2) or (winner and given):
-            wanted = "winner=[team,return] without reference"
-            raise ValueError(f"env: expected {wanted}, got {[*winner]} and {given}")
+        """Set how episodes are scored: worlds won, or team returns, normalised if there is a
+        reference.
+        """
+        bounds = [*reference]
+        if not self.horizon or len(bounds) not in (0, 2) or len(set(bounds)) == 1:
+            raise ValueError(
+                "env: expected horizon (without path) and reference=[low,high], got "
+                f"{self.horizon} and {bounds}"
+            )
+        if len(winner) not in (0, 2) or (winner and bounds):
+            raise ValueError(
+                f"env: expected winner=[team,return] without reference, got {[*winner]} and {bounds}"
+            )
         if winner and winner[0] not in self.teams:
-            wanted = f"a team of {self.teams}"
-            raise ValueError(f"env.winner: expected {wanted}, got {winner[0]}")
+            raise ValueError(f"env.winner: expected a team of {self.teams}, got {winner[0]}")
         self.winner = winner
-        self.bounds = np.array(given or [0.0, 100.0], float)
+        self.bounds = np.array(bounds or [0.0, 100.0], float)
         self.averages = ["agents", "steps"]
         if winner:
             self.unit = "episodes won, %"
             self.averages += ["won", *(f"return_{each}" for each in self.teams)]
-        elif not given:
+        elif not bounds:
             self.unit = "team return"
 
     def _set_partners(
         self,
-        chosen: Mapping[str, str],
+        policy_by_key: Mapping[str, str],
         kinds: Mapping[str, str],
         options: Mapping[str, object],
     ) -> None:
@@ -202,28 +195,30 @@ class PettingZooTeams(TeamEnv):
             options: for the environment of a rival.
         """
         teams = {*self.team_of.values()}
-        unknown = sorted(chosen.keys() - {*kinds.values(), *map(str, teams)})
-        if unknown:
-            known = f"{', '.join(dict.fromkeys(kinds.values()))}, {sorted(teams)}"
-            raise ValueError(f"env.partners: expected types or teams, of {known}, got {unknown}")
+        unknown_keys = sorted(policy_by_key.keys() - {*kinds.values(), *map(str, teams)})
+        if unknown_keys:
+            raise ValueError(
+                "env.partners: expected types or teams, of "
+                f"{', '.join(dict.fromkeys(kinds.values()))}, {sorted(teams)}, got {unknown_keys}"
+            )
         self.played: set[str] = set()
         self.partners: dict[str, list[str]] = {}  # policy -> agents
         for agent, kind in kinds.items():
-            if self.team_of[agent] == self.team and kind not in chosen:
+            if self.team_of[agent] == self.team and kind not in policy_by_key:
                 self.played.add(agent)
                 continue
-            policy = chosen.get(kind, chosen.get(str(self.team_of[agent]), "random"))
+            policy = policy_by_key.get(kind, policy_by_key.get(str(self.team_of[agent]), "random"))
             self.partners.setdefault(policy, []).append(agent)
         runs = [policy for policy in self.partners if is_run(policy)]
         with trusting([self.name]):  # the environment of the rivals too
             self.rivals = [Rival(run, self.partners.pop(run), options) for run in runs]
         names = self.partners.keys() - set(SCRIPTED_PARTNERS)
-        self.functions = {name: resolve("env.partners", name) for name in names}
+        self.functions = {name: load_function("env.partners", name) for name in names}
 
     def reset(self, seed: int) -> np.ndarray:
         self.rngs = [np.random.default_rng((seed, w)) for w in range(len(self.envs))]
         # Observations and infos by agent, of each copy
-        seeds = EVALUATION_SEEDS + start_seeds(seed, len(self.envs))
+        seeds = EVALUATION_SEEDS + make_start_seeds(seed, len(self.envs))
         self.views = [reset_env(env, int(s)) for s, env in zip(seeds, self.envs, strict=True)]
         for rival in self.rivals:
             rival.begin(self)
@@ -231,7 +226,7 @@ class PettingZooTeams(TeamEnv):
 
     def begin(self) -> np.ndarray:
         """(rows, S) observations at the start of `envs`, of which `views` are known."""
-        # -- who is there --
+        # -- the agents at the start --
         E = len(self.envs)
         self.rows: list[tuple[int, str]] = []  # copy and agent
         self.counts = np.zeros((E, len(self.teams)), int)  # agents of each team
@@ -243,17 +238,19 @@ class PettingZooTeams(TeamEnv):
         self.groups = np.array([w for w, _ in self.rows], int)
         empty = np.flatnonzero(np.bincount(self.groups, minlength=E) == 0)
         if len(empty):
-            wanted = "expected an agent to play in every copy"
-            raise ValueError(f"env.team={self.team}: {wanted}, got none in copy {empty[0]}")
+            raise ValueError(
+                f"env.team={self.team}: expected an agent to play in every copy, got none in "
+                f"copy {empty[0]}"
+            )
 
         # -- the task of each row --
         self.sizes = self.counts[:, self.own_team]
         names = [self.types_of[agent] for _, agent in self.rows]
         types = list(self.meta["types"])
         self.kinds = np.array([types.index(name) for name in names])
-        self.tasks = self.texts(self.meta, self.sizes[self.groups].tolist(), names)
+        self.tasks = self.write_texts(self.meta, self.sizes[self.groups].tolist(), names)
 
-        # -- nothing has happened yet --
+        # -- results so far --
         self.running = np.ones(len(self.rows), bool)
         self.team_returns = np.zeros((E, len(self.teams)))
         self.steps = np.zeros(E, int)
@@ -267,21 +264,23 @@ class PettingZooTeams(TeamEnv):
             w, agent = self.rows[row]
             observations, infos = self.views[w]
             if agent in observations:
-                self._read(row, agent, observations, infos)
+                self._read_view(row, agent, observations, infos)
         lengths = np.array([len(raw) for raw in self.raw])
         starts = np.cumsum(lengths) - lengths
         raw = np.concatenate(self.raw)
         types = self.meta["types"]
-        return canonical_rows(self.kinds, raw, starts, lengths, types, self.entity_schema)
+        return rows_to_entity_layout(self.kinds, raw, starts, lengths, types, self.entity_schema)
 
-    def _read(self, row: int, agent: str, observations: Json, infos: Json) -> None:
-        """Keep the observation and the action mask of a row."""
+    def _read_view(self, row: int, agent: str, observations: Json, infos: Json) -> None:
+        """Store the observation and the action mask of a row."""
         self.raw[row], mask = self.reader.split(agent, observations, infos)
         size = len(self.raw[row])
         each = self.meta["types"][self.types_of[agent]]
         if str(size) not in each["observations"]:
-            known = f"{', '.join(each['observations'])} numbers, as in the log"
-            raise ValueError(f"{agent}: expected an observation of {known}, got {size}")
+            raise ValueError(
+                f"{agent}: expected an observation of {', '.join(each['observations'])} "
+                f"numbers, as in the log, got {size}"
+            )
         n = each.get("num_actions", 0)
         if n:
             self.masks[row] = np.arange(self.num_actions) < n
@@ -293,52 +292,54 @@ class PettingZooTeams(TeamEnv):
         return self.masks if self.num_actions else None
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        results = self._step_copies(self.chosen(actions))
+        results = self._step_copies(self.to_env_actions(actions))
         # A rollout ends with the last agent of the policy, but the others play on, and the returns
         # of the teams with them.
-        while not self.running.any() and self._going():
+        while not self.running.any() and self._running_copies():
             self._step_copies({})
         return results
 
     def _step_copies(
-        self, chosen: Actions
+        self, actions: Actions
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Advance the copies that are not over; see `receive`. chosen: by the policy."""
+        """Advance the copies that are not over; see `receive`. actions: of the policy."""
         for rival in self.rivals:
-            chosen |= rival.act()
-        results = {w: self._advance(w, chosen) for w in self._going()}
+            actions |= rival.act()
+        results = {w: self._advance(w, actions) for w in self._running_copies()}
         for rival in self.rivals:
             rival.receive(results)
         return self.receive(results)
 
-    def _going(self) -> list[int]:
-        """The copies that are not over."""
+    def _running_copies(self) -> list[int]:
+        """List the copies that are not over."""
         return [w for w, env in enumerate(self.envs) if env.agents and self.steps[w] < self.horizon]
 
-    def _advance(self, w: int, chosen: Actions) -> Result:
+    def _advance(self, w: int, decided: Actions) -> Result:
         """Advance one copy by the chosen actions and those of the scripted partners."""
         env = self.envs[w]
         present = list(env.agents)
-        actions = self._partner_actions(w)
+        actions = self._choose_partner_actions(w)
         for agent in present:
-            if (w, agent) in chosen:
-                actions[agent] = chosen[w, agent]
-        late = ", ".join(agent for agent in present if agent not in actions)
-        if late:
-            wanted = "expected no agent of the team to appear or return after the start"
-            raise ValueError(f"{env}: {wanted}, got {late}")
-        taken = {agent: actions[agent] for agent in present}
-        observations, rewards, terminated, truncated, infos = step_env(env, taken)
+            if (w, agent) in decided:
+                actions[agent] = decided[w, agent]
+        newcomers = ", ".join(agent for agent in present if agent not in actions)
+        if newcomers:
+            raise ValueError(
+                f"{env}: expected no agent of the team to appear or return after the start, "
+                f"got {newcomers}"
+            )
+        joint_action = {agent: actions[agent] for agent in present}
+        observations, rewards, terminated, truncated, infos = step_env(env, joint_action)
         self.views[w] = observations, infos
         return Result(present, rewards, terminated, truncated)
 
-    def chosen(self, actions: np.ndarray) -> Actions:
-        """The actions (rows, A) of the rows that run."""
-        found: Actions = {}
+    def to_env_actions(self, actions: np.ndarray) -> Actions:
+        """Convert the actions (rows, A) of the rows that run."""
+        by_agent: Actions = {}
         for row in np.flatnonzero(self.running).tolist():
             w, agent = self.rows[row]
-            found[w, agent] = to_space(self.spaces[agent], actions[row])
-        return found
+            by_agent[w, agent] = to_space(self.spaces[agent], actions[row])
+        return by_agent
 
     def receive(
         self,
@@ -353,31 +354,31 @@ class PettingZooTeams(TeamEnv):
         team_rewards = np.zeros_like(self.team_returns)  # (E, teams)
         for w, result in results.items():
             self.steps[w] += 1
-            team_rewards[w] = self._team_rewards(w, result)
+            team_rewards[w] = self._mean_team_rewards(w, result)
             timeout = self.steps[w] >= self.horizon
             for row in np.flatnonzero(self.running & (self.groups == w)).tolist():
                 agent = self.rows[row][1]
-                left = agent not in self.envs[w].agents
+                has_left = agent not in self.envs[w].agents
                 rewards[row] = result.rewards[agent]
                 terminated[row] = result.terminated[agent]
-                truncated[row] = result.truncated[agent] or timeout or left
+                truncated[row] = result.truncated[agent] or timeout or has_left
         truncated &= ~terminated
         self.team_returns += team_rewards
-        after = self._observe()
+        observations = self._observe()
         self.running &= ~(terminated | truncated)
         if self.returns != "own":
             rewards = team_rewards[self.groups, self.own_team]
-        return after, rewards, terminated, truncated
+        return observations, rewards, terminated, truncated
 
-    def _team_rewards(self, w: int, result: Result) -> list[float]:
+    def _mean_team_rewards(self, w: int, result: Result) -> list[float]:
         """The mean reward of the agents that each team began with, from one step of one copy."""
-        found = []
+        means = []
         for t, team in enumerate(self.teams):
             gains = [result.rewards[a] for a in result.present if self.team_of[a] == team]
-            found.append(sum(gains) / max(self.counts[w, t], 1))
-        return found
+            means.append(sum(gains) / max(self.counts[w, t], 1))
+        return means
 
-    def _partner_actions(self, w: int) -> Json:
+    def _choose_partner_actions(self, w: int) -> Json:
         """The actions of the scripted partners in a copy."""
         observations, infos = self.views[w]
         actions: Json = {}
@@ -388,15 +389,15 @@ class PettingZooTeams(TeamEnv):
                 for agent in present:
                     _, mask = self.reader.split(agent, observations, infos)
                     space = self.spaces[agent]
-                    actions[agent] = to_space(space, scripted(space, mask, rng))
+                    actions[agent] = to_space(space, choose_scripted_action(space, mask, rng))
             elif present:
-                seen = {agent: observations[agent] for agent in present}
-                beside = {agent: infos.get(agent, {}) for agent in present}
-                actions |= self.functions[policy](seen, beside)
+                partner_observations = {agent: observations[agent] for agent in present}
+                partner_infos = {agent: infos.get(agent, {}) for agent in present}
+                actions |= self.functions[policy](partner_observations, partner_infos)
         return actions
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        found = {
+        outcomes = {
             "team_return": self.team_returns[:, self.own_team],
             "reference": np.tile(self.bounds, (len(self.envs), 1)),
             "agents": self.sizes,
@@ -405,10 +406,10 @@ class PettingZooTeams(TeamEnv):
         if self.winner:
             winner, least = self.winner
             for t, team in enumerate(self.teams):
-                found[f"return_{team}"] = self.team_returns[:, t]
-            reached = found[f"return_{int(winner)}"] > least
-            found["won"] = reached if winner == self.team else ~reached
-        return found
+                outcomes[f"return_{team}"] = self.team_returns[:, t]
+            reached = outcomes[f"return_{int(winner)}"] > least
+            outcomes["won"] = reached if winner == self.team else ~reached
+        return outcomes
 
     def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
         return 100.0 * outcome["won"] if self.winner else super().world_scores(outcome)
@@ -418,185 +419,7 @@ class PettingZooTeams(TeamEnv):
             actions = []
             for row in np.flatnonzero(self.running).tolist():
                 space = self.spaces[self.rows[row][1]]
-                actions.append(scripted(space, self.masks[row], rng))
+                actions.append(choose_scripted_action(space, self.masks[row], rng))
             return np.stack(actions)
 
         return act
-
-
-class Rival:
-    """A run that plays all of another team in the copies of a PettingZooTeams.
-
-    Its observations are those of the run's own environment, or of the environment of one of its
-    parts.
-
-    Args:
-        run: its folder.
-        agents: that it shall play.
-        options: of that environment in place of its own.
-
-    Raises:
-        ValueError: the run plays other agents, or was trained for other roles or actions.
-    """
-
-    def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, object]) -> None:
-        parts = [*directory.read(run)[1].get("parts", {})]
-        played = []
-        for self.policy in loading.load_parts(run, parts):
-            config = self.policy.config
-            if config["env"]["_target_"] != f"{__name__}.{PettingZooTeams.__name__}":
-                continue
-            self.env: PettingZooTeams = build(config["env"] | options | {"partners": {}}, 1)
-            if self.env.played == {*agents}:
-                return
-            played.append(", ".join(sorted(self.env.played)))
-        found = f"a run that plays {' or '.join(played) or 'elsewhere'}"
-        raise ValueError(f"env.partners: expected {run} to play {', '.join(agents)}, got {found}")
-
-    def begin(self, host: PettingZooTeams) -> None:
-        """Start in the copies of `host`."""
-        self.env.envs = host.envs
-        self.env.views = host.views
-        self.observations = self.env.begin()
-        self.rewards: np.ndarray | None = None
-        env = self.env
-        self.player = self.policy.begin(env.tasks, horizon=env.horizon, groups=env.groups)
-
-    def act(self) -> Actions:
-        """Actions of the agents that are still there."""
-        running = np.flatnonzero(self.env.running)
-        if not len(running):
-            return {}
-        masks = self.env.action_masks
-        if masks is not None:
-            masks = masks[running]
-        decided = self.player.act(self.observations[running], self.rewards, masks)
-        actions = np.zeros((len(self.env.rows), decided.shape[1]))
-        actions[running] = decided
-        return self.env.chosen(actions)
-
-    def receive(self, results: Mapping[int, Result]) -> None:
-        """See `PettingZooTeams.receive`."""
-        before = self.env.running.copy()
-        self.observations, gains, _, _ = self.env.receive(results)
-        going = self.env.running[before]
-        if going.any() and not going.all():
-            self.player.select(going)
-        self.rewards = gains[self.env.running]
-
-
-def resolve(option: str, path: str) -> Callable[..., Any]:
-    """The function of a dotted path."""
-    module, _, name = path.rpartition(".")
-    try:
-        found: Callable[..., Any] = vars(import_module(module))[name]
-        return found
-    except ImportError as error:
-        needs = "install its package, for mpe2: pip install 'decisionllm[marl]'"
-        raise ImportError(f"{option}: cannot import {module} ({error}); {needs}") from error
-    except (KeyError, ValueError) as error:
-        lacks = f"{module or 'no module'} has no {name}"
-        raise ValueError(f"{option}: expected the path of a function, but {lacks}") from error
-
-
-def make_copies(id: str, arguments: Mapping[str, object], count: int) -> list["ParallelEnv"]:
-    """`count` PettingZoo environments, of the function `parallel_env` of a module, or of `env`
-    where it has AEC environments alone."""
-    try:
-        create = resolve("env.id", f"{id}.parallel_env")
-    except ValueError:
-        if not id or "env" not in vars(import_module(id)):
-            raise
-        create = resolve("env.id", f"{id}.env")
-    try:
-        return [as_parallel(create(**arguments)) for _ in range(count)]
-    except (TypeError, AssertionError) as error:
-        raise ValueError(f"env.arguments={arguments}: {error}") from error
-
-
-def types_in_log(
-    id: str,
-    kinds: Mapping[str, str],
-    limits: Mapping[str, Json],
-    types: Mapping[str, Json],
-) -> dict[str, str]:
-    """The type of each agent in the log: its own, or the only one, which public logs have for all.
-
-    Args:
-        id: of the environment.
-        kinds: {agent: type} in the environment.
-        limits: {type: limits of its actions} in the environment.
-        types: of the log's meta.
-
-    Raises:
-        ValueError: the log lacks a type, or has it with other limits.
-    """
-    found = dict(kinds)
-    if len(types) == 1:
-        found = dict.fromkeys(kinds, str(*types))
-    for agent, kind in kinds.items():
-        one_of(f"env.id={id}, type in the log", found[agent], types)
-        for key in LIMITS:
-            ours = limits[kind].get(key)
-            logged = types[found[agent]].get(key)
-            if not same_numbers(ours, logged):
-                wanted = f"expected {key} {logged} as in the log"
-                remedy = "choose env.arguments, or correct the limits of the log by dataset.meta"
-                raise ValueError(f"env.id={id}, type {kind}: {wanted}, got {ours}; {remedy}")
-    return found
-
-
-def check_layout(id: str, agent: str, views: Views, logged: Json) -> None:
-    """Raise a ValueError if an agent's observation is laid out otherwise than in the log.
-
-    A log that says neither its parts nor its lengths has vectors: earlier versions recorded a
-    Discrete as a number. Where it says lengths, these are compared with what is observed.
-
-    Args:
-        id: of the environment.
-        agent: that the policy plays.
-        views: of the environment.
-        logged: its type in the meta of the log.
-    """
-    own = views.layouts().get(agent)
-    parts = logged.get("observation_parts")
-    if own is None or logged.get("observations") or (parts is None and views.is_vector(agent)):
-        return
-    if parts != own:
-        expected = "observations without parts, as an earlier version recorded the log"
-        if parts is not None:
-            expected = f"observations of {in_words(parts)}, as in the log"
-        fix = "record the log again in this environment"
-        raise ValueError(f"env.id={id}, {agent}: expected {expected}, got {in_words(own)}; {fix}")
-
-
-def same_numbers(a: ArrayLike | None, b: ArrayLike | None) -> bool:
-    """Whether both are the same numbers in float32, or both None."""
-    # None becomes nan
-    return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32), equal_nan=True)
-
-
-def to_space(space: "Box | Discrete", action: np.ndarray) -> int | np.ndarray:
-    """A policy's action (A,) as the environment takes it."""
-    from gymnasium.spaces import Discrete
-
-    if isinstance(space, Discrete):
-        return int(action[0]) + int(space.start)
-    clipped = np.clip(action.reshape(space.shape), space.low, space.high)
-    return as_dtype(clipped, space.dtype)
-
-
-def scripted(
-    space: "Box | Discrete", mask: np.ndarray | None, rng: np.random.Generator | None
-) -> np.ndarray:
-    """A uniform random action (A,) that is allowed; without rng the first one, or zeros."""
-    from gymnasium.spaces import Discrete
-
-    if isinstance(space, Discrete):
-        allowed = np.arange(space.n)
-        if mask is not None and mask.any():
-            allowed = np.flatnonzero(mask)
-        index = allowed[0] if rng is None else rng.choice(allowed)
-        return np.array([index])
-    chosen = np.zeros(space.shape) if rng is None else rng.uniform(space.low, space.high)
-    return flat(chosen)
