@@ -40,22 +40,24 @@ def policy_actions(policy: Policy, log: Logged) -> PolicyActions:
     actions = np.zeros_like(log.actions)
     log_prob = np.zeros(len(log.rewards))
     for first, rows in batch_decisions(window_of, windows.shape[1]):
-        part = windows[:, first : first + WINDOWS]
-        hidden = hidden_states(policy, log, steps, part, predicted)  # (W, T, D)
-        place = log.timesteps[rows] - starts[rows]
-        of_rows = hidden[torch.from_numpy(window_of[rows] - first), torch.from_numpy(place)]
+        batch_windows = windows[:, first : first + WINDOWS]
+        hidden = hidden_states(policy, log, steps, batch_windows, predicted)  # (W, T, D)
+        place_in_window = log.timesteps[rows] - starts[rows]
+        hidden_of_rows = hidden[
+            torch.from_numpy(window_of[rows] - first), torch.from_numpy(place_in_window)
+        ]
         masks = None if log.action_masks is None else log.action_masks[rows]
         tasks = [log.tasks[e] for e in episode[rows]]
         actions[rows] = policy.decider.act(
-            of_rows, policy.on_device(masks), log.observations[rows], tasks, policy.generator
+            hidden_of_rows, policy.on_device(masks), log.observations[rows], tasks, policy.generator
         )
-        log_prob[rows] = log_probability(policy, of_rows, log, rows)
+        log_prob[rows] = log_probability(policy, hidden_of_rows, log, rows)
     return PolicyActions(actions, log_prob)
 
 
 def condition_steps(policy: Policy, log: Logged) -> tuple[Steps, bool]:
-    """Return the steps of a log with the returns-to-go of a rollout, and whether these are predicted
-    instead.
+    """Return the steps of a log with the returns-to-go of a rollout, and whether these are
+    predicted instead.
     """
     policy.check_horizon(int(log.lengths.max()))
     targets = policy.resolve_targets([None] * len(log.tasks))
@@ -75,7 +77,9 @@ def condition_steps(policy: Policy, log: Logged) -> tuple[Steps, bool]:
 
 
 def batch_decisions(window_of: np.ndarray, count: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the first window of each batch, and the rows whose decisions read a window of the batch."""
+    """Yield the first window of each batch, and the rows whose decisions read a window of the
+    batch.
+    """
     order = np.argsort(window_of, kind="stable")
     bounds = np.searchsorted(window_of[order], np.arange(0, count + WINDOWS, WINDOWS))
     for i, first in enumerate(range(0, count, WINDOWS)):

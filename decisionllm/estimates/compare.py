@@ -64,13 +64,13 @@ def compare(config: Node) -> Path:
     runs = open_runs(paths, config)
     out = Path(config["out"] or paths[0].parent)
     check_writable(out, "compare.json", "compare.png")  # now, not after estimators are fitted
-    store, other = open_log(runs[0], config)
+    store, is_other_log = open_log(runs[0], config)
     text = get_log_text(runs[0], config)
     for run in runs:
         check_run(run, store, text)
 
     # -- the episodes that estimators are fitted to, and those that policies are judged on --
-    fitting, held_out = split_episodes(store, runs[0], config, other=other)
+    fitting, held_out = split_episodes(store, runs[0], config, other=is_other_log)
     for run in runs:
         print_overlap(console, run, store, held_out)
     log = logged(store, fitting, held_out)
@@ -108,8 +108,10 @@ def check_options(config: Node) -> None:
             raise ValueError(f"estimators: {unknown('estimator', name, names)}")
     unused = [name for name in config["options"] if name not in config["estimators"]]
     if unused:
-        wanted = ", ".join(config["estimators"])
-        raise ValueError(f"options.{unused[0]}: expected options of {wanted}, which are taken")
+        raise ValueError(
+            f"options.{unused[0]}: expected options of {', '.join(config['estimators'])}, which "
+            "are taken"
+        )
     if not 0 < config["discount"] <= 1:
         raise ValueError(f"discount: expected above 0 and at most 1, got {config['discount']}")
     held_out = config["held_out"]
@@ -140,7 +142,7 @@ def build_estimators(
 
 
 def name_candidates(runs: Sequence[OpenedRun]) -> list[str]:
-    """The name of each policy; the path of a run whose name another one has."""
+    """Return the name of each policy; the path of a run whose name another one has."""
     run_names = [run.config["name"] for run in runs]
     names = []
     for name, run in zip(run_names, runs, strict=True):
@@ -161,8 +163,8 @@ def make_candidate(run: OpenedRun, log: Logged, name: str) -> Candidate:
         return Candidate(name, np.concatenate(actions), begin)
     with explained(str(run.path), ValueError):
         acted = policy_actions(policy, log)
-    # A mode that is always taken has no density: another action never comes. A plan has none either:
-    # it replaces what the head would draw.
+    # A mode that is always taken has no density: another action never comes. A plan has none
+    # either: it replaces the head's sample.
     draws = policy.decode == "sample" and not policy.planning_horizon
     return Candidate(name, acted.actions, begin, acted.log_prob if draws else None)
 
@@ -177,14 +179,14 @@ def judge(
     """Estimate each candidate, the best by the first estimator first."""
     support = Support(log, seed)
     judged = []
-    for each in candidates:
-        estimates = {name: estimator.estimate(each) for name, estimator in estimators.items()}
-        judged.append(Judged(each.name, support.far_share(each.actions), estimates))
+    for candidate in candidates:
+        estimates = {name: estimator.estimate(candidate) for name, estimator in estimators.items()}
+        judged.append(Judged(candidate.name, support.far_share(candidate.actions), estimates))
     first = next(iter(estimators))
-    return sorted(judged, key=lambda one: -one.estimates[first].value)
+    return sorted(judged, key=lambda policy: -policy.estimates[first].value)
 
 
 def log_return(log: Logged, discount: float) -> Estimate:
-    """The mean return of the held-out episodes themselves, discounted as the estimates are."""
+    """Return the mean return of the held-out episodes, discounted as the estimates are."""
     returns = discounted_returns(log.rewards, log.offsets, discount)
     return estimate_mean(returns[log.offsets[:-1]][log.held_out], log)

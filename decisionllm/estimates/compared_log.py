@@ -23,15 +23,15 @@ from decisionllm.schema import Spec
 
 
 def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
-    """The store that policies are judged from, and whether it is another one than the first run's."""
-    own = first.config["dataset"]
+    """Open the store of the log; also return whether it is another one than the first run's."""
+    dataset = first.config["dataset"]
     overrides = dict(config["dataset"])
     transform = first.config.get("transform", NO_TRANSFORM)
     cache = first.config["cache_dir"]
     if not overrides:
-        return prepare(own, cache, transform), False
+        return prepare(dataset, cache, transform), False
     if "_target_" not in overrides:
-        node = merged(own, overrides)
+        node = merged(dataset, overrides)
     else:
         node = overrides
         if node.get("text", "") is None:
@@ -40,7 +40,7 @@ def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
 
 
 def get_log_text(first: OpenedRun, config: Node) -> str:
-    """The option `text` that the log of `open_log` is read with."""
+    """Return the option `text` that the log of `open_log` is read with."""
     overrides = config["dataset"]
     if overrides.get("text"):
         return str(overrides["text"])
@@ -91,7 +91,8 @@ def check_run(run: OpenedRun, store: Store, text: str) -> None:
 def split_episodes(
     store: Store, first: OpenedRun, config: Node, *, other: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The episodes that estimators are fitted to, and those that are judged on, two (e,) int.
+    """Split the episodes: those that estimators are fitted to, and the held-out ones, (e,) int
+    each.
 
     Args:
         store: of the log.
@@ -128,10 +129,10 @@ def print_overlap(console: Console, run: OpenedRun, store: Store, held_out: np.n
     names = ("fraction", "min_return_quantile", "held_out", "seed")
     data = {name: options[name] for name in names if name in options}
     trained_on, _ = sampling.select(store, **data)
-    read = len(np.intersect1d(trained_on, held_out))
-    if read:
+    num_read = len(np.intersect1d(trained_on, held_out))
+    if num_read:
         console.print(
-            f"note: {run.path} was trained on {read} of the {len(held_out)} held-out episodes, "
+            f"note: {run.path} was trained on {num_read} of the {len(held_out)} held-out episodes, "
             "its estimates may be too high"
         )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judged:
-    """A candidate with its estimates by estimator, and the share of its actions far from the log."""
+    """A candidate, its estimates by estimator, and the share of its actions far from the log."""
 
     name: str
     far: float
@@ -32,8 +32,10 @@ class Judged:
 
 
 def rank_policies(judged: Sequence[Judged], name: str) -> list[int]:
-    """The rank of each candidate by this estimator, 1 the best; equal values share the better."""
-    values = [-one.estimates[name].value for one in judged]
+    """Return the rank of each candidate by this estimator, 1 the best; equal values share the
+    better.
+    """
+    values = [-policy.estimates[name].value for policy in judged]
     return [int(rank) for rank in stats.rankdata(values, method="min")]
 
 
@@ -58,29 +60,29 @@ def make_table(
         results.add_column(name, justify="right", no_wrap=True)
     results.add_column("far", justify="right", no_wrap=True)
     by_name = {name: rank_policies(judged, name) for name in names}
-    for i, one in enumerate(judged):
+    for i, policy in enumerate(judged):
         cells = []
         for name in names:
-            estimate = one.estimates[name]
+            estimate = policy.estimates[name]
             cells.append(
                 f"{by_name[name][i]}. {estimate.value:.4g}\n{estimate.low:.4g}..{estimate.high:.4g}"
             )
-        results.add_row(one.name, *cells, f"{100 * one.far:.0f} %")
+        results.add_row(policy.name, *cells, f"{100 * policy.far:.0f} %")
     return results
 
 
 def list_warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
     """List what a reader must know beside the numbers, a line each."""
     lines = []
-    for one in judged:
-        if one.far > most_far:
+    for policy in judged:
+        if policy.far > most_far:
             lines.append(
-                f"warning: {one.name} leaves the log, {100 * one.far:.0f} % of its actions are "
-                "far from the logged ones nearby; its estimates are guesses"
+                f"warning: {policy.name} leaves the log, {100 * policy.far:.0f} % of its actions "
+                "are far from the logged ones nearby; its estimates are guesses"
             )
-        for name, estimate in one.estimates.items():
+        for name, estimate in policy.estimates.items():
             if estimate.note:
-                lines.append(f"warning: {one.name}, {name}: {estimate.note}")
+                lines.append(f"warning: {policy.name}, {name}: {estimate.note}")
     return lines
 
 
@@ -106,12 +108,12 @@ def write_comparison(
     """
     places = {name: rank_policies(judged, name) for name in config["estimators"]}
     rows = []
-    for i, one in enumerate(judged):
+    for i, policy in enumerate(judged):
         estimates = {
             name: asdict(estimate) | {"rank": places[name][i]}
-            for name, estimate in one.estimates.items()
+            for name, estimate in policy.estimates.items()
         }
-        row = {"policy": one.name, "run": str(runs[one.name].path), "far": one.far}
+        row = {"policy": policy.name, "run": str(runs[policy.name].path), "far": policy.far}
         rows.append(row | {"estimates": estimates})
     content = {
         "dataset": store.info["name"],
@@ -135,10 +137,10 @@ def draw_estimates(judged: Sequence[Judged], of_log: Estimate) -> "Figure":
     names = list(judged[0].estimates)
     drawing = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)
     places = np.arange(len(judged))[::-1]
-    policies = [one.name for one in judged]
+    policies = [policy.name for policy in judged]
     panels = drawing.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axis, name in zip(panels, names, strict=True):
-        estimates = [one.estimates[name] for one in judged]
+        estimates = [policy.estimates[name] for policy in judged]
         values, lengths = error_bars(estimates)
         axis.errorbar(values, places, xerr=lengths, fmt="o", capsize=3)
         axis.axvline(of_log.value, color="grey", linestyle=":", linewidth=0.8)
@@ -148,7 +150,11 @@ def draw_estimates(judged: Sequence[Judged], of_log: Estimate) -> "Figure":
 
 
 def error_bars(estimates: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray]:
-    """The values of estimates (P,), and how far their intervals reach below and above (2, P)."""
-    values = np.array([each.value for each in estimates])
-    ends = np.array([[each.low for each in estimates], [each.high for each in estimates]])
+    """Return the values of estimates (P,), and how far their intervals reach below and above (2,
+    P).
+    """
+    values = np.array([estimate.value for estimate in estimates])
+    ends = np.array(
+        [[estimate.low for estimate in estimates], [estimate.high for estimate in estimates]]
+    )
     return values, np.abs(ends - values)

@@ -121,7 +121,7 @@ class FittedQ(Estimator):
         return np.asarray(values.double().numpy() * self.scale + self.shift)
 
     def fit(self, candidate: Candidate) -> Members:
-        """The networks whose mean is the Q of a policy, in units of `scale` around `shift`."""
+        """Fit networks whose mean is the Q of a policy, in units of `scale` around `shift`."""
         following = self.read(self.after, candidate.actions)
         net = deepcopy(self.start)
         target = deepcopy(net).requires_grad_(False)
@@ -145,7 +145,7 @@ class FittedQ(Estimator):
 
 
 def discounted_returns(rewards: np.ndarray, offsets: np.ndarray, discount: float) -> np.ndarray:
-    """The discounted sum of the rewards of each step and those after it, (n,) float64.
+    """Return the discounted sum of the rewards of each step and those after it, (n,) float64.
 
     Rewards [1, 2, 4] with discount 0.5 give [3, 4, 4].
     """

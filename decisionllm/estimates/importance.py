@@ -91,7 +91,7 @@ class Importance(Estimator):
 
 
 def self_normalised(weights: np.ndarray, rewards: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The weighted mean reward of each step, summed over the steps, for each resample.
+    """Return the weighted mean reward of each step, summed over the steps, for each resample.
 
     Args:
         weights: (E, T).

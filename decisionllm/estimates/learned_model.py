@@ -122,8 +122,8 @@ class LearnedModel(Estimator):
 
         Args:
             inputs: (m, I).
-            wanted: (m, S+2) change, reward, and whether the episode ends.
-            follows: (m,) bool, steps whose change is known.
+            targets: (m, S+2) change, reward, and whether the episode ends.
+            follows: (m,) bool, steps that are followed by another one.
             options: of `optimise`.
         """
 
@@ -141,8 +141,8 @@ class LearnedModel(Estimator):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The mean of the members: changes (m, S) and rewards (m,), raw units, and the probability
-        that the episode ends (m,).
+        """Return the mean of the members: changes (m, S) and rewards (m,), raw units, and the
+        probability that the episode ends (m,).
         """
         parts = [self.net(part).double() for part in inputs.split(CHUNK)]
         out = torch.cat(parts, 1)
@@ -155,7 +155,7 @@ class LearnedModel(Estimator):
         return estimate_mean(self.returns(candidate), self.log)
 
     def returns(self, candidate: Candidate) -> np.ndarray:
-        """The imagined return of each held-out episode, raw reward units."""
+        """Return the imagined return of each held-out episode, raw reward units."""
         log = self.log
         episodes = np.flatnonzero(log.held_out)
         tasks = [log.tasks[e] for e in episodes.tolist()]

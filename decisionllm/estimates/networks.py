@@ -112,25 +112,25 @@ class Units:
 
 
 def fitting_rows(log: Logged) -> np.ndarray:
-    """The steps (m,) of the episodes that are not held out."""
+    """Return the steps (m,) of the episodes that are not held out."""
     return np.flatnonzero(~log.held_out[log.episode])
 
 
 def recorded_rows(log: Logged) -> np.ndarray:
-    """The steps (m,) of the episodes that are not held out, where the log knows the action."""
+    """Return the steps (m,) of the episodes that are not held out and have an action."""
     rows = fitting_rows(log)
     recorded: np.ndarray = rows[log.recorded[rows]]
     return recorded
 
 
 def task_texts(log: Logged, rows: np.ndarray) -> list[str]:
-    """The task text of each of these steps (m,)."""
+    """Return the task text of each of these steps (m,)."""
     return [log.tasks[e] for e in log.episode[rows]]
 
 
 def has_shared_texts(log: Logged) -> bool:
-    """Return whether the log has several task texts and every held-out one occurs in the other episodes
-    too. A text that is nowhere else says nothing to a network.
+    """Return whether the log has several task texts and every held-out one occurs in the other
+    episodes too. A text that is nowhere else says nothing to a network.
     """
     pairs = list(zip(log.tasks, log.held_out, strict=True))
     judged = {task for task, held_out in pairs if held_out}

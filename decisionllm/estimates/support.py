@@ -44,12 +44,12 @@ class Support:
 
     def distance(self, actions: np.ndarray) -> np.ndarray:
         """Distance (m,) of actions (n, A) at the looked-up steps, in deviations."""
-        own = self.units.actions(actions[self.rows]).numpy()
-        apart = np.square(self.taken - own[:, None]).sum(-1)
-        return np.asarray(np.sqrt(apart.min(1)))
+        actions_of_rows = self.units.actions(actions[self.rows]).numpy()
+        squared_distances = np.square(self.taken - actions_of_rows[:, None]).sum(-1)
+        return np.asarray(np.sqrt(squared_distances.min(1)))
 
     def far_share(self, actions: np.ndarray) -> float:
-        """Return the share of actions (n, A) that are far from those of the log near their state."""
+        """Return the share of actions (n, A) that are far from the log's at similar states."""
         return float((self.distance(actions) > self.usual).mean())
 
 

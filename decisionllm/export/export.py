@@ -52,16 +52,16 @@ def export(config: Node) -> None:
         return language_model(run, path)
     policy = loading.load_policy(run, part=config["part"], **config["act"])
     write(policy, path, policy.info, name=run.name)
-    apart = measure_difference(policy, path)
+    largest_difference = measure_difference(policy, path)
     print(
-        f"exported {run} to {path}, {folder_megabytes(path):.1f} MB; over 20 random histories its actions "
-        f"differ from policy.act by at most {apart:.1e} of their range",
+        f"exported {run} to {path}, {folder_megabytes(path):.1f} MB; over 20 random histories its "
+        f"actions differ from policy.act by at most {largest_difference:.1e} of their range",
         flush=True,
     )
 
 
 def folder_megabytes(folder: Path) -> float:
-    """The size of the files in a folder."""
+    """Return the size of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
@@ -85,12 +85,12 @@ def language_model(run: Path, path: Path) -> None:
     check_writable(path.parent, option="path=...")
     backbone = checkpoint.load_model(run, config, info).backbone
     with explain_write_errors(path), sealed(path) as partial:
-        apart = save_merged(backbone, partial)
+        largest_difference = save_merged(backbone, partial)
     merged = ", adapters merged in float32" if backbone.tune == "lora" else ""
     print(
-        f"exported the language model of {run} to {path}, {folder_megabytes(path):.1f} MB{merged}; loaded "
-        f"by transformers alone its hidden states differ from the run's by at most {apart:.1e} of "
-        "the largest",
+        f"exported the language model of {run} to {path}, {folder_megabytes(path):.1f} "
+        f"MB{merged}; loaded by transformers alone its hidden states differ from the run's by at "
+        f"most {largest_difference:.1e} of the largest",
         flush=True,
     )
 
@@ -155,7 +155,7 @@ def write(
 
 
 def describe_policy(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
-    """The content of policy.json: what `ExportedPolicy` knows of a policy beside its graphs."""
+    """Return the content of policy.json, which `ExportedPolicy` reads beside the graphs."""
     model = policy.model
     dataset = run_info["dataset"]
     (target,) = policy.resolve_targets([None])
@@ -313,11 +313,11 @@ class Decoder(nn.Module):
         previous_actions: Tensor,
         return_given: Tensor | None = None,
     ) -> Tensor:
-        """The tokens that a decision adds, (N, n + k - 1, D).
+        """Return the tokens that a decision adds, (N, n + k - 1, D).
 
         They are the previous action, the return-to-go and the observation.
         """
-        read = self.model.tokenizer
+        tokenizer = self.model.tokenizer
         units = self.model.normalizer
         n = previous_actions.shape[1]
         o = units.observations(observations)[:, None]  # (N, 1, S)
@@ -325,11 +325,11 @@ class Decoder(nn.Module):
         t = timesteps[:, None]
         a = units.actions(previous_actions)
         earlier = (t - 1).clamp(min=0).expand(-1, n)
-        before = read(r.expand(-1, n), o.expand(-1, n, -1), a, earlier)
-        before = before[:, read.tokens - 1 :: read.tokens]  # the action tokens
+        previous = tokenizer(r.expand(-1, n), o.expand(-1, n, -1), a, earlier)
+        previous = previous[:, tokenizer.tokens - 1 :: tokenizer.tokens]  # the action tokens
         no_action = torch.zeros_like(o[..., :1]).expand(-1, -1, a.shape[-1])
-        now = read(r, o, no_action, t, return_given)[:, :-1]
-        return torch.cat([before, now], 1)
+        current = tokenizer(r, o, no_action, t, return_given)[:, :-1]
+        return torch.cat([previous, current], 1)
 
 
 class TextReader(nn.Module):
@@ -347,7 +347,7 @@ class TextReader(nn.Module):
 
 
 def measure_difference(policy: Policy, path: str | Path) -> float:
-    """The largest difference of an exported policy's actions from `Policy.act`.
+    """Measure the largest difference of an exported policy's actions from `Policy.act`.
 
     Over 20 random histories, as a share of the range of the actions.
     """
@@ -364,5 +364,5 @@ def measure_difference(policy: Policy, path: str | Path) -> float:
         observations = mean + scale * rng.standard_normal((t + 1, len(mean)))
         actions = rng.uniform(low, high, (t, spec.action_dim)).round(digits)
         histories.append(History(observations.astype(np.float32), actions, rng.random(t)))
-    apart = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
-    return float((apart / widths(low, high)).max())
+    differences = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
+    return float((differences / widths(low, high)).max())

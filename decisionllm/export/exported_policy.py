@@ -86,7 +86,7 @@ class ExportedPolicy:
         return "returns_to_go" in self.inputs
 
     def act(self, histories: Sequence[History]) -> np.ndarray:
-        """The next actions of N episodes, (N, A) raw units; each window is read afresh."""
+        """Return the next actions of N episodes, (N, A) raw units; each window is read afresh."""
         check_sizes(self.spec, histories)
         actions = []
         for h in histories:

@@ -38,7 +38,7 @@ ROOM = 80  # most letters that fit side by side below an axis
 
 
 def draw_figures(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a study by name.
+    """Draw the figures of a study by name.
 
     Where size and volume are shown, the data is of the first quality, so that one thing varies at a
     time.
@@ -88,7 +88,7 @@ class Panels:
         self.log: dict[str, str] = {}  # which axes of a figure are logarithmic
 
     def add(self, name: str, x: str, y: str = LOSS, log: str = "xy") -> Axes:
-        """The axes of a new figure with these labels; log: those that become logarithmic."""
+        """Return the axes of a new figure with these labels; log: those that become logarithmic."""
         self.figures[name] = figure(7, 4.2)
         self.log[name] = log
         axes: Axes = self.figures[name].subplots()
@@ -97,7 +97,7 @@ class Panels:
         return axes
 
     def finish(self) -> dict[str, Figure]:
-        """The figures with their scales and legends.
+        """Return the figures with their scales and legends.
 
         Scales are set last: on a logarithmic axis seaborn would take means of logarithms.
         """
@@ -124,7 +124,7 @@ def plot_scatter(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
 
 
 def add_volumes(grid: pd.DataFrame) -> pd.DataFrame:
-    """The runs by volume of data, with the column `volume`: share and mean steps, in words."""
+    """Sort runs by volume of data; add the column `volume`: share and mean steps, in words."""
     steps = grid.groupby("fraction")["data_steps"].transform("mean")
     pairs = zip(grid["fraction"], steps, strict=True)
     volumes = [f"{share:.0%} of the data, {count:,.0f} steps" for share, count in pairs]
@@ -152,7 +152,7 @@ def plot_trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None)
 
 
 def plot_means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
-    """The mean over seeds of each size along x, with whiskers from the least to the largest."""
+    """Plot the mean over seeds of each size along x, whiskers from the least to the largest."""
     sns.lineplot(
         grid,
         x=x,
@@ -168,7 +168,9 @@ def plot_means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
 
 
 def plot_quality(axes: Axes, grid: pd.DataFrame, metric: str) -> None:
-    """The metric by mean return of the data; by mixture where several have the same mean return."""
+    """Plot the metric by mean return of the data; by mixture where several have the same mean
+    return.
+    """
     mixtures = grid["mixture"].unique()
     if grid["quality"].round(6).nunique() == len(mixtures):
         axes.set(xlabel=MEAN_RETURN)
@@ -203,7 +205,7 @@ def plot_curves(axes: Axes, grid: pd.DataFrame) -> None:
 
 
 def plot_bars(axes: Axes, shares: pd.DataFrame) -> None:
-    """The mean over runs of each share and size, with whiskers from the least to the largest."""
+    """Plot the mean over runs of each share and size, whiskers from the least to the largest."""
     sns.barplot(
         shares,
         x="value",

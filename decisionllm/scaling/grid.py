@@ -55,8 +55,8 @@ class Grid:
         )
 
     def reference(self, cell: Cell) -> Node:
-        """The data that held-out losses of a cell are measured on: those of the first cell of its
-        space, in the texts that the cell itself is trained on.
+        """Return the data that held-out losses of a cell are measured on: those of the first cell
+        of its space, in the texts that the cell itself is trained on.
         """
         dataset: Node = dict(self.configs[self.find_reference_cell(cell)]["dataset"])
         own = self.configs[cell]["dataset"]
@@ -65,7 +65,7 @@ class Grid:
         return dataset
 
     def find_reference_cell(self, cell: Cell) -> Cell:
-        """The first cell whose observations and actions have the space of this one."""
+        """Return the first cell whose observations and actions have the space of this one."""
         spec = self.stores[cell].spec
         return next(other for other, store in self.stores.items() if same_space(store.spec, spec))
 
@@ -104,7 +104,7 @@ class Grid:
         }
 
     def tuning_jobs(self) -> list[Job]:
-        """The runs that choose the learning rate of each size.
+        """Return the runs that choose the learning rate of each size.
 
         On the smallest data, of the first quality and seed.
         """
@@ -153,7 +153,9 @@ class Grid:
                 )
 
     def cells(self) -> list[tuple[str, str, float, int]]:
-        """The (size, quality, fraction, seed) of every run that no entry of `exclude` matches."""
+        """Return the (size, quality, fraction, seed) of every run that no entry of `exclude`
+        matches.
+        """
         all_cells = product(self.sizes, self.qualities, self.fractions, self.study["seeds"])
         return [cell for cell in all_cells if not is_excluded(self.study, *cell)]
 
@@ -164,7 +166,7 @@ class Grid:
 
 
 def job_names(jobs: list[Job]) -> list[str]:
-    """The ledger's names of these jobs."""
+    """Return the ledger's names of these jobs."""
     return [ledger.encode(job)[0] for job in jobs]
 
 
@@ -177,7 +179,7 @@ def best_rate(losses: Mapping[Rate, float]) -> Rate:
 
 
 def digest_cell_weights(configs: dict[Cell, Node]) -> dict[Cell, dict[str, str]]:
-    """The digests of the weights that the runs of each cell begin with, see `list_initial_weights`."""
+    """Digest the weights that the runs of each cell begin with, see `list_initial_weights`."""
     digest = cache(digest_weights)
     digests: dict[Cell, dict[str, str]] = {cell: {} for cell in configs}
     for cell, config in configs.items():

@@ -50,7 +50,7 @@ class Law:
     draws: tuple["Law", ...] = ()
 
     def __call__(self, N: ArrayLike, D: ArrayLike) -> Any:
-        """The expected loss of N parameters on D steps of data; both broadcast."""
+        """Return the expected loss of N parameters on D steps of data; both broadcast."""
         size = self.A / _floats(N) ** self.alpha
         data = self.B / _floats(D) ** self.beta
         return self.E + size + data
@@ -61,7 +61,7 @@ class Law:
         return np.asarray(np.percentile(losses, [2.5, 97.5], axis=0))
 
     def row(self) -> Json:
-        """The law as JSON values."""
+        """Return the law as JSON values."""
         return {name: value for name, value in vars(self).items() if name != "draws"}
 
 
@@ -179,7 +179,7 @@ def fit(
 
 
 def _fit(runs: np.ndarray, names: Sequence[str], starts: Sequence[Sequence[float]]) -> Law:
-    """The law of runs (3, n): N, D, loss.
+    """Return the law of runs (3, n): N, D, loss.
 
     Descends over the exponents `names` from the best of the starts.
     """
@@ -189,7 +189,7 @@ def _fit(runs: np.ndarray, names: Sequence[str], starts: Sequence[Sequence[float
     means = {name: axis.mean() for name, axis in axes.items()}
 
     def project(exponents: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-        """The best factors for these exponents, and the log residuals."""
+        """Return the best factors for these exponents, and the log residuals."""
         columns = [np.ones_like(logs)]
         for name, exponent in zip(names, exponents, strict=True):
             columns.append(np.exp(-exponent * (axes[name] - means[name])))
@@ -245,7 +245,7 @@ def _intervals(draws: Sequence[Law], names: Sequence[str]) -> dict[str, tuple[fl
 
 
 def undetermined_exponents(law: Law) -> list[str]:
-    """The exponents that the runs do not determine.
+    """Return the exponents that the runs do not determine.
 
     Their interval reaches the bounds, or is wide, or the term may be missing.
     """

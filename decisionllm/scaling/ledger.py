@@ -139,7 +139,7 @@ def claim(folder: str | Path) -> Iterator[bool]:
 
 
 def list_names(root: str | Path) -> set[str]:
-    """The names of the files and folders in a ledger."""
+    """Return the names of the files and folders in a ledger."""
     return set(os.listdir(root)) if os.path.isdir(root) else set()
 
 
@@ -148,12 +148,15 @@ def hash_name(content: bytes) -> str:
 
 
 def read_job_bytes(folder: str | Path) -> bytes:
-    """The bytes of job.json, if the folder is named after them."""
+    """Return the bytes of job.json, if the folder is named after them."""
     path = f"{folder}/job.json"
-    missing = FileNotFoundError
+    not_found = FileNotFoundError
     with (
         explained(
-            f"{path}: expected a planned run, found none", missing, remedy=REMEDY, raised=missing
+            f"{path}: expected a planned run, found none",
+            not_found,
+            remedy=REMEDY,
+            raised=not_found,
         ),
         open(path, "rb") as file,
     ):

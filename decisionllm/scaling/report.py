@@ -42,7 +42,9 @@ COLUMNS = [
 
 
 def read_study(path: str | Path) -> Json:
-    """Read study.json as it was written, without what `write_report` derives; the runs are not needed."""
+    """Read study.json as it was written, without what `write_report` derives; the runs are not
+    needed.
+    """
     with explained(
         f"{path}: expected the study.json of a study, could not read it",
         OSError,
@@ -59,8 +61,8 @@ def write_report(folder: str | Path, study: Json, say: Callable[[str], object] =
 
     Args:
         folder: where to.
-        found: what `read_study` returns: the study, its versions, the losses of the tuning runs, and
-            every run.
+        study: what `read_study` returns: the study, its versions, the losses of the tuning runs,
+            and every run.
         say: prints the sentences about laws and comparisons.
 
     Returns:
@@ -187,8 +189,8 @@ def describe_law(fit: law.Law) -> list[str]:
     lines = [f"{formula}.", f"95 % intervals: {', '.join(ranges)}."]
     if undetermined_exponents := law.undetermined_exponents(fit):
         lines.append(
-            f"These runs do not determine {', '.join(undetermined_exponents)}: the interval is wide, or reaches "
-            "the bounds of the fit."
+            f"These runs do not determine {', '.join(undetermined_exponents)}: the interval is "
+            "wide, or reaches the bounds of the fit."
         )
     return lines
 
@@ -255,7 +257,8 @@ def describe_best_size(
 
 
 def collect_metrics(study: Json, grid: pd.DataFrame) -> pd.DataFrame:
-    """Collect further measurements of the evaluations beside the score, on data of the first quality.
+    """Collect further measurements of the evaluations beside the score, on data of the first
+    quality.
 
     Returns:
         Columns metric, size, fraction, value; a row for each run and metric.
@@ -289,7 +292,8 @@ def paired_differences(
     value: object,
     reference: object,
 ) -> np.ndarray:
-    """Return (n,) differences of a metric between runs with a value of an axis and a reference value.
+    """Return (n,) differences of a metric between runs with a value of an axis and a reference
+    value.
 
     All other axes are equal, and both losses are measured on the same data.
     """

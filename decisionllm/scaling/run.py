@@ -148,7 +148,8 @@ def roll_out(
 
     Returns:
         score: with its interval; of a mixture the means over its parts, and of an environment of
-            several conditions, such as budgets, those over the conditions; None without environment.
+            several conditions, such as budgets, those over the conditions; None without
+            environment.
         metrics: further measurements of the environment; {} where there are several rows.
     """
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
@@ -181,18 +182,18 @@ def extract_metrics(row: Json) -> dict[str, float]:
 
 def data_quality(
     store: Store,
-    kept: np.ndarray,
+    episodes: np.ndarray,
     reference: Store,
-    usual: np.ndarray,
+    reference_episodes: np.ndarray,
 ) -> float:
-    """(mean return of the `kept` episodes - min) / (reference mean - min), > 0.
+    """(mean return of the `episodes` - min) / (reference mean - min), > 0.
 
-    The minimum and the reference mean are of the `usual` episodes of the reference. Where all of
-    these have one return: their mean length over that of the `kept` episodes.
+    The minimum and the reference mean are of the `reference_episodes`. Where all of
+    these have one return: their mean length over that of the `episodes`.
     """
-    returns = reference.returns[usual]
+    returns = reference.returns[reference_episodes]
     if not np.ptp(returns):
-        return float(reference.lengths[usual].mean() / store.lengths[kept].mean())
+        return float(reference.lengths[reference_episodes].mean() / store.lengths[episodes].mean())
     least = returns.min()
-    quality = (store.returns[kept].mean() - least) / (returns.mean() - least)
+    quality = (store.returns[episodes].mean() - least) / (returns.mean() - least)
     return max(float(quality), 1e-3)

@@ -94,8 +94,8 @@ def run_missing(
 
 
 def make_row(runs: grid.Grid, out: Path, name: str, state: str, job: grid.Job) -> Json:
-    """Make a row of the report of a run; `reference`: the size and quality on whose data its loss is
-    measured.
+    """Make a row of the report of a run; `reference`: the size and quality on whose data its loss
+    is measured.
     """
     result = ledger.load_result(out / name) if state in ledger.ENDED else {}
     axes = job["axes"]

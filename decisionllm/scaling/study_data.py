@@ -66,8 +66,8 @@ def check_held_out(cell: Cell, store: Store, reference: Store, data: Node, fract
         size, quality = cell
         raise ValueError(
             f"study.axes: size {size} with quality {quality} trains on {leaked} of the "
-            f"{len(measured_digests)} episodes that its loss is measured on; give data that share no "
-            "episode, or all of them from one log by a quantile"
+            f"{len(measured_digests)} episodes that its loss is measured on; give data that share "
+            "no episode, or all of them from one log by a quantile"
         )
 
 
@@ -91,7 +91,7 @@ def drops_episodes(store: Store, quantile: float) -> bool:
 def open_stores(
     configs: dict[Cell, Node], cache_dir: str | Path, fraction: float
 ) -> dict[Cell, Store]:
-    """The data of each cell, opened once and checked. fraction: the smallest of the study."""
+    """Open and check the data of each cell. fraction: the smallest of the study."""
     open_store = cache(lambda node: prepare(*json.loads(node)))
     stores = {}
     for cell, config in configs.items():

@@ -33,8 +33,8 @@ def check_study(study: Node) -> Node:
                 f"study.exclude: expected axes and values of the grid, got {entry}; the grid "
                 f"has {grid_values}"
             )
-    for part in RULES:
-        check_rule(part, study[part])
+    for group in RULES:
+        check_rule(group, study[group])
     if not is_number(study["windows"], TINY, whole=True):
         raise ValueError(f"study.windows: expected a whole number above 0, got {study['windows']}")
     return study
@@ -83,7 +83,9 @@ def is_number(value: object, low: float, high: float = MOST, *, whole: bool = Fa
 
 
 def is_in_grid(entry: object, grid_values: dict[str, list[str]]) -> bool:
-    """Return whether an entry of `exclude` names axes of the grid and their values, `grid_values` as words."""
+    """Return whether an entry of `exclude` names axes of the grid and their values, `grid_values`
+    as words.
+    """
     if not isinstance(entry, dict) or not entry:
         return False
     return all(
@@ -91,18 +93,18 @@ def is_in_grid(entry: object, grid_values: dict[str, list[str]]) -> bool:
     )
 
 
-def check_rule(part: str, options: Node) -> None:
+def check_rule(group: str, options: Node) -> None:
     """Raise a ValueError if a rule of the study is unknown or lacks a value that it reads."""
     rule: str = options.get("rule", "")
-    one_of(f"study.{part}.rule", rule, RULES[part])
-    for key in RULES[part][rule]:
+    one_of(f"study.{group}.rule", rule, RULES[group])
+    for key in RULES[group][rule]:
         value = options.get(key)
         if key == "values":
-            check_numbers(f"study.{part}.{key}", value, "a list of rates above 0", TINY)
+            check_numbers(f"study.{group}.{key}", value, "a list of rates above 0", TINY)
         elif not is_number(value, TINY, whole=key == "steps"):
             kind = "a whole number" if key == "steps" else "a number"
             raise ValueError(
-                f"study.{part}.{key}: rule={rule} needs it, expected {kind} above 0, got {value}"
+                f"study.{group}.{key}: rule={rule} needs it, expected {kind} above 0, got {value}"
             )
 
 

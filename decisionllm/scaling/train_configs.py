@@ -23,7 +23,7 @@ NOT_THE_RUNS = (
 
 
 def compose_train_configs(study: Node) -> dict[Cell, Node]:
-    """Compose the config of `train` of each (size, quality) of a study, as the command line does."""
+    """Compose the config of `train` of each (size, quality), as the command line does."""
     config_by_cell = {}
     sizes = study["axes"]["size"].items()
     for (size, size_words), quality in product(sizes, list_qualities(study["axes"]["quality"])):
@@ -51,12 +51,12 @@ def compose_train_configs(study: Node) -> dict[Cell, Node]:
     return config_by_cell
 
 
-def check_overrides(words: Iterable[object], set_by: Mapping[str, str]) -> None:
+def check_overrides(overrides: Iterable[object], set_by: Mapping[str, str]) -> None:
     """Raise a ValueError for an override of `train` whose option the grid sets in each run.
 
     set_by: what of a study says the values of an option.
     """
-    for word in words:
+    for word in overrides:
         key = str(word).lstrip("+").partition("=")[0]
         if key in set_by:
             raise ValueError(f"study: {word} would have no effect; {set_by[key]} says {key}")
@@ -70,17 +70,17 @@ def list_qualities(
     """
     if isinstance(axis, list):
         return [(f"{quantile:g}", [], float(quantile)) for quantile in axis]
-    return [(name, words, None) for name, words in axis.items()]
+    return [(name, overrides, None) for name, overrides in axis.items()]
 
 
-def compose(command: str, words: Iterable[object]) -> Node:
-    """The config of a command as its command line composes it."""
+def compose(command: str, overrides: Iterable[object]) -> Node:
+    """Compose the config of a command as its command line does."""
     import hydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    line = [str(word) for word in words]
+    line = [str(word) for word in overrides]
     try:
         config = hydra.compose(command, line, return_hydra_config=True)
         OmegaConf.set_struct(config, False)

@@ -68,20 +68,15 @@ def _work_on(folder: Path, run: Run) -> None:
     )
     if len(earlier_attempts) >= ATTEMPTS:
         lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
-        write_outcome(
-            folder,
-            "failed",
-            {
-                "reason": f"its worker died {len(earlier_attempts)} times without an error message (killed, or out of "
-                "memory?)",
-                "lines": lines[-8:],
-            },
+        reason = (
+            f"its worker died {len(earlier_attempts)} times without an error message (killed, or "
+            "out of memory?)"
         )
+        write_outcome(folder, "failed", {"reason": reason, "lines": lines[-8:]})
         return
     planned = load_job(folder)
-    write_lines(
-        attempts, [*earlier_attempts, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}"]
-    )
+    this_attempt = f"{os.getpid()} {time.time():.0f} {socket.gethostname()}"
+    write_lines(attempts, [*earlier_attempts, this_attempt])
     began = time.monotonic()
     try:
         log = (folder / "log.txt").open("a", buffering=1, encoding="utf-8")

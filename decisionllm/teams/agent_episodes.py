@@ -196,8 +196,8 @@ def _read_clock(log: Log, team: int) -> Clock:
         same_world & (advance == 0),
         "expected one row for each group, step and team, got a second one",
     )
-    gap = np.where(same_world, advance != 1, step != 0)
-    rows.refuse(gap, "expected the steps of a world to count from 0 without a gap")
+    has_gap = np.where(same_world, advance != 1, step != 0)
+    rows.refuse(has_gap, "expected the steps of a world to count from 0 without a gap")
 
     has_ended = rows["terminated"] | rows["truncated"]
     is_last = np.append(~same_world[1:], True)
@@ -306,9 +306,11 @@ def _read_actions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.nd
     The types of meta have discrete actions, or continuous ones within common bounds.
     """
     types = list(rows.log.meta["types"].values())
-    if all("num_actions" in each for each in types):
-        return _read_discrete_actions(rows, np.array([each["num_actions"] for each in types]))
-    bounds = [(each.get("low"), each.get("high")) for each in types]
+    if all("num_actions" in agent_type for agent_type in types):
+        return _read_discrete_actions(
+            rows, np.array([agent_type["num_actions"] for agent_type in types])
+        )
+    bounds = [(agent_type.get("low"), agent_type.get("high")) for agent_type in types]
     if not all(bounds[0]) or bounds.count(bounds[0]) < len(bounds):
         raise ValueError(
             f"{rows.log.path}: expected every type in meta to have num_actions, or all the "

@@ -117,10 +117,10 @@ def _overlay_meta(log_meta: Json, path: str, meta: str) -> Json:
         if meta:
             overlay = json.loads(Path(meta).expanduser().read_text(encoding="utf-8-sig"))
         overlay_types = overlay.get("types", {})
-        for each, agent_type in log_meta["types"].items():
-            types[each] = agent_type | overlay_types.get(each, {})
-    for each in overlay_types:
-        one_of("dataset.meta, types", each, types)
+        for name_of_type, agent_type in log_meta["types"].items():
+            types[name_of_type] = agent_type | overlay_types.get(name_of_type, {})
+    for name_of_type in overlay_types:
+        one_of("dataset.meta, types", name_of_type, types)
     return {"name": name} | log_meta | overlay | {"types": types}
 
 
@@ -186,8 +186,8 @@ def source(
         masked |= agent_episodes.has_forbidden_actions
     if meta.get("shared_reward") and agent_episodes.returns != "team":
         raise ValueError(
-            f"dataset.returns={agent_episodes.returns}: expected a reward of each agent, got one for "
-            "the whole team"
+            f"dataset.returns={agent_episodes.returns}: expected a reward of each agent, got one "
+            "for the whole team"
         )
 
     store_info = build_info(meta, agent_episodes) | {"text": text, "capacity": capacity}
@@ -233,7 +233,7 @@ def build_spec(meta: Json, episodes: AgentEpisodes) -> Spec:
         "entity_schema": episodes.schema,
     }
     if "num_actions" in types[0]:
-        return Spec(**shapes, num_actions=max(each["num_actions"] for each in types))
+        return Spec(**shapes, num_actions=max(agent_type["num_actions"] for agent_type in types))
     low, high = separate_bounds(types[0]["low"], types[0]["high"])
     return Spec(**shapes, low=low, high=high)
 

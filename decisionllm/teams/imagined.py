@@ -1,5 +1,5 @@
-"""The dataset of episodes that a teacher plays in a learned world: a model of the world and a policy
-that is good in it come from a log alone, so that a plain model can clone that policy.
+"""The dataset of episodes that a teacher plays in a learned world: a model of the world and a
+policy that is good in it come from a log alone, so that a plain model can clone that policy.
 """
 
 from dataclasses import replace
@@ -19,6 +19,9 @@ from decisionllm.teams.joint_steps import JointSteps
 from decisionllm.teams.learned_world import TeamWorld
 from decisionllm.teams.teacher import TeamTD3, train_team_td3
 
+# Standard deviation of the noise on played actions, in half ranges; stored actions are without it
+NOISE = 0.1
+
 
 @register("dataset", "team_imagined", text="${text}")
 def load(
@@ -31,8 +34,6 @@ def load(
     worlds: int = 10_000,
     updates: int = 2000,
     rounds: int = 1200,
-    discount: float = 0.95,
-    noise: float = 0.1,
     seed: int = 0,
 ) -> Source:
     """Build episodes of a teacher in a learned world, from first observations of a log on.
@@ -45,9 +46,6 @@ def load(
         worlds: how many are played.
         updates: of the model of the world.
         rounds: of the teacher's play, 32 worlds each.
-        discount: of a step, for the teacher.
-        noise: standard deviation of the noise on actions, in half ranges; the stored action is the
-            one without noise.
         seed: of the model, the teacher and the worlds.
 
     Raises:
@@ -60,10 +58,10 @@ def load(
     steps = JointSteps.from_log(log)
     world = TeamWorld(steps, seed=seed)
     world.fit(updates)
-    teacher = train_team_td3(world, rounds=rounds, discount=discount, seed=seed)
-    log_of_play = play(world, teacher, worlds, noise=noise, seed=seed)
+    teacher = train_team_td3(world, rounds=rounds, seed=seed)
+    log_of_play = play(world, teacher, worlds, seed=seed)
     described = log.meta | {"name": f"imagined({log.meta['name']})"}
-    options: Json = counts | {"path": path, "discount": discount, "noise": noise, "seed": seed}
+    options: Json = counts | {"path": path, "seed": seed}
     return team.source(
         replace(log_of_play, meta=described), text=text, capacity=capacity, **options
     )
@@ -75,13 +73,12 @@ def list_files(*, path: str, meta: str = "", **options: object) -> list[Path]:
 
 
 @torch.no_grad()
-def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed: int) -> Log:
+def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, seed: int) -> Log:
     """Record a log of the teacher's play in a learned world.
 
     Args:
         world, teacher: that play.
         worlds: how many, from first observations of the log, drawn at random.
-        noise: see `load`.
         seed: of the draws.
     """
     steps = world.steps
@@ -91,7 +88,7 @@ def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed:
     played = []
     for _ in range(T):
         actions = teacher.act(world.standardise(observations))
-        noisy = actions + noise * torch.from_numpy(rng.normal(size=actions.shape)).float()
+        noisy = actions + NOISE * torch.from_numpy(rng.normal(size=actions.shape)).float()
         following, rewards = world.advance(observations, noisy.clamp(-1, 1))
         played.append((observations, world.raw_actions(actions), rewards))
         observations = following

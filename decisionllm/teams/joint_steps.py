@@ -36,9 +36,9 @@ class JointSteps:
         """Build the joint steps of a log.
 
         Raises:
-            ValueError: a row that cannot be, see `build_agent_episodes`; several types or teams of agents,
-                discrete or missing actions, or worlds that differ in agents, steps or sizes of
-                observations.
+            ValueError: a row that cannot be, see `build_agent_episodes`; several types or teams of
+                agents, discrete or missing actions, or worlds that differ in agents, steps or sizes
+                of observations.
         """
         kind = get_only_type(log)
         agents = log.sort_rows("agents", "group", "step", "agent")
@@ -68,7 +68,9 @@ class JointSteps:
 
 
 def get_only_type(log: Log) -> Json:
-    """Return the only type of agent in meta; raise a ValueError if there are several, or discrete actions."""
+    """Return the only type of agent in meta; raise a ValueError if there are several, or discrete
+    actions.
+    """
     types: dict[str, Json] = log.meta["types"]
     if len(types) > 1:
         raise ValueError(f"{log.path}: expected one type of agent, got {', '.join(types)}")
@@ -120,7 +122,7 @@ def check_joint_shape(agents: TableRows) -> tuple[int, int, int]:
 
 
 def stack_observations(log: Log) -> np.ndarray:
-    """The observations of a log, (n, O) float32; a ValueError if their sizes differ."""
+    """Return the observations of a log, (n, O) float32; a ValueError if their sizes differ."""
     flat = np.asarray(log.agents["observation"], np.float32)
     offsets = log.agents.get("observation_offsets")
     if offsets is None:
@@ -133,7 +135,7 @@ def stack_observations(log: Log) -> np.ndarray:
 
 
 def stack_rewards(agents: TableRows, shape: tuple[int, int, int], kind: str) -> np.ndarray:
-    """The reward of each agent, or of its team, (W, T, N). kind: see `detect_reward_kind`."""
+    """Return the reward of each agent or its team, (W, T, N). kind: see `detect_reward_kind`."""
     if kind == "own":
         rewards: np.ndarray = agents["reward"].astype(np.float32).reshape(shape)
         return rewards

@@ -137,7 +137,7 @@ def build_entity_schema(meta: Json, capacity: int = 6) -> Schema:
 
 
 def _check_blocks(name: str, length: str, blocks: EntitySchema, widths: dict[str, int]) -> None:
-    """Check the blocks of observations of a type, and record the width of each new kind of entity."""
+    """Check the blocks of observations of a type; add the width of each new kind to `widths`."""
     for kind, width, _ in blocks:
         if kind in ("", "own"):
             continue

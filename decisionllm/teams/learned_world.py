@@ -149,8 +149,8 @@ class TeamWorld(nn.Module):
         """(..., N, O) raw, (..., N, A) within -1 .. 1 -> (..., N, N (O + A)), each agent's own
         first.
         """
-        each = torch.cat([self.standardise(observations), actions], -1)
-        return own_first(each)
+        inputs = torch.cat([self.standardise(observations), actions], -1)
+        return own_first(inputs)
 
     def fit(self, updates: int) -> None:
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
@@ -179,11 +179,13 @@ class TeamWorld(nn.Module):
         minimise(self, loss, updates, "model of the world")
 
     def transform_plane(self, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """Turn and mirror pairs of numbers (..., 2 V) at random, all alike, if the world is a plane."""
+        """Turn and mirror pairs of numbers (..., 2 V) at random, all alike, if the world is a
+        plane.
+        """
         if not self.steps.plane:
             return vectors
         turn = torch.from_numpy(TURNS[self.rng.integers(len(TURNS))])
-        return tuple((each.unflatten(-1, (-1, 2)) @ turn).flatten(-2) for each in vectors)
+        return tuple((pairs.unflatten(-1, (-1, 2)) @ turn).flatten(-2) for pairs in vectors)
 
     @torch.no_grad()
     def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,8 +215,8 @@ def own_first(x: Tensor) -> Tensor:
     """(..., N, K) of the agents -> (..., N, N K): each agent's own part first, then those of the
     others in turn.
     """
-    each = torch.arange(x.shape[-2])
-    turns = (each[:, None] + each) % len(each)
+    agents = torch.arange(x.shape[-2])
+    turns = (agents[:, None] + agents) % len(agents)
     return x[..., turns, :].flatten(-2)
 
 

@@ -97,21 +97,21 @@ class TeamSession(EpisodeBuffer):
         active = np.sort(self.active)
         turn = rank_in_group(self.team[active])
         for t in range(turn.max() + 1):
-            each = active[turn == t]  # at most one of each team
+            rows_of_turn = active[turn == t]  # at most one of each team
             if self.cached:
-                hidden = self._extend(each, t, now, afresh and t == 0)
+                hidden = self._extend(rows_of_turn, t, now, afresh and t == 0)
             else:
-                hidden = self._read_window(each, now)
-            current = self.observations[each, now]
-            no_texts = [""] * len(each)  # only plans read them, which teams do not make
+                hidden = self._read_window(rows_of_turn, now)
+            current = self.observations[rows_of_turn, now]
+            no_texts = [""] * len(rows_of_turn)  # only plans read them, which teams do not make
             actions = policy.decider.act(
                 hidden,
-                self.policy.on_device(self.masks_at(each)),
+                self.policy.on_device(self.masks_at(rows_of_turn)),
                 current,
                 no_texts,
                 policy.generator,
             )
-            self.actions[each, now] = actions
+            self.actions[rows_of_turn, now] = actions
         return np.asarray(self.actions[self.active, now])
 
     def select(self, rows: Rows) -> None:
@@ -146,8 +146,8 @@ class TeamSession(EpisodeBuffer):
         return self.policy.model.read(batch)[np.searchsorted(members, rows), -1]
 
     def _extend(self, rows: np.ndarray, turn: int, now: int, afresh: bool) -> Tensor:
-        """Return the same from the cache: the first turn reads the step, or the window, the others one
-        token each.
+        """Return the same from the cache: the first turn reads the step, or the window, the others
+        one token each.
         """
         model = cast("TeamSequenceModel", self.policy.model)
         if self.cache is None:
@@ -191,7 +191,7 @@ class TeamSession(EpisodeBuffer):
 
 
 def merge_texts_by_team(tasks: Sequence[str], team: np.ndarray) -> list[str]:
-    """The text of each team, of the task texts of N agents and their teams (N,)."""
+    """Return the text of each team, of the task texts of N agents and their teams (N,)."""
     members: dict[int, list[str]] = {}
     for number, task in zip(team.tolist(), tasks, strict=True):
         members.setdefault(number, []).append(task)

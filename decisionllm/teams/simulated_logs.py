@@ -85,7 +85,7 @@ class Game(Generic[W]):
 def generate(
     game: Game[W], log: str, *, groups: int = 2000, noise: float = 0.0, seed: int = 0
 ) -> Log:
-    """The columns of a log.
+    """Play the worlds of a log.
 
     Args:
         game: that is played.
@@ -138,7 +138,7 @@ def generate(
 def observe_agents(
     game: Game[W], world: W, acting: np.ndarray, kinds: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The columns of the agents that act next, but for what they do.
+    """Return the columns of the agents that act next, but for what they do.
 
     Args:
         game, world: that is played.

@@ -37,7 +37,10 @@ def summarise_agents(store: Store) -> Iterator[str]:
     yield f"  agents       {', '.join(shares)} of the {steps:,} joint steps"
     late_share = 100 * (store.start > 0).mean()
     exited_early = 100 * (store.return_after_exit != 0).mean()
-    yield f"  episodes     {late_share:.1f} % begin late, {exited_early:.1f} % have rewards after their end"
+    yield (
+        f"  episodes     {late_share:.1f} % begin late, {exited_early:.1f} % have rewards after "
+        "their end"
+    )
     both = np.concatenate([store.observations, store.actions], 1)
     for name, columns, suffix in (
         ("joint action", store.actions, ""),
@@ -63,8 +66,8 @@ def count_joint_values(columns: np.ndarray, agent: np.ndarray, first: np.ndarray
         first: where each joint step begins.
     """
     rows = np.ascontiguousarray(columns)
-    whole = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
-    _, number = np.unique(whole, return_inverse=True)  # one number a row, equal for equal rows
+    row_bytes = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
+    _, number = np.unique(row_bytes, return_inverse=True)  # one number a row, equal for equal rows
     # A joint step is hashed: the sum of its rows' numbers, each times a random number of its agent.
     weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
     terms = (number.astype(np.uint64) + np.uint64(1)) * weights[agent]

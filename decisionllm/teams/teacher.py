@@ -112,13 +112,12 @@ class TeamTD3:
                     slow_weight.lerp_(weight, DELAY)
 
 
-def train_team_td3(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamTD3:
+def train_team_td3(world: TeamWorld, *, rounds: int, seed: int) -> TeamTD3:
     """Train a policy by play in a learned world from the first observations of its log.
 
     Args:
         world: that was fitted. Its standardised observations are what the policy reads.
         rounds: of play, PLAYED_AT_ONCE worlds each, with as many updates as a world has steps.
-        discount: of a step.
         seed: of weights, play and batches.
     """
     _, T, N, size = world.steps.observations.shape
@@ -127,7 +126,7 @@ def train_team_td3(world: TeamWorld, *, rounds: int, discount: float, seed: int)
     widths = {"seen": size, "taken": A, "paid": 1, "then": size}
     memory = {name: torch.zeros(T, count, N, width) for name, width in widths.items()}
     with seeded(seed):
-        learner = TeamTD3(N, size, A, discount=discount)
+        learner = TeamTD3(N, size, A)
         for turn in tracked(range(rounds), "teacher"):
             start = turn * PLAYED_AT_ONCE
             explores = turn < RANDOM_ROUNDS

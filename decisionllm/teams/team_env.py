@@ -85,7 +85,7 @@ class TeamEnv(Env):
         self.text_wordings = frames
 
     def write_texts(self, meta: Json, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
-        """The task text of each row, of the sizes of their teams and their types of agent."""
+        """Write the task text of each row, of the sizes of their teams and their types of agent."""
         rows = list(zip(sizes, types, strict=True))
         tasks = [task_text(meta, n, name, self.text) for n, name in rows]
         if self.text != "paraphrased":

@@ -53,7 +53,7 @@ class TeamTokenizer(nn.Module):
             tokenizer: of a single trajectory, whose maps are shared.
             units: the steps of B members; timesteps since the start of the group.
             mask: (B, T) bool, True where the member is present.
-            loss_mask: (B, T) bool, True where its action is known.
+            loss_mask: (B, T) bool, True where its action was recorded.
             team: (B,) long, 0 .. W - 1, ascending.
             identity: (B,) long, below POOL.
 
@@ -86,7 +86,7 @@ class TeamTokenizer(nn.Module):
 
         Args:
             embedded: (B, T, D) actions.
-            known: (B, T) bool, whether each is known.
+            recorded: (B, T) bool, whether each was recorded.
         """
         last_action = F.pad(embedded, (0, 0, 1, -1))
         visible = F.pad(recorded, (1, -1))
@@ -103,7 +103,7 @@ class TeamTokenizer(nn.Module):
         Args:
             moves: (B, T, x) actions as inputs.
             mask: (B, T) bool, whether the member is present.
-            known: (B, T) bool, whether the action is known.
+            recorded: (B, T) bool, whether the action was recorded.
             first: (B,) first row of the team of each row.
         """
         row = torch.arange(len(mask), device=mask.device)[:, None]
@@ -145,8 +145,8 @@ def embed_returns(
     divisor = lists.members.clamp(min=1)
     mean = sum_by_team(torch.where(mask, units.returns_to_go, 0), team) / divisor
     times = sum_by_team(torch.where(mask, units.timesteps, 0), team) // divisor
-    own = torch.arange(len(mean), device=team.device)[:, None].expand_as(mean)
-    return Tokens(embed(mean[..., None]), own, lists.starts, times, lists.members > 0)
+    team_of_token = torch.arange(len(mean), device=team.device)[:, None].expand_as(mean)
+    return Tokens(embed(mean[..., None]), team_of_token, lists.starts, times, lists.members > 0)
 
 
 def sum_by_team(x: Tensor, team: Tensor) -> Tensor:

@@ -36,15 +36,15 @@ def sample_teams_and_agents(
 
 class TeamSampler(Sampler):
     """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at
-    any step of any chosen agent.
+    any step of any selected agent.
 
     Rows come team by team, the members in an order and with identities that are drawn for each
-    window. Members that are not among the chosen episodes are observed and no training targets.
+    window. Members that are not among the selected episodes are observed and no training targets.
 
     Args:
         steps: of the store, see `windows.of_store`.
         store: of the episodes.
-        episodes: indices of the chosen ones.
+        episodes: indices of the selected episodes.
         alone: this share of the windows is split into teams of one.
         options: of a `Sampler`.
 
@@ -106,7 +106,7 @@ class TeamSampler(Sampler):
         self.team_text = np.array([index[text] for text in texts])
 
     def __call__(self, step: int) -> Window:
-        """The batch of a step: windows of up to T steps, one row a member."""
+        """Return the batch of a step: windows of up to T steps, one row a member."""
         rng = of_step(self.seed, step, Draw.ROWS)
         B = self.batch_size
         episodes, within = self.find(self.draw(rng))
@@ -122,8 +122,8 @@ class TeamSampler(Sampler):
         is_there = (offset < self.length[member]) & (offset > -self.T)
 
         # -- window by window, the members of each in an order that is drawn --
-        # Used no more. Without it a seed would draw other orders than in earlier versions, so it goes
-        # when something else changes the draws of teams.
+        # Not used. Without it a seed would draw other orders than in earlier versions; it goes when
+        # something else changes the draws of teams.
         rng.random(len(member))
         (rows_there,) = np.nonzero(is_there)
         rows = rows_there[np.lexsort((rng.random(len(rows_there)), window[rows_there]))]

@@ -14,8 +14,9 @@ def check_meta(where: str, meta: Json) -> None:
     where: the log, to begin a message with.
     """
     if not meta.get("types") or "horizon" not in meta:
-        found = ", ".join(meta) or "nothing"
-        raise ValueError(f"{where}: expected meta to have types and horizon, got {found}")
+        raise ValueError(
+            f"{where}: expected meta to have types and horizon, got {', '.join(meta) or 'nothing'}"
+        )
     _check_count(f"{where}, meta, horizon", meta["horizon"])
     for key in ("name", "task", "reward_rule"):
         _check_sentence(f"{where}, meta, {key}", meta.get(key, ""))
@@ -81,11 +82,12 @@ LIMITS = {"num_actions": np.max, "low": np.min, "high": np.max}
 
 
 def merge_meta(meta: Json, part_meta: Json) -> Json:
-    """The meta of some parts of a log and a further one: the longest horizon, the widest limits.
+    """Merge the meta of some parts of a log and of the next one: the longest horizon, the widest
+    limits.
 
     Args:
-        known: meta of the parts so far; {}: none.
-        more: meta of the further one.
+        meta: of the parts so far; {}: none.
+        part_meta: of the next part.
     """
     if not meta:
         return part_meta

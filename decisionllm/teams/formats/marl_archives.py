@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from decisionllm.teams.formats.archive_worlds import to_log
+from decisionllm.teams.formats.fixed_team_worlds import to_log
 from decisionllm.teams.formats.omar import read_omar
 from decisionllm.teams.formats.pymarl import read_pymarl
 from decisionllm.teams.formats.team_log import Log
@@ -21,7 +21,7 @@ from decisionllm.teams.formats.vault import read_vault
 
 
 def read_archive(path: Path, kind: str, *, cut: int = 25) -> Iterator[Log]:
-    """The parts of a public log, as they are read: Logs of some whole worlds each.
+    """Return the parts of a public log, as they are read: Logs of some whole worlds each.
 
     The meta of each has the limits of its own worlds and the repairs of all that were read, see
     `team_log.merge_meta`.

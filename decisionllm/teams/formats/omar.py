@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.files import explained
-from decisionllm.teams.formats.archive_worlds import BLOCK, Worlds, check_numbers
+from decisionllm.teams.formats.fixed_team_worlds import BLOCK, Worlds, check_numbers
 
 
 def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worlds]:
@@ -44,7 +44,7 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
 
 
 def check_equal_lengths(folder: Path, files: dict[str, list[np.ndarray]], cut: int) -> int:
-    """The steps of each array of OMAR.
+    """Return the steps of each array of OMAR.
 
     Raises:
         ValueError: they differ or are fewer than `cut`, a step has several rewards, or an array
@@ -57,9 +57,9 @@ def check_equal_lengths(folder: Path, files: dict[str, list[np.ndarray]], cut: i
             sizes[f"{name}_{i}"] = len(np.atleast_1d(array))
     steps = sizes["obs_0"]
     if steps < cut or len(set(sizes.values())) > 1:
-        got = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"{folder}: expected as many steps in each array and at least {cut}, got {got}"
+            f"{folder}: expected as many steps in each array and at least {cut}, got {lengths}"
         )
     for i, array in enumerate(files["rews"]):
         if array.ndim != 1:

@@ -10,7 +10,7 @@ import numpy as np
 from decisionllm.datasets.row_blocks import Columns, flags
 from decisionllm.files import AGAIN, explained
 from decisionllm.schema import Json, refuse
-from decisionllm.teams.formats.archive_worlds import BLOCK, Worlds, check_numbers
+from decisionllm.teams.formats.fixed_team_worlds import BLOCK, Worlds, check_numbers
 
 PYMARL = ("obs", "actions", "reward", "terminated", "filled")
 MORE_OF_PYMARL = ("avail_actions", "state")
@@ -55,7 +55,7 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
 
 
 def find_played_steps(block: Columns, ended_late: bool) -> np.ndarray:
-    """The steps of a block of a PyMARL file that were played, (worlds, time) bool.
+    """Return the steps of a block of a PyMARL file that were played, (worlds, time) bool.
 
     Args:
         block: the columns of some worlds.
@@ -70,7 +70,8 @@ def find_played_steps(block: Columns, ended_late: bool) -> np.ndarray:
 
 
 def to_indices(file: Path, actions: np.ndarray) -> np.ndarray:
-    """The actions of a PyMARL file beside `avail_actions`, which are discrete, as whole numbers.
+    """Return the actions of a PyMARL file beside `avail_actions`, which are discrete, as whole
+    numbers.
 
     Some files hold them as floats.
     """
@@ -97,18 +98,18 @@ def check_columns(file: Path, columns: Json) -> None:
     agents = columns["obs"].shape[2:3]
     for name, column in columns.items():
         check_numbers(f"{file}, {name}", column)
-        each = column.shape[2:]
+        shape_of_step = column.shape[2:]
         if name in ("obs", "avail_actions"):
-            wanted = "(worlds, steps, agents, numbers)"
-            fits = len(each) == 2 and each[:1] == agents
+            expected = "(worlds, steps, agents, numbers)"
+            fits = len(shape_of_step) == 2 and shape_of_step[:1] == agents
         elif name == "actions":
-            wanted = "(worlds, steps, agents) or (worlds, steps, agents, numbers)"
-            fits = len(each) in (1, 2) and each[:1] == agents
+            expected = "(worlds, steps, agents) or (worlds, steps, agents, numbers)"
+            fits = len(shape_of_step) in (1, 2) and shape_of_step[:1] == agents
         else:
-            wanted = "one number for each world and step"
-            fits = name == "state" or np.prod(each) == 1
+            expected = "one number for each world and step"
+            fits = name == "state" or np.prod(shape_of_step) == 1
         if not fits:
-            raise ValueError(f"{file}, {name}: expected {wanted}, got the shape {column.shape}")
+            raise ValueError(f"{file}, {name}: expected {expected}, got the shape {column.shape}")
 
 
 def check_filled(file: Path, start: int, is_step: np.ndarray) -> None:

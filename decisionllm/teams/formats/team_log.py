@@ -127,7 +127,7 @@ class Log:
         return {"steps": self.steps, "agents": self.agents}
 
     def sort_rows(self, table: str, *names: str) -> "TableRows":
-        """The rows of a table, sorted by the first of these columns, then by the next one."""
+        """Sort the rows of a table by the first of these columns, then by the next one."""
         rows = TableRows(self, table, np.arange(len(self.tables[table]["group"])))
         return rows.take(np.lexsort([rows[name] for name in reversed(names)]))
 
@@ -179,7 +179,7 @@ class TableRows:
         refuse(f"{where}: ", wrong, message, *values)
 
 
-def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
+def _check_names(table_name: str, table: str, columns: Iterable[str]) -> None:
     """Raise a ValueError if a table lacks a column or has an unknown one."""
     columns_of_table = TABLES[table]
     missing = [name for name in REQUIRED[table] if name not in columns]
@@ -188,16 +188,16 @@ def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
     )
     if missing or unknown:
         raise ValueError(
-            f"{what}: expected columns {', '.join(columns_of_table)}; lacking "
+            f"{table_name}: expected columns {', '.join(columns_of_table)}; lacking "
             f"{', '.join(missing) or 'none'}, unknown {', '.join(unknown) or 'none'}"
         )
 
 
-def _check_whole(what: str, dtype: str, column: np.ndarray, most: int | None) -> None:
+def _check_whole(column_name: str, dtype: str, column: np.ndarray, most: int | None) -> None:
     """Raise a ValueError if a column of whole numbers holds others, or some beyond its type.
 
     Args:
-        what: the column, to begin a message with.
+        column_name: to begin a message with.
         dtype: of the column in a file.
         column: (n,).
         most: of an index into names of meta, which begins at 0; None: the column is no index.
@@ -212,7 +212,7 @@ def _check_whole(what: str, dtype: str, column: np.ndarray, most: int | None) ->
         low, high = 0, min(most, limits.max)
     wrong = (column != np.rint(column)) | (column < low) | (column > high)
     refuse(
-        f"{what}, row ",
+        f"{column_name}, row ",
         wrong,
         f"{{}}: expected a whole number within {low} .. {high}, got {{}}",
         np.arange(1, len(column) + 1),

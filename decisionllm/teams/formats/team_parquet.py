@@ -111,7 +111,7 @@ def read(folder: str | Path) -> Log:
 
 
 def _read_table(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The columns of a table, and the faults of its observations."""
+    """Return the columns of a table, and the faults of its observations."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -143,12 +143,12 @@ def _read_table(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarra
 def _read_numbers(
     file: Path, name: str, column: "pa.Array", kind: "pa.DataType", names_in_meta: list[str]
 ) -> np.ndarray:
-    """A column of Arrow as numbers of an Arrow type; names become indices into `words`."""
+    """A column of Arrow as numbers of an Arrow type; names become indices into `names_in_meta`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    wanted = "names" if name in NAMES else kind
-    with explained(f"{file}, {name}: expected {wanted}, got {column.type}", pa.ArrowException):
+    expected = "names" if name in NAMES else kind
+    with explained(f"{file}, {name}: expected {expected}, got {column.type}", pa.ArrowException):
         if name in NAMES:
             column = pc.index_in(column.cast(pa.string()), pa.array(names_in_meta, pa.string()))
         column = column.cast(kind)
@@ -156,16 +156,16 @@ def _read_numbers(
         column = pc.fill_null(column, pa.scalar(MISSING[name], kind))
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) + 1
-        wanted = f"a number of {kind}, got none"
+        expected = f"a number of {kind}, got none"
         if name in NAMES:
-            wanted = f"one of {', '.join(names_in_meta)}, as meta.json says"
-        raise ValueError(f"{file}, row {row}, {name}: expected {wanted}")
+            expected = f"one of {', '.join(names_in_meta)}, as meta.json says"
+        raise ValueError(f"{file}, row {row}, {name}: expected {expected}")
     numbers: np.ndarray = column.to_numpy(zero_copy_only=False)
     return numbers
 
 
 def _find_rounding_faults(column: "pa.Array") -> list[str]:
-    """The faults of Arrow's lists of float64 as float32; lists of each length are a layout."""
+    """Find what lists of float64 lose as float32; lists of each length are a layout."""
     import pyarrow.compute as pc
 
     widths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()

@@ -11,7 +11,7 @@ import numpy as np
 from decisionllm.datasets.row_blocks import Columns, ending, flags
 from decisionllm.files import AGAIN, explained
 from decisionllm.schema import Json, refuse
-from decisionllm.teams.formats.archive_worlds import BLOCK, Worlds
+from decisionllm.teams.formats.fixed_team_worlds import BLOCK, Worlds
 
 # Required and optional columns of each format
 VAULT = ("observations", "actions", "rewards", "terminals", "truncations")
@@ -27,10 +27,10 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     """
     with explain_vault_errors(folder):
         names, length, files = open_vault(folder)
-    lacking = ", ".join(name for name in VAULT if name not in names)
-    if lacking:
+    missing = ", ".join(name for name in VAULT if name not in names)
+    if missing:
         raise ValueError(
-            f"{folder}: expected a Vault's columns, {lacking} not among {', '.join(sorted(names))}"
+            f"{folder}: expected a Vault's columns, {missing} not among {', '.join(sorted(names))}"
         )
     count = 0  # worlds
     for lane in range(files["observations"].shape[0]):
@@ -61,12 +61,12 @@ def explain_vault_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 def agent_ends(steps: Columns) -> np.ndarray:
-    """The steps of a Vault in which each agent has ended: (n, N) bool."""
+    """Return the steps of a Vault in which each agent has ended: (n, N) bool."""
     return np.asarray(steps["terminals"] | steps["truncations"])
 
 
 def world_ends(steps: Columns) -> np.ndarray:
-    """The steps of a Vault that end a world: (n,) bool."""
+    """Return the steps of a Vault that end a world: (n,) bool."""
     return np.asarray(agent_ends(steps).all(1))
 
 
@@ -79,9 +79,9 @@ def check_ends(folder: Path, lane: int, start: int, steps: Columns) -> None:
     last = world_ends(steps)
     is_back = ended[:-1] & ~ended[1:] & ~last[:-1, None]
     step, agent = np.indices(is_back.shape)
-    place = f"{folder}, row {lane} of B, step "
+    where = f"{folder}, row {lane} of B, step "
     refuse(
-        place,
+        where,
         is_back,
         "{}, agent {}: expected its end to stay set until all agents have ended, got none "
         "in the next step; set terminals of an agent in every step of its world after its end",
@@ -91,7 +91,7 @@ def check_ends(folder: Path, lane: int, start: int, steps: Columns) -> None:
 
 
 def read_lane(folder: Path, lane: int, length: int, files: Json) -> Iterator[Columns]:
-    """The steps of a row of B of a Vault, in blocks. files: see `open_vault`."""
+    """Return the steps of a row of B of a Vault, in blocks. files: see `open_vault`."""
     _, _, *shape = files["observations"].shape
     size = max(BLOCK // int(np.prod(shape)), 1)
     for start in range(0, max(length, 1), size):

@@ -26,7 +26,7 @@ STEP = (
 
 
 def reset_env(env: "ParallelEnv", seed: int) -> tuple[Json, Json]:
-    """The observations and infos of all agents at the start.
+    """Return the observations and infos of all agents at the start.
 
     Raises:
         ValueError: the environment does not take the seed, or returns something else.
@@ -64,15 +64,16 @@ def step_env(env: "ParallelEnv", actions: Json) -> tuple[Json, Json, Json, Json,
     return observations, reward_of, has_terminated, is_truncated, infos
 
 
-def check_agents(what: str, values: object, agents: Iterable[str]) -> None:
+def check_agents(value_name: str, values: object, agents: Iterable[str]) -> None:
     """Raise a ValueError if an environment returned no value for an agent.
 
-    what: the value, in words.
+    value_name: in words.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"expected {what} by agent, got {type(values).__name__}")
+        raise ValueError(f"expected {value_name} by agent, got {type(values).__name__}")
     for agent in agents:
         if agent not in values:
             raise ValueError(
-                f"expected {what} of {agent}, got those of {', '.join(map(str, values)) or 'none'}"
+                f"expected {value_name} of {agent}, got those of "
+                f"{', '.join(map(str, values)) or 'none'}"
             )

@@ -113,7 +113,7 @@ def collect(
 
 
 def _list_behaviours(act: Act | Mapping[str, Act]) -> list[Act]:
-    """The behaviours that play in turn; a ValueError if a log can't number them."""
+    """Return the behaviours that play in turn; a ValueError if a log can't number them."""
     acts = list(act.values()) if isinstance(act, Mapping) else [act]
     most = np.iinfo(TABLES["agents"]["behaviour"]).max + 1
     if not 1 <= len(acts) <= most:
@@ -124,7 +124,7 @@ def _list_behaviours(act: Act | Mapping[str, Act]) -> list[Act]:
 def _fixed_columns(
     env: "ParallelEnv", types: list[str], teams: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """The columns of each agent that are the same in all of its rows, by agent."""
+    """Return the columns of each agent that are the same in all of its rows, by agent."""
     fixed = {}
     for number, (agent, kind) in enumerate(agent_types(env).items()):
         fixed[agent] = {
@@ -155,12 +155,12 @@ class PlayedStep:
     over: bool
 
     def end(self) -> dict[str, bool]:
-        """The end of the episode, for the table `steps`."""
+        """Return the end of the episode, for the table `steps`."""
         by_clock = any(self.truncated.values())
         return {"terminated": self.over and not by_clock, "truncated": self.over and by_clock}
 
     def team_reward(self, team: int, team_of: Mapping[str, int]) -> float:
-        """The sum of the rewards of the agents of a team that are present."""
+        """Return the sum of the rewards of the agents of a team that are present."""
         total = 0.0
         for agent, its_team in team_of.items():
             if its_team == team:
@@ -168,7 +168,7 @@ class PlayedStep:
         return total
 
     def row(self, agent: str, env: "ParallelEnv", *, discrete: bool) -> Json:
-        """The observation, action and results of an agent, for the table `agents`."""
+        """Return the observation, action and results of an agent, for the table `agents`."""
         observation, mask = self.views[agent]
         action = self.actions[agent]
         action_columns: Json
@@ -231,7 +231,9 @@ def _play(
 
 
 def _stack_agent_columns(agents: Rows) -> dict[str, np.ndarray]:
-    """The table of agents: observations end to end, and masks only if an action is forbidden."""
+    """Return the table of agents: observations end to end, and masks only if an action is
+    forbidden.
+    """
     observations = [row.pop("observation") for row in agents]
     masks = [row.pop("available") for row in agents]
     columns = _stack_columns(agents)

@@ -168,7 +168,8 @@ class PettingZooTeams(TeamEnv):
             )
         if len(winner) not in (0, 2) or (winner and bounds):
             raise ValueError(
-                f"env: expected winner=[team,return] without reference, got {[*winner]} and {bounds}"
+                f"env: expected winner=[team,return] without reference, got {[*winner]} and "
+                f"{bounds}"
             )
         if winner and winner[0] not in self.teams:
             raise ValueError(f"env.winner: expected a team of {self.teams}, got {winner[0]}")
@@ -190,7 +191,7 @@ class PettingZooTeams(TeamEnv):
         """Divide the agents between the policy (`played`), scripted partners and rivals.
 
         Args:
-            chosen: {type or team: policy}.
+            policy_by_key: {type or team: policy}.
             kinds: {agent: type}.
             options: for the environment of a rival.
         """
@@ -225,7 +226,7 @@ class PettingZooTeams(TeamEnv):
         return self.begin()
 
     def begin(self) -> np.ndarray:
-        """(rows, S) observations at the start of `envs`, of which `views` are known."""
+        """Start in `envs`, whose observations are in `views`; return observations (rows, S)."""
         # -- the agents at the start --
         E = len(self.envs)
         self.rows: list[tuple[int, str]] = []  # copy and agent
@@ -275,13 +276,13 @@ class PettingZooTeams(TeamEnv):
         """Store the observation and the action mask of a row."""
         self.raw[row], mask = self.reader.split(agent, observations, infos)
         size = len(self.raw[row])
-        each = self.meta["types"][self.types_of[agent]]
-        if str(size) not in each["observations"]:
+        agent_type = self.meta["types"][self.types_of[agent]]
+        if str(size) not in agent_type["observations"]:
             raise ValueError(
-                f"{agent}: expected an observation of {', '.join(each['observations'])} "
+                f"{agent}: expected an observation of {', '.join(agent_type['observations'])} "
                 f"numbers, as in the log, got {size}"
             )
-        n = each.get("num_actions", 0)
+        n = agent_type.get("num_actions", 0)
         if n:
             self.masks[row] = np.arange(self.num_actions) < n
             if mask is not None and mask.any():
@@ -371,7 +372,9 @@ class PettingZooTeams(TeamEnv):
         return observations, rewards, terminated, truncated
 
     def _mean_team_rewards(self, w: int, result: Result) -> list[float]:
-        """The mean reward of the agents that each team began with, from one step of one copy."""
+        """Return the mean reward of the agents that each team began with, from one step of one
+        copy.
+        """
         means = []
         for t, team in enumerate(self.teams):
             gains = [result.rewards[a] for a in result.present if self.team_of[a] == team]
@@ -379,7 +382,7 @@ class PettingZooTeams(TeamEnv):
         return means
 
     def _choose_partner_actions(self, w: int) -> Json:
-        """The actions of the scripted partners in a copy."""
+        """Return the actions of the scripted partners in a copy."""
         observations, infos = self.views[w]
         actions: Json = {}
         for policy, agents in self.partners.items():

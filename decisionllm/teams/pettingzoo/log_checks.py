@@ -18,7 +18,8 @@ def match_log_types(
     limits: Mapping[str, Json],
     types: Mapping[str, Json],
 ) -> dict[str, str]:
-    """The type of each agent in the log: its own, or the only one, which public logs have for all.
+    """Return the type of each agent in the log: its own, or the only one, which public logs have
+    for all.
 
     Args:
         id: of the environment.

@@ -40,7 +40,7 @@ def as_parallel(env: "ParallelEnv | AECEnv") -> "ParallelEnv":
 
 
 def agent_types(env: "ParallelEnv") -> dict[str, str]:
-    """The type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
+    """Return the type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
     with explained(f"env {env}", AttributeError, remedy="give the environment possible_agents"):
         names = env.possible_agents
     for name in names:
@@ -50,7 +50,7 @@ def agent_types(env: "ParallelEnv") -> dict[str, str]:
 
 
 def action_limits(env: "ParallelEnv") -> dict[str, Json]:
-    """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
+    """Return the actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
     high}}.
 
     Raises:
@@ -101,8 +101,8 @@ def to_vector(numbers: ArrayLike) -> np.ndarray:
 
 
 def observation_spaces(env: "ParallelEnv") -> dict[str, AnySpace | None]:
-    """The space of the numbers that each possible agent observes, without its action mask; None
-    where the environment declares none.
+    """Return the space of the numbers that each possible agent observes, without its action mask;
+    None where the environment declares none.
 
     Raises:
         ValueError: a space that has no layout, see `spaces.observation_parts`.
@@ -120,16 +120,17 @@ def observation_spaces(env: "ParallelEnv") -> dict[str, AnySpace | None]:
             texts = text_parts(space)
             if texts:
                 raise ValueError(
-                    f"expected observations without texts, since the task of a team is in the meta of "
-                    f"its log, got {', '.join(texts)}; leave them out by a wrapper"
+                    "expected observations without texts, since the task of a team is in the "
+                    f"meta of its log, got {', '.join(texts)}; leave them out by a wrapper"
                 )
         spaces[agent] = space
     return spaces
 
 
 def drop_mask(parts: Mapping[str, Any]) -> Any:
-    """The parts of an observation, or of its space, without the action mask; `observation` alone
-    where nothing else is left."""
+    """Return the parts of an observation, or of its space, without the action mask; `observation`
+    alone where nothing else is left.
+    """
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[NUMBERS] if list(others) == [NUMBERS] else others
 
@@ -221,7 +222,9 @@ class AgentViews:
 
 
 def get_numbers(parts: Mapping[str, Any]) -> Any:
-    """The part of an observation without declared parts that holds the numbers: `observation`."""
+    """Return the part of an observation without declared parts that holds the numbers:
+    `observation`.
+    """
     if NUMBERS not in parts:
         raise ValueError(
             "expected an observation to be numbers, or a dict of observation and "

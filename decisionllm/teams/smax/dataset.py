@@ -48,7 +48,7 @@ def load(
 
 
 def game(map: str) -> Game[Smax]:
-    """The battles of a map."""
+    """Return the battles of a map."""
 
     def describe_worlds(world: Smax) -> Json:
         return describe(map, world.facts)

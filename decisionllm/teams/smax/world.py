@@ -221,8 +221,8 @@ class Teacher:
     def _target(
         self, world: Smax, enemies: np.ndarray, distance: np.ndarray, in_range: np.ndarray
     ) -> np.ndarray:
-        """The enemy in range to attack, (E, N) int, of views (E, N, M, UNIT), distances and whether
-        each is in range (E, N, M).
+        """Return the enemy in range to attack, (E, N) int, of views (E, N, M, UNIT), distances and
+        whether each is in range (E, N, M).
         """
         full_health = np.array(world.facts.health)
         type_of_enemy = enemies[..., -len(full_health) :]  # one-hot
@@ -233,7 +233,9 @@ class Teacher:
         return target
 
     def _walk(self, world: Smax, enemies: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        """The step to the closest enemy in sight, else to the own goal, (E, N) int; see `_target`."""
+        """Return the step to the closest enemy in sight, else to the goal, (E, N) int; see
+        `_target`.
+        """
         closest = distance.argmin(-1)[..., None, None]
         to_enemy = np.take_along_axis(enemies[..., 1:3], closest, 2)[..., 0, :]
         in_sight = np.isfinite(distance).any(-1, keepdims=True)

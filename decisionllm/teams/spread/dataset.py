@@ -73,7 +73,7 @@ def generate(
     noise: float = 0.1,
     seed: int = 0,
 ) -> Log:
-    """The columns of a log; see `load`."""
+    """Play the worlds of a log; see `load`."""
     one_of("dataset.log", log, LOGS)
     one_of("dataset.actions", actions, ("discrete", "continuous"))
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
@@ -127,7 +127,7 @@ def generate(
 
 
 def observation_blocks(agents: int) -> list[list[str | int]]:
-    """The parts (see `team_log`) of an observation of mpe2, of as many agents and landmarks."""
+    """Return the blocks (see `team_log`) of an observation of mpe2 of this many agents."""
     others = agents - 1
     return [["own", 4, 1], ["landmark", 2, agents], ["agent", 2, others], ["", 2, others]]
 

@@ -57,12 +57,12 @@ def _interception_offset(x: np.ndarray) -> np.ndarray:
     """Return the offset of that point (2,), of an adversary's observation (16,)."""
     offset, velocity = x[12:14], x[14:16]  # of the agent
     time = min(np.linalg.norm(offset) / SPEED["adversary"], 1.0)
-    place = x[2:4] + offset + time * velocity
-    return np.asarray(np.clip(place, -EDGE, EDGE) - x[2:4])
+    point = x[2:4] + offset + time * velocity
+    return np.asarray(np.clip(point, -EDGE, EDGE) - x[2:4])
 
 
 def _push_towards(velocity: np.ndarray, direction: np.ndarray) -> int:
-    """The action that turns the velocity most into a direction."""
+    """Return the action that turns the velocity most into a direction."""
     target = direction / max(np.linalg.norm(direction), 1e-6)
     return int(np.argmax(PUSHES @ (target - velocity)))
 
@@ -77,7 +77,9 @@ def flee(observations: Observations, infos: Json) -> dict[str, int]:
 
 
 def _plan_danger(x: np.ndarray) -> np.ndarray:
-    """Rate each plan (25,) by how near adversaries and edge come, from an agent's observation (14,)."""
+    """Rate each plan (25,) by how near adversaries and edge come, from an agent's observation
+    (14,).
+    """
     count = len(PLANS)
     velocity = np.tile(x[:2], (count, 1))
     moved = np.zeros((count, 2))

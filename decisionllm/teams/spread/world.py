@@ -3,8 +3,8 @@
 Facts from mpe2 1.1.1, `simple_spread_v3` (MIT): discs of radius 0.15 and mass 1 with damped
 velocities, pushed by their motors and by soft contacts. The reward of an agent is half of the
 shared reward, minus the distance of every landmark to its nearest agent, and minus half a point for
-each other agent it touches. A world runs for 25 steps. `tests/teams/spread/test_world.py` compares it with
-mpe2.
+each other agent it touches. A world runs for 25 steps. `tests/teams/spread/test_world.py` compares
+it with mpe2.
 
 Letters: E worlds, N slots for agents and for landmarks, of which a world may use fewer. A push is
 (x, y) within -1 .. 1: mpe2's continuous action in two numbers in place of five. A discrete action
@@ -113,11 +113,11 @@ class Spread:
         return np.where(self.alive, -0.5 * nearest - 0.5 * touches, 0)
 
     def nearest(self) -> np.ndarray:
-        """The distance of each landmark to its nearest agent: (E, N)"""
+        """Return the distance of each landmark to its nearest agent: (E, N)"""
         return np.asarray(np.where(self.alive[:, :, None], self.to_landmark, np.inf).min(1))
 
     def covered(self) -> np.ndarray:
-        """The share of a world's landmarks with an agent on them: (E,)"""
+        """Return the share of a world's landmarks with an agent on them: (E,)"""
         covered = (self.nearest() < COVERED) & self.alive
         return np.asarray(covered.sum(1) / self.alive.sum(1))
 
@@ -127,7 +127,7 @@ class Spread:
         return [np.flatnonzero(agents == n) for n in np.unique(agents)]
 
     def observe(self, worlds: slice | list[int] | np.ndarray = slice(None)) -> np.ndarray:
-        """The observation of each agent of these worlds, in mpe2's order.
+        """Return the observation of each agent of these worlds, in mpe2's order.
 
         Its velocity and position, the offsets of the landmarks and of the other agents, and two
         zeros (mpe2's communication) for each other agent.
@@ -189,7 +189,7 @@ class Teacher:
         self.drawn = np.argsort(np.where(world.alive, rng.random((E, N)), 2), 1)
 
     def choose_landmarks(self, world: Spread) -> np.ndarray:
-        """The landmark that each agent walks to: (E, N) int"""
+        """Return the landmark that each agent walks to: (E, N) int"""
         kind = np.array(TEACHERS)[self.kinds]
         landmarks = self.drawn.copy()
         distance = np.where(world.alive[:, None], world.to_landmark, np.inf)
@@ -217,7 +217,7 @@ def pushes(actions: np.ndarray) -> np.ndarray:
 
 
 def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.ndarray:
-    """The action (..., 1 or 2) that moves to a place and stops there.
+    """Return the action (..., 1 or 2) that moves to a place and stops there.
 
     Args:
         offset: (..., 2) of the place.
@@ -233,7 +233,7 @@ def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.nda
 
 
 def assign_landmarks(distance: np.ndarray, alive: np.ndarray) -> np.ndarray:
-    """The landmark of each agent (E, N) so that the total distance is least.
+    """Return the landmark of each agent (E, N) so that the total distance is least.
 
     Args:
         distance: (E, N, N) from agents to landmarks.

@@ -80,7 +80,7 @@ class TMaze:
 
 
 def goal_rooms(world: TMaze) -> np.ndarray:
-    """The actions that a team shares out, in any order: (E, N)"""
+    """Return the actions that a team shares out, in any order: (E, N)"""
     N = world.alive.shape[1]
     return np.asarray(1 + np.arange(N) + N * world.cue[:, None])
 

@@ -35,10 +35,10 @@ class Worlds:
     state: np.ndarray | None = None
 
 
-def check_numbers(place: str, column: np.ndarray | h5py.Dataset) -> None:
+def check_numbers(where: str, column: np.ndarray | h5py.Dataset) -> None:
     """Raise a ValueError for an array of texts or of Python objects."""
     if not are_numbers(column.dtype):
-        raise ValueError(f"{place}: expected numbers, got {column.dtype}")
+        raise ValueError(f"{where}: expected numbers, got {column.dtype}")
 
 
 def to_log(path: Path, repairs: dict[str, int], worlds: Worlds) -> Log:
