@@ -58,7 +58,7 @@ def load(
     Args:
         path: the folder or file.
         text, capacity, returns, team: see `source`.
-        meta: a JSON file that is laid over the log's meta, see `team_log`, such as its name, task,
+        meta: a JSON file that is laid over the log's meta, see `log_meta`, such as its name, task,
             reward_rule, or the roles and blocks of its types; the only type of a public log is
             `agent`.
         cut: steps of a world in an OMAR log.

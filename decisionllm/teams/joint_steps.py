@@ -18,7 +18,7 @@ class JointSteps:
         observations: (W, T, N, O).
         actions: (W, T, N, A).
         rewards: (W, T, N) of each agent, or its team's where the log has no other.
-        blocks: of an observation, see `team_log`.
+        blocks: of an observation, see `log_meta`.
         low, high: (A,) bounds of actions.
         plane: whether an observation is pairs of numbers throughout, each a vector in a plane.
     """

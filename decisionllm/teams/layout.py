@@ -22,7 +22,7 @@ def to_entity_layout(
 
     Args:
         observations: (..., R).
-        blocks: of the raw observation, see `team_log`.
+        blocks: of the raw observation, see `log_meta`.
         entity_schema: Spec.entity_schema; entities that the observation does not have are zeros.
         agent_type: index of the agents' type, one or (...,).
         types: number of types; the own block ends with a one-hot of the type where there are

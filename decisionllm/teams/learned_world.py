@@ -54,7 +54,7 @@ class EntityReward(nn.Module):
     another entity: such as a landmark by the agent nearest to it.
 
     Args:
-        observed: the parts of an observation, see `team_log`. Entities are offsets from the agent.
+        observed: the parts of an observation, see `log_meta`. Entities are offsets from the agent.
         scales: (O,) deviations of the numbers of an observation.
         inner: width of the encodings.
     """

@@ -92,12 +92,12 @@ def test_a_policy_that_plans_has_no_density():
         tasks=["", ""],
         recorded=np.ones(4, bool),
     )
-    found = {}
+    actual = {}
     for horizon in (0, 2):
         planner = node("planner", "value")
         policy = make_policy(spec, planner=planner, decode="sample", planning_horizon=horizon)
-        found[horizon] = make_candidate(OpenedRun(Path(), policy), log, "x").log_prob
-    assert found[0] is not None and found[2] is None
+        actual[horizon] = make_candidate(OpenedRun(Path(), policy), log, "x").log_prob
+    assert actual[0] is not None and actual[2] is None
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +125,11 @@ def test_runs_are_compared_on_their_held_out_episodes(runs, tmp_path, capsys):
     words = (f"run=[{runs}/one,{runs}/two]", f"out={tmp_path}", "least_episodes=12", *QUICK)
     assert command("compare", *words, "picture=true") == 0
     said = capsys.readouterr().out
-    found = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
-    assert (found["episodes"], found["fit_episodes"], found["dataset"]) == (12, 28, "synthetic")
-    assert sorted(row["policy"] for row in found["rows"]) == ["one", "two"]
+    actual = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
+    assert (actual["episodes"], actual["fit_episodes"], actual["dataset"]) == (12, 28, "synthetic")
+    assert sorted(row["policy"] for row in actual["rows"]) == ["one", "two"]
     for name in ("fqe", "model"):
-        each = [row["estimates"][name] for row in found["rows"]]
+        each = [row["estimates"][name] for row in actual["rows"]]
         assert sorted(one["rank"] for one in each) == [1, 2]
         assert all(one["low"] < one["value"] < one["high"] for one in each)
     assert "28" in said and "note:" not in said
@@ -189,10 +189,10 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
         "held_out=1.0": "held_out: expected a share above 0 and below 1, got 1.0",
     }
     for words, message in cases.items():
-        given = words.split() if words.startswith("run") else [f"run={runs}/one", *words.split()]
+        args = words.split() if words.startswith("run") else [f"run={runs}/one", *words.split()]
         if words != "":
-            given.append("least_episodes=2")
-        assert command("compare", *given, f"out={tmp_path}", "picture=false") == 1, words
+            args.append("least_episodes=2")
+        assert command("compare", *args, f"out={tmp_path}", "picture=false") == 1, words
         said = capsys.readouterr().err
         assert message in said and said.count("\n") == 1, (words, said)
 
@@ -230,7 +230,7 @@ def test_propensities_of_a_log_are_read(runs, tmp_path):
     }
     with pytest.raises(ValueError, match="give act.decode=sample"):
         compare(config)
-    found = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text(encoding="utf-8"))
-    (row,) = found["rows"]
+    actual = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text(encoding="utf-8"))
+    (row,) = actual["rows"]
     (name,) = row["estimates"]
     assert name == "importance" and -10 <= row["estimates"][name]["value"] <= 10

@@ -28,19 +28,19 @@ def test_a_law_is_the_sum_of_its_terms():
 
 
 def test_planted_exponents_are_within_their_intervals():
-    found = law.fit(*study())
+    actual = law.fit(*study())
     for name in ("E", "alpha", "beta"):
-        low, high = found.intervals[name]
+        low, high = actual.intervals[name]
         assert low <= getattr(TRUE, name) <= high, (name, low, high)
         assert high - low < 0.25, f"the interval of {name} is too wide"
-    low, high = found.band(np.array([1e6]), np.array([1e5]))
+    low, high = actual.band(np.array([1e6]), np.array([1e5]))
     assert low < TRUE(1e6, 1e5) < high
 
 
 def test_without_noise_the_parameters_are_recovered():
-    found, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
-    assert found.pop("intervals") == true.pop("intervals") == {}
-    assert found == pytest.approx(true, rel=1e-3)
+    actual, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
+    assert actual.pop("intervals") == true.pop("intervals") == {}
+    assert actual == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
@@ -50,10 +50,10 @@ def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
     budget, size = np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9))
     N = (size * np.sqrt(budget / 6 / 20)).ravel()
     D = budget.ravel() / 6 / N
-    found = law.fit(
+    actual = law.fit(
         N, D, true(N, D) * np.exp(noise * np.random.default_rng(0).normal(size=81)), draws=0
     )
-    assert [found.E, found.A, found.alpha, found.B, found.beta] == pytest.approx(
+    assert [actual.E, actual.A, actual.alpha, actual.B, actual.beta] == pytest.approx(
         [1.69, 406.4, 0.34, 410.7, 0.28], rel=0.01
     )
 
@@ -61,36 +61,36 @@ def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
 def test_a_few_outliers_move_the_fit_little():
     N, D, loss = study()
     loss[::30] *= 10
-    found = law.fit(N, D, loss, draws=0)
-    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05)
-    assert found.beta == pytest.approx(TRUE.beta, abs=0.05)
+    actual = law.fit(N, D, loss, draws=0)
+    assert actual.alpha == pytest.approx(TRUE.alpha, abs=0.05)
+    assert actual.beta == pytest.approx(TRUE.beta, abs=0.05)
 
 
 def test_the_largest_model_is_predicted_from_the_others():
-    _, found = described(*study())
-    assert found["left_out"]["parameters"] == pytest.approx(1e7)
-    assert abs(found["left_out"]["missed"]) < 0.02
+    _, actual = described(*study())
+    assert actual["left_out"]["parameters"] == pytest.approx(1e7)
+    assert abs(actual["left_out"]["missed"]) < 0.02
     N, D, loss = study()
     loss[N.max() == N] *= 1.3  # the largest model is trained too little
-    _, found = described(N, D, loss)
-    assert found["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
+    _, actual = described(N, D, loss)
+    assert actual["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
 
 
 def test_noise_gives_no_law():
     N, D, _ = study()
     flat = np.exp(0.1 * np.random.default_rng(1).normal(size=len(N)))
-    p, found = described(N, D, flat)
-    assert found == {"law": None, "left_out": None} and min(p.values()) > law.CERTAIN
+    p, actual = described(N, D, flat)
+    assert actual == {"law": None, "left_out": None} and min(p.values()) > law.CERTAIN
     assert law.falling_p_value(flat, np.random.default_rng(2).normal(size=len(N))) > law.CERTAIN
 
 
 def test_an_axis_without_a_trend_has_no_term():
     N, D, loss = study(true=law.Law(E=0.4, B=90.0, beta=0.55))
-    p, found = described(N, D, loss)
+    p, actual = described(N, D, loss)
     assert p["size"] > law.CERTAIN >= p["data"]
-    assert found["law"].A == 0 and found["law"].beta == pytest.approx(0.55, abs=0.05)
-    _, found = described(N, D, 1 / loss)  # a rising loss is no trend either
-    assert found["law"] is None
+    assert actual["law"].A == 0 and actual["law"].beta == pytest.approx(0.55, abs=0.05)
+    _, actual = described(N, D, 1 / loss)  # a rising loss is no trend either
+    assert actual["law"] is None
 
 
 def test_a_trend_is_sought_within_each_quality():

@@ -97,14 +97,14 @@ def test_a_study_in_an_environment_unlike_its_data_is_refused_before_its_first_r
 
 
 def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
-    found = runs(finished)
+    actual = runs(finished)
     # of the four that tune, two are in the grid
-    assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {"done"}
+    assert len(actual) == 2 * 2 * 2 + 2 and {run["state"] for run in actual} == {"done"}
     tuned = json.loads((finished / "study.json").read_text(encoding="utf-8"))["tuned"]
     for size, rates in tuned.items():
         best = min(rates, key=rates.get)
         assert len(rates) == 2 and {
-            run["lr"] for run in found if run["size"] == size and run["fraction"] == 1.0
+            run["lr"] for run in actual if run["size"] == size and run["fraction"] == 1.0
         } == {float(best)}
 
 
@@ -178,7 +178,7 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     policy = make_policy(store.spec, timesteps="none")
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
-    found = measure(policy, config, store, 2**14)
+    actual = measure(policy, config, store, 2**14)
     _, held_out = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
@@ -191,10 +191,10 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
             policy.model.read(batch), batch.action_masks, batch.observations
         )
     actions = policy.model.normalizer.actions(batch.actions)
-    assert found["held_out"] == pytest.approx(
+    assert actual["held_out"] == pytest.approx(
         -distribution.log_prob(actions).mean().item(), rel=0.02
     )
-    assert found["action_error"] == pytest.approx(
+    assert actual["action_error"] == pytest.approx(
         (distribution.mode - actions).square().mean().item() ** 0.5, rel=0.02
     )
 
@@ -267,10 +267,10 @@ def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
 
 def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
     out = tmp_path / "plain"
-    found = json.loads((finished / "study.json").read_text(encoding="utf-8"))
+    actual = json.loads((finished / "study.json").read_text(encoding="utf-8"))
     out.mkdir()
-    found["study"]["lr"]["rule"], found["tuned"] = "fixed", {size: {} for size in found["tuned"]}
-    (out / "study.json").write_text(json.dumps(found), encoding="utf-8")
+    actual["study"]["lr"]["rule"], actual["tuned"] = "fixed", {size: {} for size in actual["tuned"]}
+    (out / "study.json").write_text(json.dumps(actual), encoding="utf-8")
     assert command("scale", "action=report", f"read={out}/study.json") == 0
     assert "The learning rate was not tuned per size" in (out / "report.html").read_text(
         encoding="utf-8"
@@ -346,8 +346,8 @@ def test_a_quality_may_be_a_quantile_in_words(tmp_path):
     store_choices()
     with initialize_config_dir(str(configs()), version_base="1.3"):
         made = train_configs.compose_train_configs(mine)
-    found = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
-    assert found == {"all": 0.0, "best": 0.9}
+    actual = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
+    assert actual == {"all": 0.0, "best": 0.9}
 
 
 def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path):
@@ -493,10 +493,10 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
         )
         == 0
     )
-    found = {run["size"]: run for run in runs(tmp_path / "out")}
-    for run in found.values():
+    actual = {run["size"]: run for run in runs(tmp_path / "out")}
+    for run in actual.values():
         assert run["flops"] == pytest.approx(1e7, rel=0.5 / run["steps"])
-    assert found["w16"]["steps"] > found["w32"]["steps"]
+    assert actual["w16"]["steps"] > actual["w32"]["steps"]
 
 
 def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(
@@ -539,15 +539,15 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
         f"out={tmp_path}/out",
     )
     assert command("scale", *words) == 0
-    found = {run["mixture"]: run for run in runs(tmp_path / "out")}
-    jobs = {name: ledger.load_job(tmp_path / "out" / run["run"]) for name, run in found.items()}
-    assert found["plain"]["quality"] == 1 != found["other"]["quality"]
+    actual = {run["mixture"]: run for run in runs(tmp_path / "out")}
+    jobs = {name: ledger.load_job(tmp_path / "out" / run["run"]) for name, run in actual.items()}
+    assert actual["plain"]["quality"] == 1 != actual["other"]["quality"]
     assert (
         jobs["plain"]["reference"] == jobs["other"]["reference"]
         and jobs["plain"]["data"] != jobs["other"]["data"]
     )
     assert (
-        found["plain"]["quality"] != found["wrong"]["quality"]
+        actual["plain"]["quality"] != actual["wrong"]["quality"]
         and jobs["wrong"]["reference"] == jobs["plain"]["reference"]
     )
     assert (
@@ -630,7 +630,7 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
         listed("axes.size.w32", scratch),
         listed("axes.size.w16", begin.format(tmp_path / "a")),
     )
-    found = []
+    actual = []
     for steps in (2, 3):
         first = (
             *loop.split(),
@@ -643,8 +643,8 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
         )
         assert command("train", *first) == 0
         assert small(tmp_path / "out", listed("train", loop), *sizes, *ONE, cache_dir) == 0
-        found.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
-    assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, (
+        actual.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
+    assert {actual[0][name] for name in actual[0].keys() & actual[1].keys()} == {"w32"}, (
         "w16 is run again, on the new weights"
     )
 
@@ -659,14 +659,14 @@ def test_every_shipped_study_composes_and_has_a_note():
         study = study_options.check_study(yaml.safe_load(note))
         try:
             with initialize_config_dir(str(configs()), version_base="1.3"):
-                found = train_configs.compose_train_configs(study)
+                actual = train_configs.compose_train_configs(study)
                 train_configs.compose("evaluate", ["run=x", *study["evaluate"]])
         except Exception as error:
             wrong.append(f"{name}: {error}")
             continue
         cells = len(study["axes"]["size"]) * len(study["axes"]["quality"])
-        if study["name"] != name or len(found) != cells:
-            wrong.append(f"{name}: {len(found)} configurations, named {study['name']}")
+        if study["name"] != name or len(actual) != cells:
+            wrong.append(f"{name}: {len(actual)} configurations, named {study['name']}")
         if not note.startswith("# ") or f"decisionllm scale study={name}" not in note:
             wrong.append(f"{name}: expected a note with its command")
     assert not wrong, "\n".join(wrong)

@@ -50,7 +50,7 @@ def test_the_rewards_of_agents_come_before_those_of_the_team():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("args", "message"),
     [
         ({"keep": slice(7)}, "expected worlds of as many steps, in which all agents are always"),
         (
@@ -78,6 +78,6 @@ def test_the_rewards_of_agents_come_before_those_of_the_team():
         ),
     ],
 )
-def test_logs_that_are_no_joint_steps_are_refused(given, message):
+def test_logs_that_are_no_joint_steps_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
-        JointSteps.from_log(log(**given))
+        JointSteps.from_log(log(**args))

@@ -97,8 +97,8 @@ def test_the_teacher_finds_the_action_that_is_paid_best():
         paid = -10 * (taken[..., 0] - 0.5).square()
         learner.update(seen, taken, paid, torch.randn(64, 2, 3), actor=k % 2 == 1)
     with torch.no_grad():
-        chosen = learner.act(torch.randn(200, 2, 3))
-    assert abs(float(chosen.mean()) - 0.5) < 0.15 and float(chosen.std()) < 0.2
+        selected = learner.act(torch.randn(200, 2, 3))
+    assert abs(float(selected.mean()) - 0.5) < 0.15 and float(selected.std()) < 0.2
 
 
 def small(path, **options):

@@ -561,8 +561,8 @@ def test_bounds_of_actions_that_are_not_those_of_the_log_are_refused(tmp_path, h
     middle = lambda seen, infos: {agent: np.full(5, 0.5) for agent in seen}  # noqa: E731
     types = {"agent": {"low": [0] * len(high), "high": high}}
     write(tmp_path / "log", collect(env, middle, episodes=1, types=types))
-    wanted = "type agent: expected .* as in the log, got .*; choose env.arguments, or"
-    with pytest.raises(ValueError, match=wanted):
+    expected = "type agent: expected .* as in the log, got .*; choose env.arguments, or"
+    with pytest.raises(ValueError, match=expected):
         PettingZooTeams(
             1,
             id="mpe2.simple_spread_v3",

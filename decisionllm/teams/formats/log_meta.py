@@ -1,4 +1,22 @@
-"""The meta of a log of many agents: checks, and the meta of several parts."""
+"""The meta of a log of many agents, which describes it: checks, and the meta of several parts.
+
+`types` and `horizon` are required:
+
+- `name`; `task` and `reward_rule`, sentences; `world`: {id, version, arguments}
+- `horizon`: most steps of a world
+- `types`: {name: {role, num_actions or low and high, observations: {length: blocks},
+  observation_parts: [[name, numbers], ...]}}
+- `teams`: {type: team}
+- `returns`: see `team.source`
+- `shared_reward`: whether the reward of each agent is its team's
+- `plane`: whether an observation is pairs of numbers throughout, each a vector in a plane (for
+  `augment=symmetries`)
+- further facts that a result must report
+
+Blocks [[kind, width, count], ...] of an observation follow each other. Kind `own` is the agent
+itself, "" is left out, any other kind is `count` entities of `width` numbers; an entity of zeros is
+absent. A type without blocks has one `own` block.
+"""
 
 import numpy as np
 

@@ -24,7 +24,7 @@ def read_archive(path: Path, kind: str, *, cut: int = 25) -> Iterator[Log]:
     """Return the parts of a public log, as they are read: Logs of some whole worlds each.
 
     The meta of each has the limits of its own worlds and the repairs of all that were read, see
-    `team_log.merge_meta`.
+    `log_meta.merge_meta`.
 
     Args:
         path: the folder or file.

@@ -4,22 +4,7 @@
 `agents` has a row for each (group, step, agent) that is present: no row, not present. There are two
 tables because a team has rewards after an agent has left.
 
-meta describes the log; `types` and `horizon` must be there:
-
-- `name`; `task` and `reward_rule`, sentences; `world`: {id, version, arguments}
-- `horizon`: most steps of a world
-- `types`: {name: {role, num_actions or low and high, observations: {length: blocks},
-  observation_parts: [[name, numbers], ...]}}
-- `teams`: {type: team}
-- `returns`: see `team.source`
-- `shared_reward`: whether the reward of each agent is its team's
-- `plane`: whether an observation is pairs of numbers throughout, each a vector in a plane (for
-  `augment=symmetries`)
-- further facts that a result must report
-
-Blocks [[kind, width, count], ...] of an observation follow each other. Kind `own` is the agent
-itself, "" is left out, any other kind is `count` entities of `width` numbers; an entity of zeros is
-absent. A type without blocks has one `own` block.
+meta describes the log, see `log_meta`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -79,7 +64,7 @@ class Log:
     there.
 
     Attributes:
-        meta: see above.
+        meta: see `log_meta`.
         steps: (s,) each; state (s, O).
         agents: (n,) each; observation (n, O), or the rows end to end and `observation_offsets`
             (n+1,). agent_type, behaviour: indices into meta["types"] and meta["behaviours"];

@@ -64,7 +64,7 @@ def agent_types(world: Smax) -> np.ndarray:
 def describe(map: str, facts: Facts) -> Json:
     """meta of a log, or of the battles of an evaluation."""
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
-    # The blocks of an observation, see `team_log`
+    # The blocks of an observation, see `log_meta`
     blocks = [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]
     unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks}}
     names = [facts.names[k] for k in facts.kinds]

@@ -127,7 +127,7 @@ def generate(
 
 
 def observation_blocks(agents: int) -> list[list[str | int]]:
-    """Return the blocks (see `team_log`) of an observation of mpe2 of this many agents."""
+    """Return the blocks (see `log_meta`) of an observation of mpe2 of this many agents."""
     others = agents - 1
     return [["own", 4, 1], ["landmark", 2, agents], ["agent", 2, others], ["", 2, others]]
 

@@ -325,10 +325,10 @@ def test_teachers_choose_by_their_observations(enemies, reach, expert, medium):
         observations = view(enemies)
         masks = np.array([1, 1, 1, 1, 1, *reach], bool)[None, None]
 
-    for name, wanted in (("expert", expert), ("medium", medium)):
+    for name, expected in (("expert", expert), ("medium", medium)):
         assert Teacher(World, TEACHERS.index(name), np.random.default_rng(0)).act(
             World
-        ).tolist() == [[wanted]]
+        ).tolist() == [[expected]]
     random = Teacher(World, TEACHERS.index("random"), np.random.default_rng(0))
     drawn = {int(random.act(World)[0, 0]) for _ in range(300)}
     assert drawn == set(np.flatnonzero(World.masks[0, 0]))
