@@ -133,17 +133,23 @@ def has_loss(run: Json) -> bool:
     return loss is not None and math.isfinite(loss)
 
 
-def fit_law(grid: pd.DataFrame) -> Json:
-    """Test the trends of loss and score, and fit the law to the runs of the first quality.
-
-    The law has no term for quality, so that it would be wrong for several qualities at once.
-    """
+def trend_p_values(grid: pd.DataFrame) -> dict[str, float]:
+    """Test the trends: p that the loss falls with size and data, and the score with the loss."""
     p = law.trend_p_values(
         grid["non_embedding"], grid["data_steps"], grid["excess"], grid["quality"]
     )
     scored = grid.dropna(subset="score")
     if len(scored):
         p["score"] = law.falling_p_value(scored["excess"], scored["score"], scored["reference"])
+    return p
+
+
+def fit_law(grid: pd.DataFrame) -> Json:
+    """Test the trends, and fit the law to the runs of the first quality.
+
+    The law has no term for quality, so that it would be wrong for several qualities at once.
+    """
+    p = trend_p_values(grid)
     base = grid[grid["mixture"] == grid["mixture"].iloc[0]]
     columns = ("non_embedding", "data_steps", "excess")
     N, D, loss = (base[name].to_numpy(np.float64) for name in columns)

@@ -183,7 +183,7 @@ def test_scores_are_compared_with_losses_within_a_world():
         run["reference"] = run["mixture"]
         run["held_out"] += 5 * (run["mixture"] == "0.5")
         run["score"] = run["held_out"] - 20 * (run["mixture"] == "0.5")
-    assert study.fit_law(study.select_finished_runs(actual))["p"]["score"] == 1
+    assert study.trend_p_values(study.select_finished_runs(actual))["score"] == 1
     lines = study.describe_comparisons(study.select_finished_runs(actual))
     assert not any("quality 0.5 against 0" in line for line in lines)
 
@@ -194,9 +194,9 @@ def test_the_versions_of_runs_that_differ_from_the_reports_are_named():
         run | {"versions": {"commit": commit, "torch": "2"}}
         for run, commit in zip(actual["runs"], "aab", strict=False)
     ]
-    said = study.describe_tuning(actual)
-    assert said[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
-    assert "All seeds of a size train on the same episodes" in said[1]
+    sentences = study.describe_tuning(actual)
+    assert sentences[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
+    assert "All seeds of a size train on the same episodes" in sentences[1]
 
 
 def lines_of_curves(actual):
@@ -205,7 +205,7 @@ def lines_of_curves(actual):
     figures.plot_curves(
         panels.add("curves", "step", "loss", log="x"), study.select_finished_runs(actual)
     )
-    panels.finished()
+    panels.finish()
     lines = panels.figures["curves"].axes[0].lines
     return [(*line.get_data(),) for line in lines if len(line.get_xdata())]
 
@@ -232,9 +232,9 @@ def test_a_run_without_a_finite_loss_is_left_out_and_named(loss):
     actual["tuned"]["30k"]["0.0001"] = math.nan
     actual["runs"][3]["held_out"] = loss
     grid = study.select_finished_runs(actual)
-    assert len(grid) == 79 and study.fit_law(grid)["p"]["size"] <= law.CERTAIN
-    said = "Left out, since their held-out loss is not a finite number: 0000000000000003."
-    assert said in study.describe_tuning(actual)
+    assert len(grid) == 79 and study.trend_p_values(grid)["size"] <= law.CERTAIN
+    sentence = "Left out, since their held-out loss is not a finite number: 0000000000000003."
+    assert sentence in study.describe_tuning(actual)
 
 
 @pytest.mark.parametrize("count", [3, 12, 25])

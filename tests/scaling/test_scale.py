@@ -642,7 +642,8 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
             cache_dir,
         )
         assert command("train", *first) == 0
-        assert small(tmp_path / "out", listed("train", loop), *sizes, *ONE, cache_dir) == 0
+        study = (listed("train", loop), *sizes, *ONE, "study.lr.rule=fixed", cache_dir)
+        assert small(tmp_path / "out", *study) == 0
         actual.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
     assert {actual[0][name] for name in actual[0].keys() & actual[1].keys()} == {"w32"}, (
         "w16 is run again, on the new weights"
