@@ -184,6 +184,7 @@ def digest_cell_weights(configs: dict[Cell, Node]) -> dict[Cell, dict[str, str]]
     digests: dict[Cell, dict[str, str]] = {cell: {} for cell in configs}
     for cell, config in configs.items():
         for name, place in list_initial_weights(config).items():
-            if of_place := digest(place):
-                digests[cell][name] = of_place
+            digest_of_place = digest(place)
+            if digest_of_place:
+                digests[cell][name] = digest_of_place
     return digests

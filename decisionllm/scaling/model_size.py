@@ -36,7 +36,9 @@ def count_parameters(config: Node, spec: Spec) -> dict[str, int]:
     total = sum(p.numel() for p in parameters)
     trained = count_trained(parameters)
     non_embedding = total - sum(m.weight.numel() for m in embeddings)
-    skipped = [p for module in list_skipped_modules(model) for p in module.parameters()]
+    skipped: list[torch.nn.Parameter] = []
+    for module in list_skipped_modules(model):
+        skipped += module.parameters()
     tokenizer = members(model)[""].tokenizer
     return {
         "total": total,

@@ -170,7 +170,8 @@ def describe_fits(fits: Json) -> list[str]:
     if fit is None:
         return [*lines, "No law is fitted: there is no trend, or too few runs or values."]
     lines += describe_law(fit)
-    if left_out := fits["left_out"]:
+    left_out = fits["left_out"]
+    if left_out:
         size = f"{left_out['parameters']:,.0f} parameters"
         lines.append(
             f"Fitted without the largest model ({size}), the law misses its losses by "
@@ -193,9 +194,10 @@ def describe_law(fit: law.Law) -> list[str]:
     formula += ", nats an action above the floor of the head"
     ranges = [f"{name} {low:.3g} .. {high:.3g}" for name, (low, high) in fit.intervals.items()]
     lines = [f"{formula}.", f"95 % intervals: {', '.join(ranges)}."]
-    if undetermined_exponents := law.undetermined_exponents(fit):
+    undetermined = law.undetermined_exponents(fit)
+    if undetermined:
         lines.append(
-            f"These runs do not determine {', '.join(undetermined_exponents)}: the interval is "
+            f"These runs do not determine {', '.join(undetermined)}: the interval is "
             "wide, or reaches the bounds of the fit."
         )
     return lines
