@@ -201,7 +201,7 @@ class SpreadTeams(TeamEnv):
         n = int(self.agents[world])
         places = np.stack(self.history)[:, world]  # (steps, N, 2)
         axis.plot(*self.world.landmarks[world, :n].T, "k+", markersize=9)
-        for i, path in enumerate(places[step, :n]):
-            axis.add_patch(Circle(path, TOUCH / 2, color=f"C{i}", alpha=0.6))
+        for i, position in enumerate(places[step, :n]):
+            axis.add_patch(Circle(position, TOUCH / 2, color=f"C{i}", alpha=0.6))
             axis.plot(*places[: step + 1, i].T, color=f"C{i}", linewidth=0.8)
         axis.set(xlim=(-1.6, 1.6), ylim=(-1.6, 1.6))

@@ -143,7 +143,7 @@ class Spread:
         n = int(alive[0].sum())
         if (alive.sum(1) != n).any():
             raise ValueError(
-                "observe: expected worlds with equal numbers of agents; see Spread.alike"
+                "observe: expected worlds with equal numbers of agents; see Spread.worlds_by_size"
             )
         position = self.positions[worlds][alive].reshape(E, n, 2)
         velocity = self.velocities[worlds][alive].reshape(E, n, 2)
