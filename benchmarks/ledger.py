@@ -21,7 +21,8 @@ from rich.console import Console
 
 from decisionllm import executors
 from decisionllm.runs import directory
-from decisionllm.scaling import grid, ledger
+from decisionllm.scaling import grid, ledger, study_options
+from decisionllm.scaling import workers as run_workers
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
 RUNS, SECONDS, WORKERS = 60, 0.5, 2
@@ -53,7 +54,7 @@ def drive(
         workers,
         _,
     ):
-        ledger.drive(root, names, nap, start, workers, progress=progress)
+        run_workers.drive(root, names, nap, start, workers, progress=progress)
     return root, names
 
 
@@ -123,11 +124,11 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
     root = Path(folder) / "large"
     began = time.process_time()
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        runs = grid.Grid(grid.check(study), Path(folder) / "data")
+        runs = grid.Grid(study_options.check_study(study), Path(folder) / "data")
         names = ledger.plan(root, runs.all_jobs(root).values())
         planned = time.process_time() - began
         began = time.process_time()
-        ledger.Progress(root, lambda text: None)(ledger.status(root, runs.all_jobs(root)))
+        run_workers.Progress(root, lambda text: None)(ledger.status(root, runs.all_jobs(root)))
     return {"runs": len(names), "plan": planned, "status": time.process_time() - began}
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from decisionllm.datasets import moments
 from decisionllm.datasets.store import next_rows
-from decisionllm.estimates.log import mean_of
+from decisionllm.estimates.log import estimate_mean
 from decisionllm.estimates.networks import (
     Members,
     Units,
@@ -73,7 +73,7 @@ class FittedQ(Estimator):
         self.discount = discount
         self.sync_every = sync_every
         self.training: Json = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
-        self.units = Units.of(log)
+        self.units = Units.from_log(log)
         self.first = log.offsets[:-1][log.held_out]  # rows of the first steps
 
         # the m transitions that Q is fitted to
@@ -96,61 +96,63 @@ class FittedQ(Estimator):
         self._fit(self.start, lambda step, drawn: scaled[drawn], "fqe: returns of the log")
 
     def read(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
-        """What Q reads: the states and the actions, of (n, A), at these rows; (m, I)."""
+        """Encode the states and the actions, of (n, A), at these rows, (m, I)."""
         log = self.log
         tasks = task_texts(log, rows)
         return self.units.inputs(log.observations[rows], log.timesteps[rows], tasks, actions[rows])
 
-    def _fit(self, net: Members, wanted: Callable[[int, Tensor], Tensor], title: str) -> None:
-        """Fit Q to what is wanted at the number of a step for transitions (M, B): (M, B)."""
+    def _fit(self, net: Members, target_at: Callable[[int, Tensor], Tensor], title: str) -> None:
+        """Fit Q to `target_at`: (number of a step, transitions (M, B)) -> (M, B)."""
 
         def loss(step: int, drawn: Tensor) -> Tensor:
-            found = net(self.inputs[drawn])[..., 0]
-            return F.mse_loss(found, wanted(step, drawn))
+            predicted = net(self.inputs[drawn])[..., 0]
+            return F.mse_loss(predicted, target_at(step, drawn))
 
         optimise(net, loss, rows=len(self.inputs), title=title, **self.training)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        return mean_of(self.values(candidate), self.log)
+        return estimate_mean(self.values(candidate), self.log)
 
     def values(self, candidate: Candidate) -> np.ndarray:
         """Q of the policy's first action in each held-out episode, raw reward units."""
         net = self.fit(candidate)
         with torch.no_grad():
-            found = net(self.read(self.first, candidate.actions))[..., 0].mean(0)
-        return np.asarray(found.double().numpy() * self.scale + self.shift)
+            values = net(self.read(self.first, candidate.actions))[..., 0].mean(0)
+        return np.asarray(values.double().numpy() * self.scale + self.shift)
 
     def fit(self, candidate: Candidate) -> Members:
-        """The networks whose mean is the Q of a policy, in units of `scale` around `shift`."""
+        """Fit networks whose mean is the Q of a policy, in units of `scale` around `shift`."""
         following = self.read(self.after, candidate.actions)
         net = deepcopy(self.start)
         target = deepcopy(net).requires_grad_(False)
         # Q is stored without the mean return: r / scale + discount (Q' + shift) - shift
         shift = self.shift / self.scale
 
-        def wanted(step: int, drawn: Tensor) -> Tensor:
+        def bellman_target(step: int, drawn: Tensor) -> Tensor:
             if step % self.sync_every == 0:
                 target.load_state_dict(net.state_dict())
-            then = target(following[drawn])[..., 0]
+            next_q = target(following[drawn])[..., 0]
             # Where the log has no such action a network may say anything, and the next target
             # would build on it: no return beyond those of the log is believed.
-            known = (then + shift).clamp(self.least, self.most)
-            aim: Tensor = self.rewards[drawn] + self.discount * self.goes_on[drawn] * known - shift
+            bounded_q = (next_q + shift).clamp(self.least, self.most)
+            aim: Tensor = (
+                self.rewards[drawn] + self.discount * self.goes_on[drawn] * bounded_q - shift
+            )
             return aim
 
-        self._fit(net, wanted, f"fqe: {candidate.name}")
+        self._fit(net, bellman_target, f"fqe: {candidate.name}")
         return net
 
 
 def discounted_returns(rewards: np.ndarray, offsets: np.ndarray, discount: float) -> np.ndarray:
-    """The discounted sum of the rewards of each step and those after it, (n,) float64.
+    """Return the discounted sum of the rewards of each step and those after it, (n,) float64.
 
     Rewards [1, 2, 4] with discount 0.5 give [3, 4, 4].
     """
-    found = np.array(rewards, np.float64)
+    returns = np.array(rewards, np.float64)
     ends = offsets[1:]
     lengths = np.diff(offsets)
     for before_end in range(2, int(lengths.max()) + 1):
         rows = ends[lengths >= before_end] - before_end
-        found[rows] += discount * found[rows + 1]
-    return found
+        returns[rows] += discount * returns[rows + 1]
+    return returns

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from decisionllm.estimates.log import resampled
+from decisionllm.estimates.log import resampling_units
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
 from decisionllm.registry import register
 
@@ -31,9 +31,9 @@ class Importance(Estimator):
 
     def __init__(self, log: Logged, discount: float, seed: int) -> None:
         if log.action_log_prob is None:
-            wanted = "a log with propensities (action_log_prob of its episodes)"
             raise ValueError(
-                f"estimators=importance: expected {wanted}, got none; leave this estimator out"
+                "estimators=importance: expected a log with propensities (action_log_prob "
+                "of its episodes), got none; leave this estimator out"
             )
         if not log.recorded.all():
             missing = int((~log.recorded).sum())
@@ -54,7 +54,7 @@ class Importance(Estimator):
         weights, rewards = self.weights(candidate.log_prob)
         value = float(self_normalised(weights, rewards, np.ones((1, len(weights))))[0])
         # resamples as how often each group of episodes is drawn
-        _, group = np.unique(resampled(self.log), return_inverse=True)
+        _, group = np.unique(resampling_units(self.log), return_inverse=True)
         G = int(group.max()) + 1
         rng = np.random.default_rng(self.seed)
         counts = rng.multinomial(G, np.full(G, 1 / G), size=RESAMPLES)
@@ -91,7 +91,7 @@ class Importance(Estimator):
 
 
 def self_normalised(weights: np.ndarray, rewards: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The weighted mean reward of each step, summed over the steps, for each resample.
+    """Return the weighted mean reward of each step, summed over the steps, for each resample.
 
     Args:
         weights: (E, T).
@@ -108,8 +108,8 @@ def self_normalised(weights: np.ndarray, rewards: np.ndarray, counts: np.ndarray
 
 
 def effective_episodes(weights: np.ndarray) -> float:
-    """How many equally weighted episodes weights (E,) are worth: (sum w)^2 / sum w^2; 0 of no
-    weight above 0.
+    """Return the number of equally weighted episodes that weights (E,) are worth, (sum w)^2 /
+    sum w^2; 0 if no weight is above 0.
     """
     if not weights.any():
         return 0.0

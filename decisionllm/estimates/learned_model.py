@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from decisionllm.datasets import moments
 from decisionllm.datasets.store import next_rows
-from decisionllm.estimates.log import mean_of
+from decisionllm.estimates.log import estimate_mean
 from decisionllm.estimates.networks import (
     Members,
     Units,
@@ -63,8 +63,10 @@ class LearnedModel(Estimator):
         lr: float = 1e-3,
     ) -> None:
         if log.action_masks is not None:
-            what = "actions without masks, which no model of observations predicts"
-            raise ValueError(f"estimators=model: expected {what}; leave this estimator out")
+            raise ValueError(
+                "estimators=model: expected actions without masks, which no model of "
+                "observations predicts; leave this estimator out"
+            )
         if min(steps, members, width, batch_size, neighbours + 1) < 1:
             raise ValueError(
                 "model: expected steps, members, width and batch_size from 1, neighbours from 0"
@@ -72,7 +74,7 @@ class LearnedModel(Estimator):
         self.log = log
         self.discount = discount
         self.seed = seed
-        self.units = Units.of(log)
+        self.units = Units.from_log(log)
         rows = recorded_rows(log)  # (m,)
         self.neighbours = min(neighbours, len(rows))
         after, is_last = next_rows(rows, log.offsets[1:])
@@ -81,31 +83,31 @@ class LearnedModel(Estimator):
             raise ValueError("estimators=model: expected episodes of two steps or more, got none")
 
         # what the networks read, and predict
-        seen = log.observations[rows]
+        observations = log.observations[rows]
         tasks = task_texts(log, rows)
-        inputs = self.units.inputs(seen, log.timesteps[rows], tasks, log.actions[rows])
-        changes = log.observations[after] - seen
+        inputs = self.units.inputs(observations, log.timesteps[rows], tasks, log.actions[rows])
+        changes = log.observations[after] - observations
         rewards = log.rewards[rows]
         # ended by the task or a budget, not by the horizon
         ends = ~follows & (log.timesteps[rows] + 1 < self.units.horizon)
-        self.low = seen.min(0)
-        self.high = seen.max(0)
+        self.low = observations.min(0)
+        self.high = observations.max(0)
         self.change_mean = changes[follows].mean(0).astype(np.float64)
         self.change_scale = moments.scale(
             self.change_mean, changes[follows].std(0).astype(np.float64)
         )
         self.reward_mean = float(rewards.mean())
         self.reward_scale = float(moments.scale(rewards.mean(), rewards.std()))
-        wanted = np.column_stack(
+        targets = np.column_stack(
             [
                 (changes - self.change_mean) / self.change_scale,
                 (rewards - self.reward_mean) / self.reward_scale,
                 ends,
             ]
         )  # (m, S+2)
-        self.net = Members(members, inputs.shape[1], wanted.shape[1], width=width, seed=seed)
+        self.net = Members(members, inputs.shape[1], targets.shape[1], width=width, seed=seed)
         options = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
-        self._fit(inputs, torch.from_numpy(wanted).float(), torch.from_numpy(follows), options)
+        self._fit(inputs, torch.from_numpy(targets).float(), torch.from_numpy(follows), options)
 
         # what they missed at each step of the log
         self.nearest = cKDTree(inputs.numpy())
@@ -115,23 +117,23 @@ class LearnedModel(Estimator):
         self.missed_reward = rewards - reward  # (m,)
         self.missed_end = ends - end  # (m,)
 
-    def _fit(self, inputs: Tensor, wanted: Tensor, follows: Tensor, options: Json) -> None:
+    def _fit(self, inputs: Tensor, targets: Tensor, follows: Tensor, options: Json) -> None:
         """Fit the members to the log.
 
         Args:
             inputs: (m, I).
-            wanted: (m, S+2) change, reward, and whether the episode ends.
-            follows: (m,) bool, steps whose change is known.
+            targets: (m, S+2) change, reward, and whether the episode ends.
+            follows: (m,) bool, steps that are followed by another one.
             options: of `optimise`.
         """
 
         def loss(step: int, drawn: Tensor) -> Tensor:
             out = self.net(inputs[drawn])
-            aim = wanted[drawn]
-            errors = (out[..., :-2] - aim[..., :-2]).square().mean(-1)
+            target = targets[drawn]
+            errors = (out[..., :-2] - target[..., :-2]).square().mean(-1)
             of_change = (errors * follows[drawn]).mean()
-            of_reward = F.mse_loss(out[..., -2], aim[..., -2])
-            of_end = F.binary_cross_entropy_with_logits(out[..., -1], aim[..., -1])
+            of_reward = F.mse_loss(out[..., -2], target[..., -2])
+            of_end = F.binary_cross_entropy_with_logits(out[..., -1], target[..., -1])
             total: Tensor = of_change + of_reward + of_end
             return total
 
@@ -139,8 +141,8 @@ class LearnedModel(Estimator):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The mean of the members: changes (m, S) and rewards (m,), raw units, and the probability
-        that the episode ends (m,).
+        """Return the mean of the members: changes (m, S) and rewards (m,), raw units, and the
+        probability that the episode ends (m,).
         """
         parts = [self.net(part).double() for part in inputs.split(CHUNK)]
         out = torch.cat(parts, 1)
@@ -150,25 +152,25 @@ class LearnedModel(Estimator):
         return change, reward, out[..., -1].sigmoid().mean(0).numpy()
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        return mean_of(self.returns(candidate), self.log)
+        return estimate_mean(self.returns(candidate), self.log)
 
     def returns(self, candidate: Candidate) -> np.ndarray:
-        """The imagined return of each held-out episode, raw reward units."""
+        """Return the imagined return of each held-out episode, raw reward units."""
         log = self.log
         episodes = np.flatnonzero(log.held_out)
         tasks = [log.tasks[e] for e in episodes.tolist()]
         observations = log.observations[log.offsets[episodes]]
         player = candidate.begin(tasks)
         rng = np.random.default_rng(self.seed)
-        found = np.zeros(len(episodes))
+        returns = np.zeros(len(episodes))
         going = np.ones(len(episodes))  # the probability that the episode has not ended
         rewards = None
         for t in range(self.units.horizon):
             actions = player.act(observations, rewards)
             observations, rewards, ended = self.advance(observations, t, tasks, actions, rng)
-            found += self.discount**t * going * rewards
+            returns += self.discount**t * going * rewards
             going *= 1 - ended
-        return found
+        return returns
 
     def advance(
         self,

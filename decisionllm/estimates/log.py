@@ -1,4 +1,4 @@
-"""The part of a data store that policies are judged from, and a mean over its held-out episodes."""
+"""The episodes of a store that policies are estimated from, and means over the held-out ones."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ FEWEST_GROUPS = 5  # resamples of fewer hold the true mean too rarely
 
 
 def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
-    """These episodes of a store, the ones to fit estimators to first.
+    """Select episodes of a store; those that estimators are fitted to come first.
 
     Args:
         store: of the log.
@@ -27,8 +27,10 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
     rows = store.rows_of(episodes)
     rewards = np.asarray(store.rewards[rows], np.float64)
     if np.ptp(rewards) == 0:
-        got = f"{rewards[0]:g} at each of {len(rewards):,} steps"
-        raise ValueError(f"{name}: expected rewards that tell policies apart, got {got}")
+        raise ValueError(
+            f"{name}: expected rewards that tell policies apart, got {rewards[0]:g} at each of "
+            f"{len(rewards):,} steps"
+        )
     recorded = np.ones(len(rows), bool)
     if store.action_weight is not None:
         recorded = store.action_weight[rows] > 0
@@ -42,27 +44,27 @@ def logged(store: Store, fitting: np.ndarray, held_out: np.ndarray) -> Logged:
         held_out=np.arange(len(episodes)) >= len(fitting),
         tasks=[store.tasks[i] for i in store.task[episodes]],
         recorded=recorded,
-        action_masks=column(store.action_masks, rows),
-        action_log_prob=column(store.action_log_prob, rows),
+        action_masks=take_rows(store.action_masks, rows),
+        action_log_prob=take_rows(store.action_log_prob, rows),
         groups=np.asarray(store.group[episodes]),
     )
 
 
-def column(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-    """These rows of a column; None where there is none."""
+def take_rows(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """Take rows of a column; None if there is no column."""
     return None if values is None else np.asarray(values[rows])
 
 
-def resampled(log: Logged) -> np.ndarray:
-    """What an interval resamples, (h,) int of the h held-out episodes: those of a group together,
-    or, where groups are few, each by itself.
+def resampling_units(log: Logged) -> np.ndarray:
+    """Return the unit that an interval resamples of each of the h held-out episodes, (h,) int: its
+    group, or, if there are few groups, the episode.
     """
     groups = log.held_out_groups
     is_few = len(np.unique(groups)) < FEWEST_GROUPS
     return np.arange(len(groups)) if is_few else groups
 
 
-def mean_of(values: np.ndarray, log: Logged) -> Estimate:
-    """The mean of one value for each held-out episode (h,), with its interval."""
-    low, high = over_episodes(values, resampled(log))
+def estimate_mean(values: np.ndarray, log: Logged) -> Estimate:
+    """Estimate the mean of one value for each held-out episode (h,), with its interval."""
+    low, high = over_episodes(values, resampling_units(log))
     return Estimate(float(values.mean()), low, high)

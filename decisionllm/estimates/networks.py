@@ -52,7 +52,7 @@ class Members(nn.Module):
 
 @dataclass(frozen=True)
 class Units:
-    """How a log becomes inputs of a network: standardised observations and actions, the share of
+    """Inputs of a network from a log: standardised observations and actions, the share of
     the horizon that has passed, and numbers that stand for the task text.
 
     A discrete action is one number for each choice.
@@ -67,8 +67,8 @@ class Units:
     reads_text: bool
 
     @classmethod
-    def of(cls, log: Logged) -> "Units":
-        """Of the episodes that estimators are fitted to."""
+    def from_log(cls, log: Logged) -> "Units":
+        """Fit the units to the episodes that estimators are fitted to."""
         rows = fitting_rows(log)
         observations = log.observations[rows].astype(np.float64)
         actions = log.actions[rows].astype(np.float64)
@@ -81,24 +81,24 @@ class Units:
             action_scale=moments.scale(action_mean, actions.std(0)),
             num_actions=log.spec.num_actions,
             horizon=int(log.lengths.max()),
-            reads_text=tells_texts_apart(log),
+            reads_text=has_shared_texts(log),
         )
 
-    def observed(self, observations: np.ndarray, timesteps: np.ndarray) -> Tensor:
-        """Observations (m, S) and steps (m,) as inputs (m, S+1)."""
+    def encode_observations(self, observations: np.ndarray, timesteps: np.ndarray) -> Tensor:
+        """Encode observations (m, S) and steps (m,) as inputs (m, S+1)."""
         standardised = (observations - self.observation_mean) / self.observation_scale
         passed = 2 * timesteps[:, None] / self.horizon - 1
         return torch.from_numpy(np.concatenate([standardised, passed], 1)).float()
 
     def states(self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str]) -> Tensor:
-        """The same and m task texts, if they are read, as inputs (m, I)."""
-        observed = self.observed(observations, timesteps)
+        """Encode the same and m task texts, if they are read, as inputs (m, I)."""
+        observed = self.encode_observations(observations, timesteps)
         if not self.reads_text:
             return observed
         return torch.cat([observed, codes(tasks)], 1)
 
     def actions(self, actions: np.ndarray) -> Tensor:
-        """Raw actions (m, A) as inputs (m, A), or (m, C) of discrete ones."""
+        """Encode raw actions (m, A) as inputs (m, A), or (m, C) of discrete ones."""
         if self.num_actions:
             index = torch.from_numpy(actions[:, 0].astype(np.int64))
             return F.one_hot(index, self.num_actions).float()
@@ -107,30 +107,30 @@ class Units:
     def inputs(
         self, observations: np.ndarray, timesteps: np.ndarray, tasks: list[str], actions: np.ndarray
     ) -> Tensor:
-        """States and actions of m steps, (m, I)."""
+        """Encode states and actions of m steps, (m, I)."""
         return torch.cat([self.states(observations, timesteps, tasks), self.actions(actions)], 1)
 
 
 def fitting_rows(log: Logged) -> np.ndarray:
-    """The steps (m,) of the episodes that are not held out."""
+    """Return the steps (m,) of the episodes that are not held out."""
     return np.flatnonzero(~log.held_out[log.episode])
 
 
 def recorded_rows(log: Logged) -> np.ndarray:
-    """The steps (m,) of the episodes that are not held out, where the log knows the action."""
+    """Return the steps (m,) of the episodes that are not held out and have an action."""
     rows = fitting_rows(log)
     recorded: np.ndarray = rows[log.recorded[rows]]
     return recorded
 
 
 def task_texts(log: Logged, rows: np.ndarray) -> list[str]:
-    """The task text of each of these steps (m,)."""
+    """Return the task text of each of these steps (m,)."""
     return [log.tasks[e] for e in log.episode[rows]]
 
 
-def tells_texts_apart(log: Logged) -> bool:
-    """Whether the log has several task texts and every held-out one occurs in the other episodes
-    too. A text that is nowhere else says nothing to a network.
+def has_shared_texts(log: Logged) -> bool:
+    """Return whether the log has several task texts and every held-out one occurs in the other
+    episodes too. A text that is nowhere else says nothing to a network.
     """
     pairs = list(zip(log.tasks, log.held_out, strict=True))
     judged = {task for task, held_out in pairs if held_out}

@@ -1,4 +1,4 @@
-"""How far a policy leaves the log: whether its actions are like those that were taken nearby."""
+"""The share of a policy's actions that are far from the logged actions at similar states."""
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -25,36 +25,36 @@ class Support:
     """
 
     def __init__(self, log: Logged, seed: int) -> None:
-        self.units = Units.of(log)
+        self.units = Units.from_log(log)
         rng = np.random.default_rng(seed)
-        known = some(recorded_rows(log), MOST, rng)
-        judged = np.flatnonzero(log.held_out[log.episode] & log.recorded)
-        self.rows = some(judged, MOST // 10, rng)
-        tree = cKDTree(self.observed(log, known))
-        _, near = tree.query(self.observed(log, self.rows), k=min(NEIGHBOURS, len(known)))
+        log_rows = sample_rows(recorded_rows(log), MOST, rng)
+        held_out_rows = np.flatnonzero(log.held_out[log.episode] & log.recorded)
+        self.rows = sample_rows(held_out_rows, MOST // 10, rng)
+        tree = cKDTree(self.encode_rows(log, log_rows))
+        _, near = tree.query(self.encode_rows(log, self.rows), k=min(NEIGHBOURS, len(log_rows)))
         near = near.reshape(len(self.rows), -1)
-        self.taken = self.units.actions(log.actions[known]).numpy()[near]  # (m, k, A)
+        self.taken = self.units.actions(log.actions[log_rows]).numpy()[near]  # (m, k, A)
         self.usual = 0.0
         if not log.spec.num_actions:
             self.usual = float(np.quantile(self.distance(log.actions), USUAL))
 
-    def observed(self, log: Logged, rows: np.ndarray) -> np.ndarray:
+    def encode_rows(self, log: Logged, rows: np.ndarray) -> np.ndarray:
         """Standardised observations and time of these rows (m, S+1)."""
-        return self.units.observed(log.observations[rows], log.timesteps[rows]).numpy()
+        return self.units.encode_observations(log.observations[rows], log.timesteps[rows]).numpy()
 
     def distance(self, actions: np.ndarray) -> np.ndarray:
         """Distance (m,) of actions (n, A) at the looked-up steps, in deviations."""
-        own = self.units.actions(actions[self.rows]).numpy()
-        apart = np.square(self.taken - own[:, None]).sum(-1)
-        return np.asarray(np.sqrt(apart.min(1)))
+        actions_of_rows = self.units.actions(actions[self.rows]).numpy()
+        squared_distances = np.square(self.taken - actions_of_rows[:, None]).sum(-1)
+        return np.asarray(np.sqrt(squared_distances.min(1)))
 
-    def far(self, actions: np.ndarray) -> float:
-        """The share of actions (n, A) that are far from those of the log near their state."""
+    def far_share(self, actions: np.ndarray) -> float:
+        """Return the share of actions (n, A) that are far from the log's at similar states."""
         return float((self.distance(actions) > self.usual).mean())
 
 
-def some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """All of these rows, or so many of them at random, in their order."""
+def sample_rows(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """Return these rows, or at most `most` of them at random, in their order."""
     if len(rows) <= most:
         return rows
     return np.sort(rng.choice(rows, most, replace=False))

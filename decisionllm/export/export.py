@@ -1,6 +1,6 @@
 """`decisionllm export`: a trained policy as ONNX graphs, or its language model alone.
 
-`policy.exported` acts by the graphs, without torch.
+`ExportedPolicy` acts by the graphs, without torch.
 """
 
 import json
@@ -41,25 +41,27 @@ def export(config: Node) -> None:
     run = Path(config["run"])
     path = Path(config["path"] or run / config["format"])
     if config["format"] == "transformers":
-        given = [f"act.{name}" for name, value in config["act"].items() if value is not None]
+        rejected = [f"act.{name}" for name, value in config["act"].items() if value is not None]
         if config["part"] is not None:
-            given.append("part")
-        if given:
-            wanted = "no part and no act, which are of a policy"
-            raise ValueError(f"format=transformers: expected {wanted}, got {', '.join(given)}")
+            rejected.append("part")
+        if rejected:
+            raise ValueError(
+                "format=transformers: expected no part and no act, which are of a policy, got "
+                f"{', '.join(rejected)}"
+            )
         return language_model(run, path)
     policy = loading.load_policy(run, part=config["part"], **config["act"])
     write(policy, path, policy.info, name=run.name)
-    apart = difference(policy, path)
+    largest_difference = measure_difference(policy, path)
     print(
-        f"exported {run} to {path}, {megabytes(path):.1f} MB; over 20 random histories its actions "
-        f"differ from policy.act by at most {apart:.1e} of their range",
+        f"exported {run} to {path}, {folder_megabytes(path):.1f} MB; over 20 random histories its "
+        f"actions differ from policy.act by at most {largest_difference:.1e} of their range",
         flush=True,
     )
 
 
-def megabytes(folder: Path) -> float:
-    """The size of the files in a folder."""
+def folder_megabytes(folder: Path) -> float:
+    """Return the size of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
@@ -82,22 +84,26 @@ def language_model(run: Path, path: Path) -> None:
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     check_writable(path.parent, option="path=...")
     backbone = checkpoint.load_model(run, config, info).backbone
-    with written(path), sealed(path) as partial:
-        apart = save_merged(backbone, partial)
+    with explain_write_errors(path), sealed(path) as partial:
+        largest_difference = save_merged(backbone, partial)
     merged = ", adapters merged in float32" if backbone.tune == "lora" else ""
     print(
-        f"exported the language model of {run} to {path}, {megabytes(path):.1f} MB{merged}; loaded "
-        f"by transformers alone its hidden states differ from the run's by at most {apart:.1e} of "
-        "the largest",
+        f"exported the language model of {run} to {path}, {folder_megabytes(path):.1f} "
+        f"MB{merged}; loaded by transformers alone its hidden states differ from the run's by at "
+        f"most {largest_difference:.1e} of the largest",
         flush=True,
     )
 
 
-def written(path: Path) -> AbstractContextManager[None]:
+def explain_write_errors(path: Path) -> AbstractContextManager[None]:
     """Explain an error of writing a folder, such as a full disk."""
-    remedy = "nothing of it is left; make room, or choose another path=..."
-    what = f"{path}: could not be written"
-    return explained(what, OSError, SafetensorError, remedy=remedy, raised=OSError)
+    return explained(
+        f"{path}: could not be written",
+        OSError,
+        SafetensorError,
+        remedy="nothing of it is left; make room, or choose another path=...",
+        raised=OSError,
+    )
 
 
 def write(
@@ -121,30 +127,35 @@ def write(
         ValueError: the policy cannot be exported, or the folder holds something else.
     """
     path = Path(path)
-    needs = "export needs onnx and onnxscript: pip install 'decisionllm[onnx]'"
-    with explained(needs, ImportError, raised=ImportError):
+    with explained(
+        "export needs onnx and onnxscript: pip install 'decisionllm[onnx]'",
+        ImportError,
+        raised=ImportError,
+    ):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    check(policy)
+    check_exportable(policy)
     if path.exists() and not (path / "policy.json").is_file():
-        wanted = "a new folder or an earlier export"
-        raise ValueError(f"path: expected {wanted}, got {path}, which holds something else")
+        raise ValueError(
+            f"path: expected a new folder or an earlier export, got {path}, which holds "
+            "something else"
+        )
     check_writable(path.parent, option="path=...")
     model = policy.model.float()
     if model.backbone.tune == "lora":
         model.backbone.model.merge_adapter()
     decoder = Decoder(policy)
-    info = described(policy, decoder, run_info, name)
-    with written(path), sealed(path) as partial:
+    info = describe_policy(policy, decoder, run_info, name)
+    with explain_write_errors(path), sealed(path) as partial:
         outputs = ["actions", "return_to_go", "longer_cache"]
-        graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
+        write_graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
         if directory.has_texts(run_info):
             write_text_reader(decoder, partial)
         (partial / "policy.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
 
 
-def described(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
-    """The content of policy.json: what `ExportedPolicy` knows of a policy beside its graphs."""
+def describe_policy(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
+    """Return the content of policy.json, which `ExportedPolicy` reads beside the graphs."""
     model = policy.model
     dataset = run_info["dataset"]
     (target,) = policy.resolve_targets([None])
@@ -169,11 +180,11 @@ def write_text_reader(decoder: "Decoder", folder: Path) -> None:
     backbone = decoder.model.backbone
     ids = torch.arange(6).view(2, 3) % backbone.config.vocab_size
     inputs = {"text_ids": Input(ids, (0, 1))}
-    graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
+    write_graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
     backbone.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def check(policy: Policy) -> None:
+def check_exportable(policy: Policy) -> None:
     """Raise a ValueError that says why a policy cannot be exported, if it cannot."""
     model = policy.model
     backbone = model.backbone
@@ -188,8 +199,10 @@ def check(policy: Policy) -> None:
         (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", architecture),
     ):
         if wrong:
-            remedy = "this policy acts through `decisionllm serve`"
-            raise ValueError(f"export: expected {expected}, got {got}; {remedy}")
+            raise ValueError(
+                f"export: expected {expected}, got {got}; this policy acts through "
+                "`decisionllm serve`"
+            )
 
 
 class Input(NamedTuple):
@@ -199,7 +212,9 @@ class Input(NamedTuple):
     free: tuple[int, ...]
 
 
-def graph(module: nn.Module, inputs: dict[str, Input], outputs: list[str], path: Path) -> None:
+def write_graph(
+    module: nn.Module, inputs: dict[str, Input], outputs: list[str], path: Path
+) -> None:
     """Write a module as an ONNX file."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages unused here
     size = sum(x.nbytes for x in module.state_dict().values())
@@ -209,7 +224,7 @@ def graph(module: nn.Module, inputs: dict[str, Input], outputs: list[str], path:
             module.eval(),
             (),
             path,
-            kwargs={name: given.example for name, given in inputs.items()},
+            kwargs={name: each.example for name, each in inputs.items()},
             input_names=list(inputs),
             output_names=outputs,
             dynamic_shapes={name: dict.fromkeys(x.free, Dim.DYNAMIC) for name, x in inputs.items()},
@@ -298,11 +313,11 @@ class Decoder(nn.Module):
         previous_actions: Tensor,
         return_given: Tensor | None = None,
     ) -> Tensor:
-        """The tokens that a decision adds, (N, n + k - 1, D).
+        """Return the tokens that a decision adds, (N, n + k - 1, D).
 
         They are the previous action, the return-to-go and the observation.
         """
-        read = self.model.tokenizer
+        tokenizer = self.model.tokenizer
         units = self.model.normalizer
         n = previous_actions.shape[1]
         o = units.observations(observations)[:, None]  # (N, 1, S)
@@ -310,11 +325,11 @@ class Decoder(nn.Module):
         t = timesteps[:, None]
         a = units.actions(previous_actions)
         earlier = (t - 1).clamp(min=0).expand(-1, n)
-        before = read(r.expand(-1, n), o.expand(-1, n, -1), a, earlier)
-        before = before[:, read.tokens - 1 :: read.tokens]  # the action tokens
+        previous = tokenizer(r.expand(-1, n), o.expand(-1, n, -1), a, earlier)
+        previous = previous[:, tokenizer.tokens - 1 :: tokenizer.tokens]  # the action tokens
         no_action = torch.zeros_like(o[..., :1]).expand(-1, -1, a.shape[-1])
-        now = read(r, o, no_action, t, return_given)[:, :-1]
-        return torch.cat([before, now], 1)
+        current = tokenizer(r, o, no_action, t, return_given)[:, :-1]
+        return torch.cat([previous, current], 1)
 
 
 class TextReader(nn.Module):
@@ -331,8 +346,8 @@ class TextReader(nn.Module):
         return cache
 
 
-def difference(policy: Policy, path: str | Path) -> float:
-    """The largest difference of an exported policy's actions from `Policy.act`.
+def measure_difference(policy: Policy, path: str | Path) -> float:
+    """Measure the largest difference of an exported policy's actions from `Policy.act`.
 
     Over 20 random histories, as a share of the range of the actions.
     """
@@ -349,5 +364,5 @@ def difference(policy: Policy, path: str | Path) -> float:
         observations = mean + scale * rng.standard_normal((t + 1, len(mean)))
         actions = rng.uniform(low, high, (t, spec.action_dim)).round(digits)
         histories.append(History(observations.astype(np.float32), actions, rng.random(t)))
-    apart = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
-    return float((apart / widths(low, high)).max())
+    differences = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
+    return float((differences / widths(low, high)).max())

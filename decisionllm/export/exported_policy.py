@@ -43,19 +43,24 @@ class ExportedPolicy:
 
     def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
         folder = Path(folder)
-        needs = "an exported policy needs onnxruntime: pip install onnxruntime"
-        with explained(needs, ImportError, raised=ImportError):
+        with explained(
+            "an exported policy needs onnxruntime: pip install onnxruntime",
+            ImportError,
+            raised=ImportError,
+        ):
             import onnxruntime
         for name in FILES:
             if not (folder / name).is_file():
-                wanted = "a folder of `decisionllm export`"
-                raise FileNotFoundError(f"{folder}: expected {wanted}, found no {name}")
+                raise FileNotFoundError(
+                    f"{folder}: expected a folder of `decisionllm export`, found no {name}"
+                )
         check_all(folder, remedy="restore a copy, or export it again")
         self.info: Json = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
         if self.info["format"] != FORMAT:
-            wanted = f"an export of format {FORMAT}"
             got = self.info["format"]
-            raise ValueError(f"{folder}: expected {wanted}, got {got}; export it again")
+            raise ValueError(
+                f"{folder}: expected an export of format {FORMAT}, got {got}; export it again"
+            )
         self.return_horizon: int = self.info["return_horizon"]
         self.spec = Spec.of(self.info["spec"])
         options = onnxruntime.SessionOptions()
@@ -77,11 +82,11 @@ class ExportedPolicy:
 
     @property
     def return_conditioned(self) -> bool:
-        """Whether the policy reads a return-to-go."""
+        """Return whether the policy reads a return-to-go."""
         return "returns_to_go" in self.inputs
 
     def act(self, histories: Sequence[History]) -> np.ndarray:
-        """The next actions of N episodes, (N, A) raw units; each window is read afresh."""
+        """Return the next actions of N episodes, (N, A) raw units; each window is read afresh."""
         check_sizes(self.spec, histories)
         actions = []
         for h in histories:
@@ -114,8 +119,10 @@ class ExportedPolicy:
         """Raise a ValueError if the policy cannot read episodes of this many steps."""
         most = self.info["horizon"]
         if most and horizon > most:
-            wanted = f"at most {most} steps, the longest training episode"
-            raise ValueError(f"horizon: expected {wanted}, got {horizon}")
+            raise ValueError(
+                f"horizon: expected at most {most} steps, the longest training episode, got "
+                f"{horizon}"
+            )
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
         """See `buffer.resolved`."""
@@ -127,13 +134,17 @@ class ExportedPolicy:
         if not any(tasks):
             return np.zeros((R, layers, 2, len(tasks), G, 0, d), np.float32)
         if self.text_graph is None or self.tokenizer is None:
-            wanted = "none, this policy was trained without task texts"
-            raise ValueError(f"text: expected {wanted}; got {max(tasks)!r}")
+            raise ValueError(
+                "text: expected none, this policy was trained without task texts; got "
+                f"{max(tasks)!r}"
+            )
         ids = [self.tokenizer.encode(task, add_special_tokens=False).ids for task in tasks]
         lengths = sorted({len(tokens) for tokens in ids})
         if len(lengths) > 1:
-            wanted = "texts of equally many tokens"
-            raise ValueError(f"text: expected {wanted}, got {lengths}; begin a session for each")
+            raise ValueError(
+                f"text: expected texts of equally many tokens, got {lengths}; begin a session "
+                "for each"
+            )
         texts = np.array(ids, np.int64).reshape(len(tasks), -1)
         (cache,) = self.text_graph.run(None, {"text_ids": texts})
         return np.repeat(cache[None], R, 0)
@@ -181,8 +192,8 @@ class ExportedSession(EpisodeBuffer):
             }
             if self.masks is not None:
                 values["action_masks"] = self.masks[:, step]
-            given = {name: values[name] for name in self.policy.inputs}
-            actions, self.conditioned_on, self.cache = self.policy.graph.run(None, given)
+            inputs = {name: values[name] for name in self.policy.inputs}
+            actions, self.conditioned_on, self.cache = self.policy.graph.run(None, inputs)
         self.following = now + 1
         return np.asarray(actions)
 

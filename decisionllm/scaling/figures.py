@@ -37,16 +37,16 @@ POINTS: Json = {"s": 14, "alpha": 0.6, "linewidth": 0}
 ROOM = 80  # most letters that fit side by side below an axis
 
 
-def draw(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figure]:
-    """The figures of a study by name.
+def draw_figures(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figure]:
+    """Draw the figures of a study by name.
 
     Where size and volume are shown, the data is of the first quality, so that one thing varies at a
     time.
 
     Args:
-        grid: the runs, see `report.finished`.
-        fits: of these runs, see `report.fitted`.
-        values: other measurements of the evaluations, see `report.measured`.
+        grid: the runs, see `report.select_finished_runs`.
+        fits: of these runs, see `report.fit_law`.
+        values: other measurements of the evaluations, see `report.collect_metrics`.
     """
     grid = grid.sort_values("non_embedding", kind="stable")
     base = grid[grid["mixture"] == grid["mixture"].loc[0]]
@@ -54,30 +54,30 @@ def draw(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[str, Figu
     panels = Panels()
     if base["non_embedding"].nunique() > 1:
         axes = panels.add("size", PARAMETERS)
-        trend(axes, with_volumes(base), "non_embedding", "volume", law)
+        plot_trend(axes, add_volumes(base), "non_embedding", "volume", law)
     if base["fraction"].nunique() > 1:
-        trend(panels.add("data", STEPS), base, "data_steps", "size", law)
-    scatter(panels.add("compute", COMPUTE), grid, "flops", "excess")
+        plot_trend(panels.add("data", STEPS), base, "data_steps", "size", law)
+    plot_scatter(panels.add("compute", COMPUTE), grid, "flops", "excess")
     if grid["score"].notna().any():
         axes = panels.add("score", LOSS.replace("\n", ", "), "score", log="")
-        scatter(axes, grid, "excess", "score")
+        plot_scatter(axes, grid, "excess", "score")
     metric = "excess"
     label = "held-out loss above the floor"
     if grid["score"].notna().all():
         metric = label = "score"
     if base["fraction"].nunique() > 1:
         axes = panels.add("crossover", "share of the data", label, log="x")
-        means(axes, base, "fraction", metric)
+        plot_means(axes, base, "fraction", metric)
     everything = grid["fraction"].max()
     if grid["mixture"].nunique() > 1:
         axes = panels.add("quality", "quality", label, log="")
-        quality(axes, grid[grid["fraction"] == everything], metric)
-    curves(panels.add("curves", "step", "held-out loss, nats an action", log="x"), base)
+        plot_quality(axes, grid[grid["fraction"] == everything], metric)
+    plot_curves(panels.add("curves", "step", "held-out loss, nats an action", log="x"), base)
     is_share = values["value"].between(0, 1).groupby(values["metric"]).transform("all")
     shares = values[(values["fraction"] == everything) & is_share]
     if len(shares):
-        bars(panels.add("shares", "share", "", log=""), shares)
-    return panels.finished()
+        plot_bars(panels.add("shares", "share", "", log=""), shares)
+    return panels.finish()
 
 
 class Panels:
@@ -88,7 +88,7 @@ class Panels:
         self.log: dict[str, str] = {}  # which axes of a figure are logarithmic
 
     def add(self, name: str, x: str, y: str = LOSS, log: str = "xy") -> Axes:
-        """The axes of a new figure with these labels; log: those that become logarithmic."""
+        """Return the axes of a new figure with these labels; log: those that become logarithmic."""
         self.figures[name] = figure(7, 4.2)
         self.log[name] = log
         axes: Axes = self.figures[name].subplots()
@@ -96,20 +96,20 @@ class Panels:
         axes.grid(True, which="both", alpha=0.2)
         return axes
 
-    def finished(self) -> dict[str, Figure]:
-        """The figures with their scales and legends.
+    def finish(self) -> dict[str, Figure]:
+        """Return the figures with their scales and legends.
 
         Scales are set last: on a logarithmic axis seaborn would take means of logarithms.
         """
-        for name, drawn in self.figures.items():
-            axes = drawn.axes[0]
+        for name, drawing in self.figures.items():
+            axes = drawing.axes[0]
             axes.set(**{f"{which}scale": "log" for which in self.log[name]})
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7)
         return self.figures
 
 
-def colours(values: pd.Series) -> list[tuple[float, float, float]]:
+def make_palette(values: pd.Series) -> list[tuple[float, float, float]]:
     """A colour for each of the distinct values."""
     count = values.nunique()
     palettes = {10: "tab10", 20: "tab20"}
@@ -117,23 +117,23 @@ def colours(values: pd.Series) -> list[tuple[float, float, float]]:
     return list(sns.color_palette(palette, count))
 
 
-def scatter(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
+def plot_scatter(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
     """A point for each run, one colour for each size."""
-    palette = colours(grid["size"])
+    palette = make_palette(grid["size"])
     sns.scatterplot(grid, x=x, y=y, hue="size", palette=palette, ax=axes, **POINTS)
 
 
-def with_volumes(grid: pd.DataFrame) -> pd.DataFrame:
-    """The runs by volume of data, with the column `volume`: share and mean steps, in words."""
+def add_volumes(grid: pd.DataFrame) -> pd.DataFrame:
+    """Sort runs by volume of data; add the column `volume`: share and mean steps, in words."""
     steps = grid.groupby("fraction")["data_steps"].transform("mean")
     pairs = zip(grid["fraction"], steps, strict=True)
     volumes = [f"{share:.0%} of the data, {count:,.0f} steps" for share, count in pairs]
     return grid.assign(volume=volumes).sort_values("fraction", kind="stable")
 
 
-def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:
+def plot_trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:
     """Loss against x for each value of `by`: points, and the law with its band, or the means."""
-    palette = colours(grid[by])
+    palette = make_palette(grid[by])
     shared: Json = {"x": x, "y": "excess", "hue": by, "palette": palette, "ax": axes}
     sns.scatterplot(grid, legend=law is None, **shared, **POINTS)
     if law is None:
@@ -151,14 +151,14 @@ def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> N
         axes.fill_between(at, *law.band(N, D), color=colour, alpha=0.15)
 
 
-def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
-    """The mean over seeds of each size along x, with whiskers from the least to the largest."""
+def plot_means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
+    """Plot the mean over seeds of each size along x, whiskers from the least to the largest."""
     sns.lineplot(
         grid,
         x=x,
         y=y,
         hue="size",
-        palette=colours(grid["size"]),
+        palette=make_palette(grid["size"]),
         ax=axes,
         errorbar=("pi", 100),
         err_style="bars",
@@ -167,32 +167,34 @@ def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
     )
 
 
-def quality(axes: Axes, grid: pd.DataFrame, metric: str) -> None:
-    """The metric by mean return of the data; by mixture where several have the same mean return."""
+def plot_quality(axes: Axes, grid: pd.DataFrame, metric: str) -> None:
+    """Plot the metric by mean return of the data; by mixture where several have the same mean
+    return.
+    """
     mixtures = grid["mixture"].unique()
     if grid["quality"].round(6).nunique() == len(mixtures):
         axes.set(xlabel=MEAN_RETURN)
-        means(axes, grid, "quality", metric)
+        plot_means(axes, grid, "quality", metric)
         return
-    means(axes, grid, "mixture", metric)
+    plot_means(axes, grid, "mixture", metric)
     if sum(map(len, mixtures)) > ROOM:
         axes.tick_params("x", rotation=90)
 
 
-def curves(axes: Axes, grid: pd.DataFrame) -> None:
+def plot_curves(axes: Axes, grid: pd.DataFrame) -> None:
     """Held-out loss over training steps, one line for each run."""
     # seaborn takes rows by their index, and leaves out those without a loss
     points = grid[["run", "size", "fraction", "curve"]].explode("curve", ignore_index=True)
     points["step"] = points["curve"].str[0].astype(float)
     points["loss"] = points["curve"].str[2].astype(float)
-    whole = points["fraction"] == points["fraction"].max()
-    points["data"] = np.where(whole, "all data", "not all data")
+    uses_all_data = points["fraction"] == points["fraction"].max()
+    points["data"] = np.where(uses_all_data, "all data", "not all data")
     sns.lineplot(
         points,
         x="step",
         y="loss",
         hue="size",
-        palette=colours(grid["size"]),
+        palette=make_palette(grid["size"]),
         units="run",
         estimator=None,
         ax=axes,
@@ -202,14 +204,14 @@ def curves(axes: Axes, grid: pd.DataFrame) -> None:
     )
 
 
-def bars(axes: Axes, shares: pd.DataFrame) -> None:
-    """The mean over runs of each share and size, with whiskers from the least to the largest."""
+def plot_bars(axes: Axes, shares: pd.DataFrame) -> None:
+    """Plot the mean over runs of each share and size, whiskers from the least to the largest."""
     sns.barplot(
         shares,
         x="value",
         y="metric",
         hue="size",
-        palette=colours(shares["size"]),
+        palette=make_palette(shares["size"]),
         ax=axes,
         errorbar=("pi", 100),
         capsize=0.2,

@@ -50,7 +50,7 @@ class Law:
     draws: tuple["Law", ...] = ()
 
     def __call__(self, N: ArrayLike, D: ArrayLike) -> Any:
-        """The expected loss of N parameters on D steps of data; both broadcast."""
+        """Return the expected loss of N parameters on D steps of data; both broadcast."""
         size = self.A / _floats(N) ** self.alpha
         data = self.B / _floats(D) ** self.beta
         return self.E + size + data
@@ -61,17 +61,19 @@ class Law:
         return np.asarray(np.percentile(losses, [2.5, 97.5], axis=0))
 
     def row(self) -> Json:
-        """The law as JSON values."""
+        """Return the law as JSON values."""
         return {name: value for name, value in vars(self).items() if name != "draws"}
 
 
-def trends(N: ArrayLike, D: ArrayLike, loss: ArrayLike, quality: ArrayLike) -> dict[str, float]:
+def trend_p_values(
+    N: ArrayLike, D: ArrayLike, loss: ArrayLike, quality: ArrayLike
+) -> dict[str, float]:
     """p that the loss falls with `size` and with `data`, the other axes being equal; (n,) each."""
-    sizes = falls(N, loss, _cells(D, quality))
-    return {"size": sizes, "data": falls(D, loss, _cells(N, quality))}
+    sizes = falling_p_value(N, loss, _cells(D, quality))
+    return {"size": sizes, "data": falling_p_value(D, loss, _cells(N, quality))}
 
 
-def falls(x: ArrayLike, y: ArrayLike, blocks: ArrayLike | None = None) -> float:
+def falling_p_value(x: ArrayLike, y: ArrayLike, blocks: ArrayLike | None = None) -> float:
     """p of a permutation test that y falls with x, by rank correlation within blocks.
 
     x, y, blocks: (n,). scipy.stats.permutation_test has no blocks.
@@ -101,7 +103,7 @@ def describe(
 
     Args:
         N, D, loss, draws: as of `fit`.
-        p: of the trends, see `trends`.
+        p: of the trends, see `trend_p_values`.
 
     Returns:
         law: with a term for each trend; None without a trend. left_out: relative error of the law
@@ -116,13 +118,13 @@ def describe(
     left_out = None
     if size and len(sizes) >= 4:
         largest = sizes[-1] == N
-        rest = ~largest
-        known = fit(N[rest], D[rest], loss[rest], size=size, data=data, draws=0)
-        missed = known(N[largest], D[largest]) / loss[largest] - 1
+        others = ~largest
+        law_of_rest = fit(N[others], D[others], loss[others], size=size, data=data, draws=0)
+        relative_error = law_of_rest(N[largest], D[largest]) / loss[largest] - 1
         left_out = {
             "parameters": float(sizes[-1]),
-            "missed": float(missed.mean()),
-            "worst": float(missed[abs(missed).argmax()]),
+            "missed": float(relative_error.mean()),
+            "worst": float(relative_error[abs(relative_error).argmax()]),
         }
     return {"law": law, "left_out": left_out}
 
@@ -154,8 +156,9 @@ def fit(
     """
     runs = np.array([N, D, loss], np.float64)  # (3, n)
     if not (runs[2] > 0).all():
-        got = f"{runs[2].min():.4g}"
-        raise ValueError(f"loss: expected more than 0, got {got}: subtract the floor of the head")
+        raise ValueError(
+            f"loss: expected more than 0, got {runs[2].min():.4g}: subtract the floor of the head"
+        )
     names = []
     if size:
         names.append("alpha")
@@ -167,16 +170,16 @@ def fit(
     members = [np.flatnonzero(cells == cell) for cell in range(cells.max() + 1)]
     exponents = [vars(law)[name] for name in names]
     rng = np.random.default_rng(0)
-    drawn = []
+    bootstrap_laws = []
     for _ in range(draws):
         picked = rng.integers(len(members), size=len(members))
         sample = [rng.choice(members[cell], len(members[cell])) for cell in picked]
-        drawn.append(_fit(runs[:, np.concatenate(sample)], names, [exponents]))
-    return replace(law, intervals=_intervals(drawn, names), draws=tuple(drawn))
+        bootstrap_laws.append(_fit(runs[:, np.concatenate(sample)], names, [exponents]))
+    return replace(law, intervals=_intervals(bootstrap_laws, names), draws=tuple(bootstrap_laws))
 
 
 def _fit(runs: np.ndarray, names: Sequence[str], starts: Sequence[Sequence[float]]) -> Law:
-    """The law of runs (3, n): N, D, loss.
+    """Return the law of runs (3, n): N, D, loss.
 
     Descends over the exponents `names` from the best of the starts.
     """
@@ -186,7 +189,7 @@ def _fit(runs: np.ndarray, names: Sequence[str], starts: Sequence[Sequence[float
     means = {name: axis.mean() for name, axis in axes.items()}
 
     def project(exponents: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-        """The best factors for these exponents, and the log residuals."""
+        """Return the best factors for these exponents, and the log residuals."""
         columns = [np.ones_like(logs)]
         for name, exponent in zip(names, exponents, strict=True):
             columns.append(np.exp(-exponent * (axes[name] - means[name])))
@@ -231,22 +234,22 @@ def _intervals(draws: Sequence[Law], names: Sequence[str]) -> dict[str, tuple[fl
     """{name: 95 % interval} of E, of the exponents `names` and their factors; {} without draws."""
     if not draws:
         return {}
-    shown = ["E"]
+    parameters = ["E"]
     for name in names:
-        shown += [FACTORS[name], name]
-    found = {}
-    for name in shown:
+        parameters += [FACTORS[name], name]
+    intervals = {}
+    for name in parameters:
         low, high = np.percentile([vars(draw)[name] for draw in draws], [2.5, 97.5]).tolist()
-        found[name] = (low, high)
-    return found
+        intervals[name] = (low, high)
+    return intervals
 
 
-def loose(law: Law) -> list[str]:
-    """The exponents that the runs do not determine.
+def undetermined_exponents(law: Law) -> list[str]:
+    """Return the exponents that the runs do not determine.
 
     Their interval reaches the bounds, or is wide, or the term may be missing.
     """
-    found = []
+    exponents = []
     for name, factor in FACTORS.items():
         if name not in law.intervals:
             continue
@@ -254,8 +257,8 @@ def loose(law: Law) -> list[str]:
         at_bounds = np.isclose([low, high], BOUNDS, rtol=0.02).any()
         least_factor, _ = law.intervals[factor]
         if at_bounds or high > WIDE * low or least_factor <= 0:
-            found.append(name)
-    return found
+            exponents.append(name)
+    return exponents
 
 
 def allocate(law: Law, flops: ArrayLike, cost: float) -> tuple[Any, Any]:

@@ -13,7 +13,8 @@ from decisionllm.eval.intervals import over_runs
 from decisionllm.eval.report import write_page
 from decisionllm.files import explained, write_json
 from decisionllm.scaling import figures, law
-from decisionllm.scaling.grid import best_rate, is_excluded
+from decisionllm.scaling.grid import best_rate
+from decisionllm.scaling.study_options import is_excluded
 from decisionllm.schema import Json
 
 AXES = ["size", "fraction", "mixture", "seed"]
@@ -40,21 +41,28 @@ COLUMNS = [
 ]
 
 
-def read(path: str | Path) -> Json:
-    """study.json as it was written, without what `write` derives; the runs are not needed."""
-    wanted = "expected the study.json of a study, could not read it"
-    with explained(f"{path}: {wanted}", OSError, ValueError, KeyError, TypeError):
-        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        return {key: found[key] for key in ("study", "versions", "flops", "tuned", "runs")}
+def read_study(path: str | Path) -> Json:
+    """Read study.json as it was written, without what `write_report` derives; the runs are not
+    needed.
+    """
+    with explained(
+        f"{path}: expected the study.json of a study, could not read it",
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return {key: content[key] for key in ("study", "versions", "flops", "tuned", "runs")}
 
 
-def write(folder: str | Path, found: Json, say: Callable[[str], object] = print) -> Path:
+def write_report(folder: str | Path, study: Json, say: Callable[[str], object] = print) -> Path:
     """Write study.json, the figures as PNG, and report.html with the figures in it.
 
     Args:
         folder: where to.
-        found: what `read` returns: the study, its versions, the losses of the tuning runs, and
-            every run.
+        study: what `read_study` returns: the study, its versions, the losses of the tuning runs,
+            and every run.
         say: prints the sentences about laws and comparisons.
 
     Returns:
@@ -64,22 +72,23 @@ def write(folder: str | Path, found: Json, say: Callable[[str], object] = print)
         ValueError: no run of the grid is done with a finite held-out loss.
     """
     folder = Path(folder)
-    grid = finished(found)
+    grid = select_finished_runs(study)
     if grid.empty:
-        wanted = "at least one run of the grid that is done"
-        raise ValueError(f"{folder}: expected {wanted}, found none")
-    fits = fitted(grid)
-    values = measured(found, grid)
+        raise ValueError(
+            f"{folder}: expected at least one run of the grid that is done, found none"
+        )
+    fits = fit_law(grid)
+    values = collect_metrics(study, grid)
     sentences = {
-        "laws": laws(fits),
-        "findings": [*findings(grid), *sentences_of(values)],
-        "tuning": tuning(found),
+        "laws": describe_fits(fits),
+        "findings": [*describe_comparisons(grid), *describe_metrics(values)],
+        "tuning": describe_tuning(study),
     }
     law_row = fits["law"] and fits["law"].row()
     derived = {"fits": fits | {"law": law_row}, "sentences": sentences}
-    write_json(folder / "study.json", found | derived)
+    write_json(folder / "study.json", study | derived)
     images = []
-    for name, figure in figures.draw(grid, fits, values).items():
+    for name, figure in figures.draw_figures(grid, fits, values).items():
         images.append(f"{name}.png")
         figure.savefig(folder / f"{name}.png")
     page = write_page(
@@ -87,29 +96,32 @@ def write(folder: str | Path, found: Json, say: Callable[[str], object] = print)
         Path(__file__).parent / "study.html",
         images,
         captions=figures.CAPTIONS,
-        **found,
+        **study,
         sentences=sentences,
         columns=COLUMNS,
-        counts=Counter(run["state"] for run in found["runs"]),
+        counts=Counter(run["state"] for run in study["runs"]),
     )
     say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {page}"]))
     return page
 
 
-def finished(found: Json) -> pd.DataFrame:
-    """The runs of the grid that are done, at the learning rate that was chosen for their size.
+def select_finished_runs(study: Json) -> pd.DataFrame:
+    """Select the runs of the grid that are done, at the learning rate that was chosen for their
+    size.
 
     `excess` is the held-out loss above the least that the head can have: laws are fitted to it,
     since the zero of a density has no meaning.
     """
-    chosen = {size: float(best_rate(rates)) for size, rates in found["tuned"].items() if rates}
+    rate_by_size = {
+        size: float(best_rate(rates)) for size, rates in study["tuned"].items() if rates
+    }
     done = []
-    for run in found["runs"]:
+    for run in study["runs"]:
         # a tuning run may stand where the grid has no run
         cell = run["size"], run["mixture"], run["fraction"], run["seed"]
-        is_of_grid = not is_excluded(found["study"], *cell)
-        is_chosen = chosen.get(run["size"], run["lr"]) == run["lr"]
-        if has_loss(run) and is_of_grid and is_chosen:
+        is_in_grid = not is_excluded(study["study"], *cell)
+        is_chosen = rate_by_size.get(run["size"], run["lr"]) == run["lr"]
+        if has_loss(run) and is_in_grid and is_chosen:
             done.append({"reference": "", "curve": []} | run)  # earlier reports lack these
     grid = pd.DataFrame(done, columns=[*COLUMNS, "reference", "floor", "quality", "curve"])
     return grid.astype({"score": float}).assign(excess=grid["held_out"] - grid["floor"])
@@ -121,38 +133,50 @@ def has_loss(run: Json) -> bool:
     return loss is not None and math.isfinite(loss)
 
 
-def fitted(grid: pd.DataFrame) -> Json:
-    """The trends of loss and score, and the law of the runs of the first quality.
+def trend_p_values(grid: pd.DataFrame) -> dict[str, float]:
+    """Test the trends: p that the loss falls with size and data, and the score with the loss."""
+    p = law.trend_p_values(
+        grid["non_embedding"], grid["data_steps"], grid["excess"], grid["quality"]
+    )
+    scored = grid.dropna(subset="score")
+    if len(scored):
+        p["score"] = law.falling_p_value(scored["excess"], scored["score"], scored["reference"])
+    return p
+
+
+def fit_law(grid: pd.DataFrame) -> Json:
+    """Test the trends, and fit the law to the runs of the first quality.
 
     The law has no term for quality, so that it would be wrong for several qualities at once.
     """
-    p = law.trends(grid["non_embedding"], grid["data_steps"], grid["excess"], grid["quality"])
-    scored = grid.dropna(subset="score")
-    if len(scored):
-        p["score"] = law.falls(scored["excess"], scored["score"], scored["reference"])
+    p = trend_p_values(grid)
     base = grid[grid["mixture"] == grid["mixture"].iloc[0]]
     columns = ("non_embedding", "data_steps", "excess")
     N, D, loss = (base[name].to_numpy(np.float64) for name in columns)
     return {"p": p, **law.describe(N, D, loss, p)}
 
 
-def laws(fits: Json) -> list[str]:
-    """The fits in sentences."""
+def describe_fits(fits: Json) -> list[str]:
+    """Describe the fits in sentences."""
     fit: law.Law | None = fits["law"]
     lines = []
     for name, what in (("size", "parameters"), ("data", "data")):
         p = fits["p"][name]
         trend = "the loss falls" if p <= law.CERTAIN else "no trend, the loss does not fall"
-        test = f"rank test within the other axes, p = {p:.2g}"
-        lines.append(f"Held-out loss and {what}: {trend} with more {what} ({test}).")
+        lines.append(
+            f"Held-out loss and {what}: {trend} with more {what} (rank test within the other "
+            f"axes, p = {p:.2g})."
+        )
     if fit is None:
         return [*lines, "No law is fitted: there is no trend, or too few runs or values."]
-    lines += law_in_words(fit)
-    if left := fits["left_out"]:
-        size = f"{left['parameters']:,.0f} parameters"
-        missed = f"{left['missed']:+.1%} on average and {left['worst']:+.1%} at worst"
-        without = f"Fitted without the largest model ({size})"
-        lines.append(f"{without}, the law misses its losses by {missed}.")
+    lines += describe_law(fit)
+    left_out = fits["left_out"]
+    if left_out:
+        size = f"{left_out['parameters']:,.0f} parameters"
+        lines.append(
+            f"Fitted without the largest model ({size}), the law misses its losses by "
+            f"{left_out['missed']:+.1%} on average and {left_out['worst']:+.1%} at worst."
+        )
     if "score" in fits["p"]:
         p = fits["p"]["score"]
         trend = "the score rises as the loss falls" if p <= law.CERTAIN else "no trend"
@@ -160,8 +184,8 @@ def laws(fits: Json) -> list[str]:
     return lines
 
 
-def law_in_words(fit: law.Law) -> list[str]:
-    """The formula of a law, its intervals, and the exponents that are not determined."""
+def describe_law(fit: law.Law) -> list[str]:
+    """Describe the formula of a law, its intervals, and the exponents that are not determined."""
     formula = f"L = {fit.E:.3g}"
     if fit.A:
         formula += f" + {fit.A:.3g} / N^{fit.alpha:.3f}"
@@ -170,14 +194,17 @@ def law_in_words(fit: law.Law) -> list[str]:
     formula += ", nats an action above the floor of the head"
     ranges = [f"{name} {low:.3g} .. {high:.3g}" for name, (low, high) in fit.intervals.items()]
     lines = [f"{formula}.", f"95 % intervals: {', '.join(ranges)}."]
-    if loose := law.loose(fit):
-        reason = "the interval is wide, or reaches the bounds of the fit"
-        lines.append(f"These runs do not determine {', '.join(loose)}: {reason}.")
+    undetermined = law.undetermined_exponents(fit)
+    if undetermined:
+        lines.append(
+            f"These runs do not determine {', '.join(undetermined)}: the interval is "
+            "wide, or reaches the bounds of the fit."
+        )
     return lines
 
 
-def findings(grid: pd.DataFrame) -> list[str]:
-    """Paired comparisons in sentences.
+def describe_comparisons(grid: pd.DataFrame) -> list[str]:
+    """Describe paired comparisons in sentences.
 
     Is a larger model better on all data, is it worse on little data, does quality matter?
     """
@@ -194,17 +221,21 @@ def findings(grid: pd.DataFrame) -> list[str]:
             what = f"{name}, {volume:.0%} of the data"
             part = grid[grid["fraction"] == volume]
             for size in larger:
-                pairs = paired(part, metric, "size", size, smallest)
-                lines += verdict(f"{what}: {size} against {smallest}", pairs, sign)
-            lines += best_size(what, part[part["mixture"] == first], metric, sizes, sign)
+                pairs = paired_differences(part, metric, "size", size, smallest)
+                lines += describe_difference(f"{what}: {size} against {smallest}", pairs, sign)
+            lines += describe_best_size(what, part[part["mixture"] == first], metric, sizes, sign)
         for quality in others:
-            pairs = paired(whole, metric, "mixture", quality, first)
-            lines += verdict(f"{name}, all data: quality {quality} against {first}", pairs, sign)
+            pairs = paired_differences(whole, metric, "mixture", quality, first)
+            lines += describe_difference(
+                f"{name}, all data: quality {quality} against {first}", pairs, sign
+            )
     return lines
 
 
-def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: list[str], sign: int) -> list[str]:
-    """A sentence that names the best size, or those that cannot be told from the best mean.
+def describe_best_size(
+    what: str, grid: pd.DataFrame, metric: str, sizes: list[str], sign: int
+) -> list[str]:
+    """Name the best size in a sentence, or the sizes that cannot be told from the best mean.
 
     None if a size has no value.
 
@@ -221,23 +252,26 @@ def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: list[str], sign
     best = means.idxmax()
     alike = []
     for size in sizes:
-        pairs = paired(grid, metric, "size", size, best)
+        pairs = paired_differences(grid, metric, "size", size, best)
         low, high = over_runs(pairs) if len(pairs) > 1 else (0.0, 0.0)
         if low <= 0 <= high:
             alike.append(size)
     if len(alike) == 1:
         return [f"{what}: the best size is {best}."]
-    together = f"{', '.join(alike)} cannot be told apart, the smallest of them is {alike[0]}"
-    return [f"{what}: no size is the best beyond chance; {together}."]
+    return [
+        f"{what}: no size is the best beyond chance; {', '.join(alike)} cannot be told apart, "
+        f"the smallest of them is {alike[0]}."
+    ]
 
 
-def measured(found: Json, grid: pd.DataFrame) -> pd.DataFrame:
-    """Further measurements of the evaluations beside the score, on data of the first quality.
+def collect_metrics(study: Json, grid: pd.DataFrame) -> pd.DataFrame:
+    """Collect further measurements of the evaluations beside the score, on data of the first
+    quality.
 
     Returns:
         Columns metric, size, fraction, value; a row for each run and metric.
     """
-    metrics = {run["run"]: run.get("metrics") or {} for run in found["runs"]}
+    metrics = {run["run"]: run.get("metrics") or {} for run in study["runs"]}
     rows = []
     for run in grid[grid["mixture"] == grid["mixture"].iloc[0]].to_dict("records"):
         for name, value in metrics[run["run"]].items():
@@ -246,27 +280,28 @@ def measured(found: Json, grid: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["metric", "size", "fraction", "value"])
 
 
-def sentences_of(values: pd.DataFrame) -> list[str]:
-    """Mean over runs, least and largest, a sentence for each metric and volume."""
+def describe_metrics(values: pd.DataFrame) -> list[str]:
+    """Describe mean over runs, least and largest: a sentence for each metric and volume."""
     lines = []
     for (name, fraction), part in values.groupby(["metric", "fraction"], sort=False):
         cells = part.groupby("size", sort=False)["value"]
-        shown = []
+        means = []
         for size, cell in cells:
             spread = f"{cell.min():.3g} .. {cell.max():.3g}, {len(cell)} runs"
-            shown.append(f"{size} {cell.mean():.3g} ({spread})")
-        lines.append(f"{name}, {fraction:.0%} of the data: {'; '.join(shown)}.")
+            means.append(f"{size} {cell.mean():.3g} ({spread})")
+        lines.append(f"{name}, {fraction:.0%} of the data: {'; '.join(means)}.")
     return lines
 
 
-def paired(
+def paired_differences(
     grid: pd.DataFrame,
     metric: str,
     axis: str,
     value: object,
     reference: object,
 ) -> np.ndarray:
-    """(n,) differences of a metric between runs with a value of an axis and a reference value.
+    """Return (n,) differences of a metric between runs with a value of an axis and a reference
+    value.
 
     All other axes are equal, and both losses are measured on the same data.
     """
@@ -278,8 +313,8 @@ def paired(
     return np.asarray((both[f"{metric}_x"] - both[f"{metric}_y"]).dropna())
 
 
-def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
-    """A sentence about at least two differences. sign: 1 if more is better, -1 if less."""
+def describe_difference(what: str, pairs: np.ndarray, sign: int) -> list[str]:
+    """Describe at least two differences in a sentence. sign: 1 if more is better, -1 if less."""
     if len(pairs) < 2:
         return []
     low, high = over_runs(pairs)
@@ -292,51 +327,57 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
     return [f"{what}: {difference}: {judgement}."]
 
 
-def tuning(found: Json) -> list[str]:
-    """Which options were tuned and which not, and what else the numbers leave out, in sentences."""
-    lines = other_versions(found)
+def describe_tuning(study: Json) -> list[str]:
+    """Describe which options were tuned, and what the numbers leave out, in sentences."""
+    lines = describe_versions(study)
     without_loss = []
-    for run in found["runs"]:
+    for run in study["runs"]:
         if run["state"] == "done" and not has_loss(run):
             without_loss.append(run["run"])
     if without_loss:
         names = ", ".join(without_loss)
         lines.append(f"Left out, since their held-out loss is not a finite number: {names}.")
-    if any(run["fraction"] < 1 for run in found["runs"]):
-        same = "All seeds of a size train on the same episodes of a fraction (data.seed)"
-        lines.append(f"{same}: intervals over seeds leave out the choice of data.")
-    if found["study"]["lr"]["rule"] == "fixed":
-        untuned = "The learning rate was not tuned per size"
-        lines.append(f"{untuned}: one value favours some sizes, so this is no law of size.")
-    for size, rates in found["tuned"].items():
+    if any(run["fraction"] < 1 for run in study["runs"]):
+        lines.append(
+            "All seeds of a size train on the same episodes of a fraction (data.seed): "
+            "intervals over seeds leave out the choice of data."
+        )
+    if study["study"]["lr"]["rule"] == "fixed":
+        lines.append(
+            "The learning rate was not tuned per size: one value favours some sizes, so this "
+            "is no law of size."
+        )
+    for size, rates in study["tuned"].items():
         if not rates:
             continue
         losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
         how = f"by held-out loss on the smallest data ({losses})"
-        chosen = float(best_rate(rates))
+        rate = float(best_rate(rates))
         tried = [float(rate) for rate in rates]
-        line = f"{size}: learning rate {chosen:g}, {how}."
-        if len(tried) > 1 and chosen in (min(tried), max(tried)):
+        line = f"{size}: learning rate {rate:g}, {how}."
+        if len(tried) > 1 and rate in (min(tried), max(tried)):
             line += " This is the edge of the values tried: the best value may lie beyond it."
         lines.append(line)
-    shape = "batch size, width against depth, weight decay, warm-up"
-    lines.append(f"Not tuned: {shape}; the learning rate on larger data.")
-    budget = found["study"]["budget"]["rule"]
-    unconverged = "runs are not trained to convergence, and small data is repeated many times"
-    lines.append(f"Budget rule `{budget}`: {unconverged}.")
+    lines.append(
+        "Not tuned: batch size, width against depth, weight decay, warm-up; the learning rate "
+        "on larger data."
+    )
+    budget = study["study"]["budget"]["rule"]
+    lines.append(
+        f"Budget rule `{budget}`: runs are not trained to convergence, and small data is "
+        "repeated many times."
+    )
     lines.append("D counts distinct steps of data, C all computation.")
     return lines
 
 
-def other_versions(found: Json) -> list[str]:
-    """A sentence for each package, or the commit, that runs had in another version than this
-    report.
-    """
+def describe_versions(study: Json) -> list[str]:
+    """Describe each package, or the commit, that runs had in another version than this report."""
     lines = []
-    recorded = [run["versions"] for run in found["runs"] if "versions" in run]
-    for name, now in found["versions"].items():
+    recorded = [run["versions"] for run in study["runs"] if "versions" in run]
+    for name, current in study["versions"].items():
         counts = Counter(versions.get(name) for versions in recorded)
-        if counts.keys() - {now}:
-            shown = ", ".join(f"{version} ({count} runs)" for version, count in counts.items())
-            lines.append(f"{name}: the runs had {shown}, this report {now}.")
+        if counts.keys() - {current}:
+            counted = ", ".join(f"{version} ({count} runs)" for version, count in counts.items())
+            lines.append(f"{name}: the runs had {counted}, this report {current}.")
     return lines

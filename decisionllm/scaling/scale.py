@@ -10,8 +10,9 @@ from decisionllm.checks import one_of
 from decisionllm.files import check_writable
 from decisionllm.registry import Node
 from decisionllm.runs import directory
-from decisionllm.scaling import grid, ledger, report
-from decisionllm.scaling.run import FLOPS, execute
+from decisionllm.scaling import cost, grid, ledger, report, study_options, workers
+from decisionllm.scaling.model_size import FLOPS
+from decisionllm.scaling.run import execute
 from decisionllm.schema import Json
 from decisionllm.trust import trusting_user
 
@@ -38,9 +39,11 @@ def scale(config: Node) -> Path:
     one_of("action", action, ACTIONS)
     out = Path(config["out"])
     if config["read"]:
-        return report.write(Path(config["read"]).parent, report.read(config["read"]), say=say)
+        return report.write_report(
+            Path(config["read"]).parent, report.read_study(config["read"]), say=say
+        )
 
-    study = grid.check(config["study"])
+    study = study_options.check_study(config["study"])
     if action in ("run", "retry", "report"):
         check_writable(out, "study.json", "report.html")
     if action in ("run", "retry"):
@@ -54,47 +57,47 @@ def scale(config: Node) -> Path:
     else:
         runs = grid.Grid(study, config["cache_dir"])
     if action == "plan":
-        grid.estimate(runs, config, say)
+        cost.print_cost(runs, config, say)
         return out
     jobs = runs.all_jobs(out)
     states = ledger.status(out, jobs)
     if action == "status":
-        ledger.Progress(out, say)(states)
+        workers.Progress(out, say)(states)
         return out
     runs.check_rates(out)
-    found = {
+    content = {
         "study": study,
         "versions": directory.versions(),
         "flops": FLOPS,
         "tuned": runs.tuning_losses(out),
-        "runs": [row(runs, out, name, state, jobs[name]) for name, state in states.items()],
+        "runs": [make_row(runs, out, name, state, jobs[name]) for name, state in states.items()],
     }
-    return report.write(out, found, say=say)
+    return report.write_report(out, content, say=say)
 
 
 def run_missing(
     runs: grid.Grid,
     config: Node,
     executor: executors.Executor,
-    say: ledger.Say,
+    say: workers.Say,
 ) -> None:
     """Do the runs that are neither done nor failed, first those that choose the learning rates."""
     out = Path(config["out"])
-    start, workers, threads = executor
+    start, count, threads = executor
     options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes", "trust")}
     run = partial(execute, **options, threads=threads)
-    for find_jobs in (runs.tuning, partial(runs.jobs, out)):
+    for find_jobs in (runs.tuning_jobs, partial(runs.jobs, out)):
         runs.check_rates(out)
         names = ledger.plan(out, find_jobs())
-        progress = ledger.Progress(out, say)
-        ledger.drive(out, names, run, start, workers, progress=progress)
+        progress = workers.Progress(out, say)
+        workers.drive(out, names, run, start, count, progress=progress)
 
 
-def row(runs: grid.Grid, out: Path, name: str, state: str, job: grid.Job) -> Json:
-    """A run as a row of the report; `reference`: the size and quality on whose data its loss is
-    measured.
+def make_row(runs: grid.Grid, out: Path, name: str, state: str, job: grid.Job) -> Json:
+    """Make a row of the report of a run; `reference`: the size and quality on whose data its loss
+    is measured.
     """
-    result = ledger.result(out / name) if state in ledger.ENDED else {}
+    result = ledger.load_result(out / name) if state in ledger.ENDED else {}
     axes = job["axes"]
-    reference = ", ".join(runs.first_like((axes["size"], axes["mixture"])))
+    reference = ", ".join(runs.find_reference_cell((axes["size"], axes["mixture"])))
     return {"run": name, "state": state, **axes, "reference": reference, **result}

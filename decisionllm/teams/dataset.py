@@ -17,16 +17,28 @@ from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
-from decisionllm.teams.agent_episodes import Stays, Task, stays_of
+from decisionllm.teams.agent_episodes import AgentEpisodes, Task, build_agent_episodes
 from decisionllm.teams.formats import marl_archives
-from decisionllm.teams.formats.pettingzoo import collect
-from decisionllm.teams.formats.team_log import Log, common_meta, read, read_meta, write
+from decisionllm.teams.formats.log_meta import merge_meta
+from decisionllm.teams.formats.team_log import Log
+from decisionllm.teams.formats.team_parquet import read, read_meta, write
+from decisionllm.teams.pettingzoo.collect import collect
 from decisionllm.teams.texts import TEXTS, task_text, team_facts
 from decisionllm.tokenizers.entities import vectors
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 # keys of meta that a store repeats
-KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs", "faults")
+COPIED = (
+    "env",
+    "world",
+    "references",
+    "generator",
+    "seed",
+    "source",
+    "licence",
+    "repairs",
+    "faults",
+)
 
 
 @register("dataset", "team", text="${text}")
@@ -46,70 +58,81 @@ def load(
     Args:
         path: the folder or file.
         text, capacity, returns, team: see `source`.
-        meta: a JSON file that is laid over the log's meta, see `team_log`, such as its name, task,
+        meta: a JSON file that is laid over the log's meta, see `log_meta`, such as its name, task,
             reward_rule, or the roles and blocks of its types; the only type of a public log is
             `agent`.
         cut: steps of a world in an OMAR log.
     """
-    logs = logs_of(path, meta, cut)
-    given = {"path": path, "format": marl_archives.kind_of(path), "meta": meta, "cut": cut}
-    return source(logs, text=text, capacity=capacity, returns=returns, team=team, **given)
+    logs = make_log_reader(path, meta, cut)
+    log_options = {
+        "path": path,
+        "format": marl_archives.detect_format(path),
+        "meta": meta,
+        "cut": cut,
+    }
+    return source(logs, text=text, capacity=capacity, returns=returns, team=team, **log_options)
 
 
-def logs_of(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterator[Log]]:
-    """() -> the Logs of a path, see `load`, each of some whole worlds, with the file `meta` laid
-    over their meta.
+def make_log_reader(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterator[Log]]:
+    """Return a function that yields the Logs of a path, see `load`.
+
+    Each is of some whole worlds, with the file `meta` laid over its meta.
     """
     file = Path(path).expanduser()
-    kind = marl_archives.kind_of(path)
-    overlaid = partial(_overlaid, path=path, meta=meta)
+    kind = marl_archives.detect_format(path)
+    overlay_meta = partial(_overlay_meta, path=path, meta=meta)
     if kind == "ours":
         log = read(file)
-        return lambda: iter([replace(log, meta=overlaid(log.meta))])
+        return lambda: iter([replace(log, meta=overlay_meta(log.meta))])
 
     def logs() -> Iterator[Log]:
-        for log in marl_archives.logs(file, kind, cut=cut):
-            yield replace(log, meta=overlaid(log.meta))
+        for log in marl_archives.read_archive(file, kind, cut=cut):
+            yield replace(log, meta=overlay_meta(log.meta))
 
     return logs
 
 
-def meta_of(path: str, meta: str = "") -> Json:
-    """The meta of `logs_of`; the tables of a log in our own format are not read."""
-    if marl_archives.kind_of(path) == "ours":
-        return _overlaid(read_meta(Path(path).expanduser()), path, meta)
-    return reduce(common_meta, (log.meta for log in logs_of(path, meta)()))
+def load_meta(path: str, meta: str = "") -> Json:
+    """Load the meta of a log without the tables, where the log is in our own format."""
+    if marl_archives.detect_format(path) == "ours":
+        return _overlay_meta(read_meta(Path(path).expanduser()), path, meta)
+    return reduce(merge_meta, (log.meta for log in make_log_reader(path, meta)()))
 
 
-def _overlaid(found: Json, path: str, meta: str) -> Json:
-    """The meta of a log with the JSON file `meta` laid over it, and a name."""
+def _overlay_meta(log_meta: Json, path: str, meta: str) -> Json:
+    """Lay the JSON file `meta` over the meta of a log, and give it a name."""
     file = Path(path).expanduser()
     name = f"team@{file.stem}"
-    if marl_archives.kind_of(path) == "vault":
+    if marl_archives.detect_format(path) == "vault":
         name = f"team@{file.parent.name}-{file.stem}"
-    more: Json = {}
+    overlay: Json = {}
     types: Json = {}
-    wanted = f"dataset.meta: expected a JSON file that describes a log, got {meta}"
-    with explained(wanted, OSError, ValueError, AttributeError, TypeError):
+    with explained(
+        f"dataset.meta: expected a JSON file that describes a log, got {meta}",
+        OSError,
+        ValueError,
+        AttributeError,
+        TypeError,
+    ):
         if meta:
-            more = json.loads(Path(meta).expanduser().read_text(encoding="utf-8-sig"))
-        described = more.get("types", {})
-        for each, known in found["types"].items():
-            types[each] = known | described.get(each, {})
-    for each in described:
-        one_of("dataset.meta, types", each, types)
-    return {"name": name} | found | more | {"types": types}
+            overlay = json.loads(Path(meta).expanduser().read_text(encoding="utf-8-sig"))
+        overlay_types = overlay.get("types", {})
+        for name_of_type, agent_type in log_meta["types"].items():
+            types[name_of_type] = agent_type | overlay_types.get(name_of_type, {})
+    for name_of_type in overlay_types:
+        one_of("dataset.meta, types", name_of_type, types)
+    return {"name": name} | log_meta | overlay | {"types": types}
 
 
-def files(*, path: str, meta: str = "", **options: object) -> list[Path]:
-    """The files that `load` reads with these options."""
-    given = Path(path).expanduser()
-    found = [given]
-    if marl_archives.kind_of(path) != "pymarl":
-        found = sorted(file for file in given.rglob("*") if file.is_file())
+def list_files(*, path: str, meta: str = "", **options: object) -> list[Path]:
+    """List the files that `load` reads with these options."""
+    root = Path(path).expanduser()
+    paths = [root]
+    if marl_archives.detect_format(path) != "pymarl":
+        paths = sorted(file for file in root.rglob("*") if file.is_file())
     if meta:
-        found.append(Path(meta).expanduser())
-    return found
+        paths.append(Path(meta).expanduser())
+    return paths
 
 
 def source(
@@ -121,8 +144,9 @@ def source(
     team: int = 0,
     **info: object,
 ) -> Source:
-    """A log as episodes, one for each stay of each agent of `team`; other teams are part of the
-    world.
+    """Build the episodes of a log, one for each stay of each agent of `team`.
+
+    Other teams are part of the world.
 
     An agent that is absent for some steps has an episode for each stay. One whose rows end before
     the world's without `terminated` has left, and is truncated. A world must end, with `terminated`
@@ -148,44 +172,48 @@ def source(
     """
     one_of("dataset.text", text, TEXTS)
     parts = partial(list, [logs]) if isinstance(logs, Log) else logs
-    read_stays = partial(stays_of, capacity=capacity, returns=returns, team=team)
+    read_episodes = partial(build_agent_episodes, capacity=capacity, returns=returns, team=team)
 
     meta: Json = {}
-    tasks: list[Task] = []  # of each stay
-    known: dict[Task, Task] = {}  # the different ones: stays share an object, for there are many
+    tasks: list[Task] = []  # of each episode
+    distinct_tasks: dict[Task, Task] = {}  # episodes share an object, since there are many
     count = 0  # parts
-    masked = False  # whether an action is ever forbidden
-    for stays in map(read_stays, parts()):
-        meta = common_meta(meta, stays.meta)
-        tasks += [known.setdefault(task, task) for task in stays.tasks]
+    masked = False
+    for agent_episodes in map(read_episodes, parts()):
+        meta = merge_meta(meta, agent_episodes.meta)
+        tasks += [distinct_tasks.setdefault(task, task) for task in agent_episodes.tasks]
         count += 1
-        masked |= stays.masked
-    if meta.get("shared_reward") and stays.returns != "team":
-        wanted = "a reward of each agent, got one for the whole team"
-        raise ValueError(f"dataset.returns={stays.returns}: expected {wanted}")
+        masked |= agent_episodes.has_forbidden_actions
+    if meta.get("shared_reward") and agent_episodes.returns != "team":
+        raise ValueError(
+            f"dataset.returns={agent_episodes.returns}: expected a reward of each agent, got one "
+            "for the whole team"
+        )
 
-    found = facts_of_log(meta, stays) | {"text": text, "capacity": capacity}
-    found |= {"returns": stays.returns, "team": team, **info}
+    store_info = build_info(meta, agent_episodes) | {"text": text, "capacity": capacity}
+    store_info |= {"returns": agent_episodes.returns, "team": team, **info}
     if text == "paraphrased":
-        found["wordings"] = {task_text(meta, *task): team_facts(meta, *task) for task in known}
+        store_info["wordings"] = {
+            task_text(meta, *task): team_facts(meta, *task) for task in distinct_tasks
+        }
 
     def episodes() -> Iterator[Episode]:
-        again: Iterable[Stays] = [stays]
+        episode_parts: Iterable[AgentEpisodes] = [agent_episodes]
         if count > 1:  # several parts are read again, as parts of one log
-            again = (read_stays(replace(log, meta=meta)) for log in parts())
-        texts = iter(texts_of_stays(meta, tasks, text))
-        for part in again:
+            episode_parts = (read_episodes(replace(log, meta=meta)) for log in parts())
+        texts = iter(build_texts(meta, tasks, text))
+        for part in episode_parts:
             yield from part.episodes(texts, masked=masked)
 
-    return Source(spec_of(meta, stays), episodes(), found)
+    return Source(build_spec(meta, agent_episodes), episodes(), store_info)
 
 
-def texts_of_stays(meta: Json, tasks: Sequence[Task], text: str) -> list[str]:
-    """The text of each stay.
+def build_texts(meta: Json, tasks: Sequence[Task], text: str) -> list[str]:
+    """Return the text of each episode.
 
     Args:
         meta: of the log.
-        tasks: of each stay.
+        tasks: of each episode.
         text: see `source`.
     """
     text_of = {task: task_text(meta, *task, text) for task in set(tasks)}
@@ -195,30 +223,30 @@ def texts_of_stays(meta: Json, tasks: Sequence[Task], text: str) -> list[str]:
     return texts
 
 
-def spec_of(meta: Json, stays: Stays) -> Spec:
-    """The spaces of all agents of a log, of which these are some stays."""
+def build_spec(meta: Json, episodes: AgentEpisodes) -> Spec:
+    """Build the spaces of all agents of a log, from some of its episodes."""
     types = list(meta["types"].values())
     shapes = {
-        "observation_dim": stays.observations.shape[1],
-        "action_dim": stays.actions.shape[1],
+        "observation_dim": episodes.observations.shape[1],
+        "action_dim": episodes.actions.shape[1],
         "horizon": int(meta["horizon"]),
-        "entity_schema": stays.schema,
+        "entity_schema": episodes.schema,
     }
     if "num_actions" in types[0]:
-        return Spec(**shapes, num_actions=max(each["num_actions"] for each in types))
+        return Spec(**shapes, num_actions=max(agent_type["num_actions"] for agent_type in types))
     low, high = separate_bounds(types[0]["low"], types[0]["high"])
     return Spec(**shapes, low=low, high=high)
 
 
-def facts_of_log(meta: Json, stays: Stays) -> Json:
-    """The info of a store of a log, of which these are some stays."""
-    found = {"name": meta.get("name", "team"), "env": "none"}
-    for key in KEPT:
+def build_info(meta: Json, episodes: AgentEpisodes) -> Json:
+    """Build the info of a store of a log, from some of its episodes."""
+    info = {"name": meta.get("name", "team"), "env": "none"}
+    for key in COPIED:
         if key in meta:
-            found[key] = meta[key]
+            info[key] = meta[key]
     if meta.get("plane"):
-        found["vectors"] = vectors(stays.schema, len(meta["types"]))
-    return found
+        info["vectors"] = vectors(episodes.schema, len(meta["types"]))
+    return info
 
 
 @register("export", "team")
@@ -228,10 +256,12 @@ def save(folder: str, store: Store) -> None:
     The log is read again, since a store has one layout for all types.
     """
     if store.info.get("format") is None or store.agent is None:
-        wanted = "a dataset of many agents (dataset=team)"
-        raise ValueError(f"export=team: expected {wanted}, got {store.info['name']}")
-    logs = logs_of(store.info["path"], store.info["meta"], store.info["cut"])
+        raise ValueError(
+            "export=team: expected a dataset of many agents (dataset=team), got "
+            f"{store.info['name']}"
+        )
+    logs = make_log_reader(store.info["path"], store.info["meta"], store.info["cut"])
     write(folder, logs())
 
 
-READER = DatasetReader(files=files)
+READER = DatasetReader(files=list_files)

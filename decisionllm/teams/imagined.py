@@ -1,5 +1,5 @@
-"""The dataset of episodes that a teacher plays in a learned world: a model of the world and a policy
-that is good in it come from a log alone, so that a plain model can clone that policy.
+"""The dataset of episodes that a teacher plays in a learned world: a model of the world and a
+policy that is good in it come from a log alone, so that a plain model can clone that policy.
 """
 
 from dataclasses import replace
@@ -14,10 +14,13 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams import dataset as team
-from decisionllm.teams.formats.team_log import Log, joined
+from decisionllm.teams.formats.team_log import Log, concat_logs
 from decisionllm.teams.joint_steps import JointSteps
 from decisionllm.teams.learned_world import TeamWorld
-from decisionllm.teams.teacher import TeamTD3, teach
+from decisionllm.teams.teacher import TeamTD3, train_team_td3
+
+# Standard deviation of the noise on played actions, in half ranges; stored actions are without it
+NOISE = 0.1
 
 
 @register("dataset", "team_imagined", text="${text}")
@@ -31,11 +34,9 @@ def load(
     worlds: int = 10_000,
     updates: int = 2000,
     rounds: int = 1200,
-    discount: float = 0.95,
-    noise: float = 0.1,
     seed: int = 0,
 ) -> Source:
-    """Episodes of a teacher in a learned world, from first observations of a log on.
+    """Build episodes of a teacher in a learned world, from first observations of a log on.
 
     Args:
         path, meta, cut: of the log, see `team.load`. All agents are of one type, always present,
@@ -45,61 +46,59 @@ def load(
         worlds: how many are played.
         updates: of the model of the world.
         rounds: of the teacher's play, 32 worlds each.
-        discount: of a step, for the teacher.
-        noise: standard deviation of the noise on actions, in half ranges; the stored action is the
-            one without noise.
         seed: of the model, the teacher and the worlds.
 
     Raises:
         ValueError: the log is not such a one.
     """
     counts = {"worlds": worlds, "updates": updates, "rounds": rounds}
-    for name, given in counts.items():
-        at_least(f"dataset.{name}", given, 1)
-    log = joined(list(team.logs_of(path, meta, cut)()))
-    steps = JointSteps.of(log)
+    for name, count in counts.items():
+        at_least(f"dataset.{name}", count, 1)
+    log = concat_logs(list(team.make_log_reader(path, meta, cut)()))
+    steps = JointSteps.from_log(log)
     world = TeamWorld(steps, seed=seed)
     world.fit(updates)
-    teacher = teach(world, rounds=rounds, discount=discount, seed=seed)
-    made = play(world, teacher, worlds, noise=noise, seed=seed)
-    named = log.meta | {"name": f"imagined({log.meta['name']})"}
-    options: Json = counts | {"path": path, "discount": discount, "noise": noise, "seed": seed}
-    return team.source(replace(made, meta=named), text=text, capacity=capacity, **options)
+    teacher = train_team_td3(world, rounds=rounds, seed=seed)
+    log_of_play = play(world, teacher, worlds, seed=seed)
+    described = log.meta | {"name": f"imagined({log.meta['name']})"}
+    options: Json = counts | {"path": path, "seed": seed}
+    return team.source(
+        replace(log_of_play, meta=described), text=text, capacity=capacity, **options
+    )
 
 
-def files(*, path: str, meta: str = "", **options: object) -> list[Path]:
-    """The files that `load` reads with these options."""
-    return team.files(path=path, meta=meta)
+def list_files(*, path: str, meta: str = "", **options: object) -> list[Path]:
+    """List the files that `load` reads with these options."""
+    return team.list_files(path=path, meta=meta)
 
 
 @torch.no_grad()
-def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed: int) -> Log:
-    """A log of the teacher's play in a learned world.
+def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, seed: int) -> Log:
+    """Record a log of the teacher's play in a learned world.
 
     Args:
         world, teacher: that play.
         worlds: how many, from first observations of the log, drawn at random.
-        noise: see `load`.
         seed: of the draws.
     """
     steps = world.steps
     W, T, N, _ = steps.observations.shape
     rng = np.random.default_rng((seed, 1))
     observations = torch.from_numpy(steps.observations[rng.integers(W, size=worlds), 0])
-    steps_of_worlds = []
+    played = []
     for _ in range(T):
-        actions = teacher.act(world.units(observations))
-        shaken = actions + noise * torch.from_numpy(rng.normal(size=actions.shape)).float()
-        then, rewards = world.advance(observations, shaken.clamp(-1, 1))
-        steps_of_worlds.append((observations, world.raw_actions(actions), rewards))
-        observations = then
+        actions = teacher.act(world.standardise(observations))
+        noisy = actions + NOISE * torch.from_numpy(rng.normal(size=actions.shape)).float()
+        following, rewards = world.advance(observations, noisy.clamp(-1, 1))
+        played.append((observations, world.raw_actions(actions), rewards))
+        observations = following
     # (E, T, N, O), (E, T, N, A), (E, T, N)
-    seen, taken, paid = (torch.stack(x, 1).numpy() for x in zip(*steps_of_worlds, strict=True))
+    observed, acted, rewarded = (torch.stack(x, 1).numpy() for x in zip(*played, strict=True))
     group, step = np.indices((worlds, T)).reshape(2, -1)
     clock = {
         "group": group,
         "step": step,
-        "reward": paid.reshape(-1, N).mean(1),
+        "reward": rewarded.reshape(-1, N).mean(1),
         "terminated": np.zeros(len(step), bool),
         "truncated": step == T - 1,
     }
@@ -108,11 +107,11 @@ def play(world: TeamWorld, teacher: TeamTD3, worlds: int, *, noise: float, seed:
         "group": group,
         "step": step,
         "agent": agent,
-        "observation": seen.reshape(len(step), -1),
-        "action_values": taken.reshape(len(step), -1),
-        "reward": paid.ravel(),
+        "observation": observed.reshape(len(step), -1),
+        "action_values": acted.reshape(len(step), -1),
+        "reward": rewarded.ravel(),
     }
     return Log({"types": {"agent": {}}, "horizon": T}, clock, agents)
 
 
-READER = DatasetReader(version=1, files=files)
+READER = DatasetReader(version=1, files=list_files)

@@ -1,4 +1,4 @@
-"""Raw observations of an agent -> one layout of numbers, the same for any number of entities."""
+"""The model's layout of an observation: the same numbers for any number of entities."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from decisionllm.tokenizers.entities import EntitySchema, entity_columns
 Schema = tuple[tuple[str, int, int], ...]  # Spec.entity_schema
 
 
-def canonical(
+def to_entity_layout(
     observations: np.ndarray,
     blocks: EntitySchema,
     entity_schema: Schema,
@@ -18,11 +18,11 @@ def canonical(
     agent_type: int | np.ndarray = 0,
     types: int = 1,
 ) -> np.ndarray:
-    """Raw observations in the layout of a model, which is the same for any number of entities.
+    """Arrange raw observations in the layout of a model.
 
     Args:
         observations: (..., R).
-        blocks: of the raw observation, see `team_log`.
+        blocks: of the raw observation, see `log_meta`.
         entity_schema: Spec.entity_schema; entities that the observation does not have are zeros.
         agent_type: index of the agents' type, one or (...,).
         types: number of types; the own block ends with a one-hot of the type where there are
@@ -33,28 +33,30 @@ def canonical(
     """
     lead = observations.shape[:-1]
     size = sum(width * count for _, width, count in entity_schema)
-    made = np.zeros((*lead, size), np.float32)
-    room = {}  # views of `made`, one for each kind: (..., count, width)
+    packed = np.zeros((*lead, size), np.float32)
+    slots_of_kind = {}  # views of `made`, one for each kind: (..., count, width)
     for kind, first, width, count in entity_columns(entity_schema):
-        room[kind] = made[..., first : first + width * count].reshape(*lead, count, width)
-    used = dict.fromkeys(room, 0)  # numbers of the own block, entities of the other kinds
+        slots_of_kind[kind] = packed[..., first : first + width * count].reshape(
+            *lead, count, width
+        )
+    used = dict.fromkeys(slots_of_kind, 0)  # numbers of the own block, entities of the other kinds
     for kind, first, width, count in entity_columns(blocks):
-        part = observations[..., first : first + width * count]
+        values = observations[..., first : first + width * count]
         if kind == "own":
-            room[kind][..., 0, used[kind] : used[kind] + width * count] = part
+            slots_of_kind[kind][..., 0, used[kind] : used[kind] + width * count] = values
             used[kind] += width * count
         elif kind:
-            entities = part.reshape(*lead, count, width)
+            entities = values.reshape(*lead, count, width)
             slots = slice(used[kind], used[kind] + count)
-            room[kind][..., slots, 0] = entities.any(-1)  # whether it is present
-            room[kind][..., slots, 1:] = entities
+            slots_of_kind[kind][..., slots, 0] = entities.any(-1)  # whether it is present
+            slots_of_kind[kind][..., slots, 1:] = entities
             used[kind] += count
     if types > 1:
-        room["own"][..., 0, -types:] = np.eye(types, dtype=np.float32)[agent_type]
-    return made
+        slots_of_kind["own"][..., 0, -types:] = np.eye(types, dtype=np.float32)[agent_type]
+    return packed
 
 
-def canonical_rows(
+def rows_to_entity_layout(
     kinds: np.ndarray,
     flat: np.ndarray,
     starts: np.ndarray,
@@ -62,46 +64,50 @@ def canonical_rows(
     types: Mapping[str, Json],
     schema: Schema,
 ) -> np.ndarray:
-    """`canonical` of n rows of several types and lengths.
+    """Apply `to_entity_layout` to n rows of several types and lengths.
 
     Args:
         kinds: (n,) type, as an index.
         flat: raw observations, end to end.
         starts, lengths: (n,) where each row's is in `flat`, and its numbers.
-        types: meta["types"], each with blocks, see `with_blocks`.
+        types: meta["types"], each with blocks, see `fill_in_blocks`.
         schema: Spec.entity_schema.
 
     Returns:
         (n, S) float32.
     """
     size = sum(width * count for _, width, count in schema)
-    made = np.zeros((len(kinds), size), np.float32)
+    packed = np.zeros((len(kinds), size), np.float32)
     for number, agent_type in enumerate(types.values()):
-        for words, blocks in agent_type["observations"].items():
-            length = int(words)
+        for length_text, blocks in agent_type["observations"].items():
+            length = int(length_text)
             rows = np.flatnonzero((kinds == number) & (lengths == length))
             if not len(rows):
                 continue
             raw = np.lib.stride_tricks.sliding_window_view(flat, length)[starts[rows]]
-            made[rows] = canonical(raw, blocks, schema, agent_type=number, types=len(types))
-    return made
+            packed[rows] = to_entity_layout(
+                raw, blocks, schema, agent_type=number, types=len(types)
+            )
+    return packed
 
 
-def with_blocks(types: Mapping[str, Json], lengths: Mapping[str, int]) -> dict[str, Json]:
-    """meta["types"], where a type without blocks has one `own` block of `lengths[name]` numbers."""
-    found = {}
+def fill_in_blocks(types: Mapping[str, Json], lengths: Mapping[str, int]) -> dict[str, Json]:
+    """Return meta["types"], where a type without blocks has one `own` block of `lengths[name]`
+    numbers.
+    """
+    described = {}
     for name, agent_type in types.items():
         observations = agent_type.get("observations")
         if not observations:
             observations = {}
             if name in lengths:
                 observations = {str(lengths[name]): [["own", lengths[name], 1]]}
-        found[name] = agent_type | {"observations": observations}
-    return found
+        described[name] = agent_type | {"observations": observations}
+    return described
 
 
-def entity_schema(meta: Json, capacity: int = 6) -> Schema:
-    """Spec.entity_schema of a log whose types all have blocks: the own block, then `capacity`
+def build_entity_schema(meta: Json, capacity: int = 6) -> Schema:
+    """Build Spec.entity_schema of a log whose types all have blocks: the own block, then `capacity`
     entities of each kind, or as many as an observation has, if these are more.
 
     Raises:
@@ -131,14 +137,17 @@ def entity_schema(meta: Json, capacity: int = 6) -> Schema:
 
 
 def _check_blocks(name: str, length: str, blocks: EntitySchema, widths: dict[str, int]) -> None:
-    """Check the blocks of observations of a type, and note the width of each new kind of entity."""
+    """Check the blocks of observations of a type; add the width of each new kind to `widths`."""
     for kind, width, _ in blocks:
         if kind in ("", "own"):
             continue
-        known = widths.setdefault(kind, width)
-        if known != width:
-            wanted = f"{kind} entities of {known} numbers as elsewhere"
-            raise ValueError(f"type {name}: expected {wanted}, got {width}")
+        expected = widths.setdefault(kind, width)
+        if expected != width:
+            raise ValueError(
+                f"type {name}: expected {kind} entities of {expected} numbers as elsewhere, got "
+                f"{width}"
+            )
     if sum(width * count for _, width, count in blocks) != int(length):
-        wanted = f"blocks of {length} numbers in all, as observed"
-        raise ValueError(f"type {name}: expected {wanted}, got {blocks}")
+        raise ValueError(
+            f"type {name}: expected blocks of {length} numbers in all, as observed, got {blocks}"
+        )

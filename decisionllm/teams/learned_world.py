@@ -32,7 +32,7 @@ FREQUENCY = 3.0  # standard deviation of the frequencies, in units of the entiti
 silu_mlp = partial(mlp, activation=nn.SiLU)
 
 
-class Pairs(nn.Module):
+class OffsetEncoder(nn.Module):
     """Encodes offsets (..., w) between two entities, (..., inner): numbers, sines and cosines."""
 
     def __init__(self, width: int, scale: float, inner: int) -> None:
@@ -47,14 +47,14 @@ class Pairs(nn.Module):
         return encoded
 
 
-class Relations(nn.Module):
+class EntityReward(nn.Module):
     """The reward of an agent, from what it observes: a sum over the entities around it.
 
     An entity counts by the one that stands in the strongest relation to it, the agent itself or
     another entity: such as a landmark by the agent nearest to it.
 
     Args:
-        observed: the parts of an observation, see `team_log`. Entities are offsets from the agent.
+        observed: the parts of an observation, see `log_meta`. Entities are offsets from the agent.
         scales: (O,) deviations of the numbers of an observation.
         inner: width of the encodings.
     """
@@ -74,10 +74,12 @@ class Relations(nn.Module):
         self.value = nn.ModuleList()
         for first, width, count in self.entities:
             scale = float(scales[first : first + width * count].mean())
-            self.to_self.append(Pairs(width, scale, inner))
+            self.to_self.append(OffsetEncoder(width, scale, inner))
             for _, other_width, _ in self.entities:
                 comparable = width == other_width
-                self.between.append(Pairs(width, scale, inner) if comparable else nn.Identity())
+                self.between.append(
+                    OffsetEncoder(width, scale, inner) if comparable else nn.Identity()
+                )
             self.value.append(nn.Sequential(nn.SiLU(), silu_mlp(inner, inner, inner, 1)))
         self.of_own = silu_mlp(len(self.own), inner, inner, 1)
 
@@ -122,41 +124,41 @@ class TeamWorld(nn.Module):
         self.rng = np.random.default_rng(seed)
         N, size = steps.observations.shape[2:]
         A = steps.actions.shape[-1]
-        self.observation_mean, self.observation_scale = units_of(steps.observations)
-        self.change_mean, self.change_scale = units_of(np.diff(steps.observations, axis=1))
+        self.observation_mean, self.observation_scale = fit_units(steps.observations)
+        self.change_mean, self.change_scale = fit_units(np.diff(steps.observations, axis=1))
         # what follows is not known of the last step of a world
         rewards = steps.rewards[:, :-1]
         self.reward_mean = float(rewards.mean())
         self.reward_scale = float(moments.scale(rewards.mean(), rewards.std()))
         self.reward_low = float(rewards.min())
         self.reward_high = float(rewards.max())
-        self.low = tensor(steps.low)
-        self.high = tensor(steps.high)
+        self.low = to_tensor(steps.low)
+        self.high = to_tensor(steps.high)
         with seeded(seed):
             inputs = N * (size + A)
             nets = (silu_mlp(inputs, INNER, INNER, size) for _ in range(MEMBERS))
             self.members = nn.ModuleList(nets)
             scales = self.observation_scale
-            self.rewards = nn.ModuleList(Relations(steps.blocks, scales) for _ in range(MEMBERS))
+            self.rewards = nn.ModuleList(EntityReward(steps.blocks, scales) for _ in range(MEMBERS))
 
-    def units(self, observations: Tensor) -> Tensor:
-        """Raw observations (..., O) standardised."""
+    def standardise(self, observations: Tensor) -> Tensor:
+        """Standardise raw observations (..., O)."""
         return (observations - self.observation_mean) / self.observation_scale
 
-    def joint(self, observations: Tensor, actions: Tensor) -> Tensor:
+    def joint_inputs(self, observations: Tensor, actions: Tensor) -> Tensor:
         """(..., N, O) raw, (..., N, A) within -1 .. 1 -> (..., N, N (O + A)), each agent's own
         first.
         """
-        each = torch.cat([self.units(observations), actions], -1)
-        return own_first(each)
+        inputs = torch.cat([self.standardise(observations), actions], -1)
+        return own_first(inputs)
 
     def fit(self, updates: int) -> None:
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
-        observations = tensor(self.steps.observations)
+        observations = to_tensor(self.steps.observations)
         middle = (self.high + self.low) / 2
-        half = tensor(widths(self.low.numpy(), self.high.numpy())) / 2
-        actions = (tensor(self.steps.actions) - middle) / half
-        rewards = (tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
+        half = to_tensor(widths(self.low.numpy(), self.high.numpy())) / 2
+        actions = (to_tensor(self.steps.actions) - middle) / half
+        rewards = (to_tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
         W, T = rewards.shape[:2]
 
         def loss(step: int) -> Tensor:
@@ -164,29 +166,30 @@ class TeamWorld(nn.Module):
             for member, reward in zip(self.members, self.rewards, strict=True):
                 world = torch.from_numpy(self.rng.integers(W, size=WORLDS))
                 time = torch.from_numpy(self.rng.integers(T - 1, size=WORLDS))
-                now, then, taken = self.turned(
+                observed, following, acted = self.transform_plane(
                     observations[world, time], observations[world, time + 1], actions[world, time]
                 )
-                change = (then - now - self.change_mean) / self.change_scale
-                total = total + F.mse_loss(member(self.joint(now, taken)), change)
-                expected = reward(then[:REWARDED])
-                paid = rewards[world[:REWARDED], time[:REWARDED]]
-                total = total + F.mse_loss(expected, paid)
+                change = (following - observed - self.change_mean) / self.change_scale
+                total = total + F.mse_loss(member(self.joint_inputs(observed, acted)), change)
+                expected = reward(following[:REWARDED])
+                target_rewards = rewards[world[:REWARDED], time[:REWARDED]]
+                total = total + F.mse_loss(expected, target_rewards)
             return total
 
         minimise(self, loss, updates, "model of the world")
 
-    def turned(self, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """Pairs of numbers (..., 2 V), all turned and mirrored alike at random; as they are unless
-        the world is a plane."""
+    def transform_plane(self, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Turn and mirror pairs of numbers (..., 2 V) at random, all alike, if the world is a
+        plane.
+        """
         if not self.steps.plane:
             return vectors
         turn = torch.from_numpy(TURNS[self.rng.integers(len(TURNS))])
-        return tuple((each.unflatten(-1, (-1, 2)) @ turn).flatten(-2) for each in vectors)
+        return tuple((pairs.unflatten(-1, (-1, 2)) @ turn).flatten(-2) for pairs in vectors)
 
     @torch.no_grad()
     def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """What follows by a member drawn at random.
+        """Predict the next step by a member that is sampled at random.
 
         Args:
             observations: (E, N, O) raw.
@@ -197,14 +200,14 @@ class TeamWorld(nn.Module):
             those of the log.
         """
         member = self.members[int(self.rng.integers(MEMBERS))]
-        change = member(self.joint(observations, actions))
-        then = observations + change * self.change_scale + self.change_mean
-        expected = torch.stack([reward(then) for reward in self.rewards]).amin(0)
+        change = member(self.joint_inputs(observations, actions))
+        following = observations + change * self.change_scale + self.change_mean
+        expected = torch.stack([reward(following) for reward in self.rewards]).amin(0)
         rewards = expected * self.reward_scale + self.reward_mean
-        return then, rewards.clamp(self.reward_low, self.reward_high)
+        return following, rewards.clamp(self.reward_low, self.reward_high)
 
     def raw_actions(self, actions: Tensor) -> Tensor:
-        """Actions within -1 .. 1 in raw units."""
+        """Convert actions within -1 .. 1 to raw units."""
         return (actions + 1) / 2 * (self.high - self.low) + self.low
 
 
@@ -212,19 +215,20 @@ def own_first(x: Tensor) -> Tensor:
     """(..., N, K) of the agents -> (..., N, N K): each agent's own part first, then those of the
     others in turn.
     """
-    each = torch.arange(x.shape[-2])
-    turns = (each[:, None] + each) % len(each)
+    agents = torch.arange(x.shape[-2])
+    turns = (agents[:, None] + agents) % len(agents)
     return x[..., turns, :].flatten(-2)
 
 
-def tensor(array: np.ndarray) -> Tensor:
+def to_tensor(array: np.ndarray) -> Tensor:
+    """Convert an array to a float32 tensor."""
     return torch.from_numpy(np.asarray(array, np.float32))
 
 
-def units_of(columns: np.ndarray) -> tuple[nn.Buffer, nn.Buffer]:
-    """Mean and deviation of the columns of an array (..., O), (O,) each; that of a constant column
-    is 1.
+def fit_units(columns: np.ndarray) -> tuple[nn.Buffer, nn.Buffer]:
+    """Return mean and deviation of the columns of an array (..., O), (O,) each; the deviation of a
+    constant column is 1.
     """
     rows = columns.reshape(-1, columns.shape[-1])
     mean = rows.mean(0)
-    return nn.Buffer(tensor(mean)), nn.Buffer(tensor(moments.scale(mean, rows.std(0))))
+    return nn.Buffer(to_tensor(mean)), nn.Buffer(to_tensor(moments.scale(mean, rows.std(0))))

@@ -13,7 +13,7 @@ from decisionllm.policy.reading import WindowReader
 from decisionllm.registry import register
 from decisionllm.schema import Batch, Targets
 from decisionllm.teams.session import TeamSession
-from decisionllm.teams.tokenizer import Lists, TeamTokenizer
+from decisionllm.teams.tokenizer import TeamTokenizer, TokenLayout
 
 
 @register("model", "joint")
@@ -77,7 +77,7 @@ class TeamSequenceModel(SequenceModel):
             order.append(rows)
         return torch.cat(hidden)[torch.cat(order).argsort()]
 
-    def team_tokens(self, batch: Batch) -> tuple[Tensor, Lists, Tensor]:
+    def team_tokens(self, batch: Batch) -> tuple[Tensor, TokenLayout, Tensor]:
         """Tokens of the W teams of a batch.
 
         Returns:

@@ -14,7 +14,9 @@ SCRIPTED_PARTNERS = ("random", "noop")
 
 @register("env_imports", "pettingzoo")
 def pettingzoo_imports(node: registry.Node) -> Iterator[Import]:
-    """Of an environment of PettingZoo: its id is a module, and a partner may be a function."""
+    """Yield the imports of an environment of PettingZoo: its id is a module, and a partner may be a
+    function.
+    """
     module = str(node.get("id"))
     if module.partition(".")[0] not in ENVIRONMENT_PACKAGES:
         yield Import("id", module, module)
@@ -29,5 +31,5 @@ def pettingzoo_imports(node: registry.Node) -> Iterator[Import]:
 
 
 def is_run(policy: str) -> bool:
-    """Whether the policy of a partner is the folder of a run, not a dotted path."""
+    """Return whether the policy of a partner is the folder of a run, not a dotted path."""
     return "/" in policy or Path(policy, "run.json").is_file()

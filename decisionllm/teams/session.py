@@ -56,12 +56,13 @@ class TeamSession(EpisodeBuffer):
         super().__init__(policy, N, horizon, target_returns)
         if groups is None:
             groups = np.arange(N)
-        _, team, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-        if sizes.max() > POOL:
-            remedy = "take team.execution=per_agent"
-            got = f"got {sizes.max()}; {remedy}"
-            raise ValueError(f"groups: expected teams of at most {POOL}, {got}")
-        number = ranks(team)  # of each agent in its team
+        _, team, team_sizes = np.unique(groups, return_inverse=True, return_counts=True)
+        if team_sizes.max() > POOL:
+            raise ValueError(
+                f"groups: expected teams of at most {POOL}, got {team_sizes.max()}; take "
+                "team.execution=per_agent"
+            )
+        number = rank_in_group(team)  # of each agent in its team
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)
 
         def draw(*shape: int) -> np.ndarray:
@@ -73,16 +74,16 @@ class TeamSession(EpisodeBuffer):
         self.active: np.ndarray = np.argsort(rows)
         self.team = team[rows]
         self.targets = self.targets[rows]
-        self.identity = draw(len(sizes), POOL).argsort(1)[team, number][rows]
+        self.identity = draw(len(team_sizes), POOL).argsort(1)[team, number][rows]
         self.cached = cached and model.backbone.layout is not None
         self.present = np.zeros((N, horizon), bool)
-        texts, text_of_team = distinct(texts_of_teams(tasks, team))
+        texts, text_of_team = distinct(merge_texts_by_team(tasks, team))
         self.texts = model.backbone.encode(texts)
         self.text_index = text_of_team[self.team]
         self.start = -1  # where the cached window begins; -1: nothing is cached
         self.cache: SessionCache | None = None
         # (W,) tokens of the steps of each team that the cache holds
-        self.filled = torch.zeros(len(sizes), dtype=torch.long, device=policy.device)
+        self.filled = torch.zeros(len(team_sizes), dtype=torch.long, device=policy.device)
 
     @torch.inference_mode()
     def decide(self, rows: Rows | None = None) -> np.ndarray:
@@ -94,23 +95,23 @@ class TeamSession(EpisodeBuffer):
         afresh = start != self.start or start == now
         self.start = start
         active = np.sort(self.active)
-        turn = ranks(self.team[active])
+        turn = rank_in_group(self.team[active])
         for t in range(turn.max() + 1):
-            each = active[turn == t]  # at most one of each team
+            rows_of_turn = active[turn == t]  # at most one of each team
             if self.cached:
-                hidden = self._extend(each, t, now, afresh and t == 0)
+                hidden = self._extend(rows_of_turn, t, now, afresh and t == 0)
             else:
-                hidden = self._read(each, now)
-            current = self.observations[each, now]
-            no_texts = [""] * len(each)  # only plans read them, which teams do not make
-            chosen = policy.decider.act(
+                hidden = self._read_window(rows_of_turn, now)
+            current = self.observations[rows_of_turn, now]
+            no_texts = [""] * len(rows_of_turn)  # only plans read them, which teams do not make
+            actions = policy.decider.act(
                 hidden,
-                self.policy.on_device(self.masks_at(each)),
+                self.policy.on_device(self.masks_at(rows_of_turn)),
                 current,
                 no_texts,
                 policy.generator,
             )
-            self.actions[each, now] = chosen
+            self.actions[rows_of_turn, now] = actions
         return np.asarray(self.actions[self.active, now])
 
     def select(self, rows: Rows) -> None:
@@ -139,14 +140,14 @@ class TeamSession(EpisodeBuffer):
         )
         return collate(window, self.texts, self.text_index[members]).to(self.policy.device), members
 
-    def _read(self, rows: np.ndarray, now: int) -> Tensor:
-        """Hidden states where these rows decide (n, D), the whole window read afresh."""
+    def _read_window(self, rows: np.ndarray, now: int) -> Tensor:
+        """Return hidden states where these rows decide (n, D); reads the whole window."""
         batch, members = self._batch(rows, self.start, now)
         return self.policy.model.read(batch)[np.searchsorted(members, rows), -1]
 
     def _extend(self, rows: np.ndarray, turn: int, now: int, afresh: bool) -> Tensor:
-        """The same from the cache: the first turn reads the step, or the window, the others one
-        token each.
+        """Return the same from the cache: the first turn reads the step, or the window, the others
+        one token each.
         """
         model = cast("TeamSequenceModel", self.policy.model)
         if self.cache is None:
@@ -155,9 +156,9 @@ class TeamSession(EpisodeBuffer):
         begin = self.start if afresh else max(now - 1, self.start)
         batch, members = self._batch(rows, begin, now)
         tokens, lists, team = model.team_tokens(batch)
-        at = torch.from_numpy(np.searchsorted(members, rows))
-        team = team[at]
-        last = lists.queries[at, -1]
+        positions = torch.from_numpy(np.searchsorted(members, rows))
+        team = team[positions]
+        last = lists.queries[positions, -1]
         # the first token that is not in the cache
         if afresh:
             first = torch.zeros_like(last)
@@ -169,9 +170,9 @@ class TeamSession(EpisodeBuffer):
         new = last - first
         place = first[:, None] + torch.arange(int(new.max()) + 1, device=first.device)
         tokens = tokens[team[:, None], place.clamp(max=tokens.shape[1] - 1)]
-        own = torch.from_numpy(self.team[rows]).to(self.policy.device)
-        hidden = model.backbone.append(tokens, self.cache, self.filled[own], own)
-        self.filled[own] += new + 1
+        team_rows = torch.from_numpy(self.team[rows]).to(self.policy.device)
+        hidden = model.backbone.append(tokens, self.cache, self.filled[team_rows], team_rows)
+        self.filled[team_rows] += new + 1
         return hidden.float()[torch.arange(len(rows)), new]
 
     @property
@@ -185,22 +186,22 @@ class TeamSession(EpisodeBuffer):
         texts = model.backbone.read_text(ids, mask)
         largest = int(np.bincount(self.team).max())
         room = self.policy.window * (2 * largest + self.policy.return_conditioned)
-        own = torch.from_numpy(self.text_index[self._first]).to(self.policy.device)
-        return texts.with_room(own, room)
+        text_rows = torch.from_numpy(self.text_index[self._first]).to(self.policy.device)
+        return texts.with_room(text_rows, room)
 
 
-def texts_of_teams(tasks: Sequence[str], team: np.ndarray) -> list[str]:
-    """The text of each team, of the task texts of N agents and their teams (N,)."""
+def merge_texts_by_team(tasks: Sequence[str], team: np.ndarray) -> list[str]:
+    """Return the text of each team, of the task texts of N agents and their teams (N,)."""
     members: dict[int, list[str]] = {}
     for number, task in zip(team.tolist(), tasks, strict=True):
         members.setdefault(number, []).append(task)
     return [text.of_team(members[number]) for number in sorted(members)]
 
 
-def ranks(labels: np.ndarray) -> np.ndarray:
-    """How many equal labels stand before each: (N,) -> (N,) int."""
+def rank_in_group(labels: np.ndarray) -> np.ndarray:
+    """Count the equal labels before each label: (N,) -> (N,) int."""
     order = np.argsort(labels, kind="stable")
-    found = np.empty(len(labels), int)
+    ranks_of_rows = np.empty(len(labels), int)
     ordered = labels[order]
-    found[order] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
-    return found
+    ranks_of_rows[order] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
+    return ranks_of_rows

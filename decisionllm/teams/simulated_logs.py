@@ -9,7 +9,7 @@ import numpy as np
 from decisionllm.checks import one_of
 from decisionllm.randomness import derive_seeds
 from decisionllm.schema import Json
-from decisionllm.teams.formats.team_log import Log, stacked
+from decisionllm.teams.formats.team_log import Log, concat_tables
 
 # Logs draw their worlds with seeds from here on; evaluations stay below
 SEEDS = 1_000_000
@@ -49,13 +49,13 @@ class World(Protocol):
 
 
 W = TypeVar("W", bound=World)  # the worlds of a game
-Played = TypeVar("Played", bound=World, contravariant=True)
+PlayedWorld = TypeVar("PlayedWorld", bound=World, contravariant=True)
 
 
-class Controller(Protocol[Played]):
+class Controller(Protocol[PlayedWorld]):
     """Scripted players of E worlds."""
 
-    def act(self, world: Played) -> np.ndarray:
+    def act(self, world: PlayedWorld) -> np.ndarray:
         """(E, N) int, each allowed."""
         ...
 
@@ -85,7 +85,7 @@ class Game(Generic[W]):
 def generate(
     game: Game[W], log: str, *, groups: int = 2000, noise: float = 0.0, seed: int = 0
 ) -> Log:
-    """The columns of a log.
+    """Play the worlds of a log.
 
     Args:
         game: that is played.
@@ -96,8 +96,10 @@ def generate(
     teachers = list(game.teachers)
     one_of("dataset.log", log, (*teachers, "mixed"))
     if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
-        wanted = f"groups of 1 .. {SEEDS} and noise of 0 .. 1"
-        raise ValueError(f"dataset: expected {wanted}, got {groups} and {noise}")
+        raise ValueError(
+            f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and "
+            f"{noise}"
+        )
     rng = np.random.default_rng(seed)
     kinds = np.arange(groups) % len(teachers)
     if log == "mixed":
@@ -111,14 +113,14 @@ def generate(
     while not world.over.all():
         running = ~world.over
         acting = world.alive & running[:, None]
-        rows = seen_by_agents(game, world, acting, kinds)
-        now = world.time
+        rows = observe_agents(game, world, acting, kinds)
+        time = world.time
         actions = player.act(world)
         rewards = world.step(actions)
         agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
         clock = {
             "group": np.arange(groups),
-            "step": np.full(groups, now),
+            "step": np.full(groups, time),
             "reward": rewards,
             "won": world.won,
             "terminated": world.terminated,
@@ -130,13 +132,13 @@ def generate(
         "behaviours": teachers,
         "generator": {"log": log, "noise": noise, "seed": seed},
     }
-    return Log(meta, stacked(steps), stacked(agents))
+    return Log(meta, concat_tables(steps), concat_tables(agents))
 
 
-def seen_by_agents(
+def observe_agents(
     game: Game[W], world: W, acting: np.ndarray, kinds: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The columns of the agents that act next, but for what they do.
+    """Return the columns of the agents that act next, but for what they do.
 
     Args:
         game, world: that is played.

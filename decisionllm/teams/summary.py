@@ -11,7 +11,7 @@ from decisionllm.schema import differs
 
 @register("summary", "agents")
 def summarise_agents(store: Store) -> Iterator[str]:
-    """Facts of a log of many agents for its card, as lines of text; none of another log.
+    """Yield lines of text about a log of many agents for its card; none of another log.
 
     Joint actions and observations are those of all agents of a group at one step; equal ones are
     equal to the last bit.
@@ -35,26 +35,29 @@ def summarise_agents(store: Store) -> Iterator[str]:
         if count:
             shares.append(f"{size} in {100 * count / steps:.1f} %")
     yield f"  agents       {', '.join(shares)} of the {steps:,} joint steps"
-    late = 100 * (store.start > 0).mean()
-    after = 100 * (store.return_after_exit != 0).mean()
-    yield f"  episodes     {late:.1f} % begin late, {after:.1f} % have rewards after their end"
+    late_share = 100 * (store.start > 0).mean()
+    exited_early = 100 * (store.return_after_exit != 0).mean()
+    yield (
+        f"  episodes     {late_share:.1f} % begin late, {exited_early:.1f} % have rewards after "
+        "their end"
+    )
     both = np.concatenate([store.observations, store.actions], 1)
-    for name, columns, note in (
+    for name, columns, suffix in (
         ("joint action", store.actions, ""),
         ("joint both  ", both, " (observations and actions)"),
     ):
-        counts = joint_counts(columns[order], agent[order], first)
+        counts = count_joint_values(columns[order], agent[order], first)
         repeated = 100 * counts[counts > 1].sum() / steps
-        yield f"  {name} {len(counts):,} different, {repeated:.1f} % of steps repeat one{note}"
-    forbidden = 0.0
+        yield f"  {name} {len(counts):,} different, {repeated:.1f} % of steps repeat one{suffix}"
+    masked_share = 0.0
     if store.action_masks is not None:
-        forbidden = 100 * (1 - store.action_masks.mean())
+        masked_share = 100 * (1 - store.action_masks.mean())
     no_target = 100 * (1 - store.loss_mask.mean())
-    choice = f"{forbidden:.1f} % of actions are masked"
+    choice = f"{masked_share:.1f} % of actions are masked"
     yield f"  choice       {choice}, {no_target:.1f} % of steps are no training targets"
 
 
-def joint_counts(columns: np.ndarray, agent: np.ndarray, first: np.ndarray) -> np.ndarray:
+def count_joint_values(columns: np.ndarray, agent: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Count the joint steps of each distinct joint value: (distinct,) int.
 
     Args:
@@ -63,8 +66,8 @@ def joint_counts(columns: np.ndarray, agent: np.ndarray, first: np.ndarray) -> n
         first: where each joint step begins.
     """
     rows = np.ascontiguousarray(columns)
-    whole = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
-    _, number = np.unique(whole, return_inverse=True)  # one number a row, equal for equal rows
+    row_bytes = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
+    _, number = np.unique(row_bytes, return_inverse=True)  # one number a row, equal for equal rows
     # A joint step is hashed: the sum of its rows' numbers, each times a random number of its agent.
     weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
     terms = (number.astype(np.uint64) + np.uint64(1)) * weights[agent]

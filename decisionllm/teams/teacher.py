@@ -26,7 +26,7 @@ def relu_mlp(inputs: int, outputs: int) -> nn.Sequential:
     return mlp(inputs, INNER, INNER, outputs, activation=nn.ReLU)
 
 
-def twin_critics(inputs: int) -> nn.ModuleList:
+def make_twin_critics(inputs: int) -> nn.ModuleList:
     """Two networks of a value."""
     return nn.ModuleList(relu_mlp(inputs, 1) for _ in range(2))
 
@@ -47,8 +47,8 @@ class TeamTD3:
         # The slow copies are drawn too: the weights of published policies depend on it.
         self.actor = relu_mlp(size, actions)
         self.slow_actor = relu_mlp(size, actions)
-        self.critics = twin_critics(joint)
-        self.slow_critics = twin_critics(joint)
+        self.critics = make_twin_critics(joint)
+        self.slow_critics = make_twin_critics(joint)
         self.slow_actor.load_state_dict(self.actor.state_dict())
         self.slow_critics.load_state_dict(self.critics.state_dict())
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
@@ -56,8 +56,8 @@ class TeamTD3:
 
     def act(self, observations: Tensor) -> Tensor:
         """(..., O) -> (..., A) within -1 .. 1."""
-        chosen: Tensor = self.actor(observations).tanh()
-        return chosen
+        actions: Tensor = self.actor(observations).tanh()
+        return actions
 
     def values(self, critics: nn.ModuleList, observations: Tensor, actions: Tensor) -> Tensor:
         """(B, N, O), (B, N, A) -> (2, B, N)."""
@@ -85,11 +85,11 @@ class TeamTD3:
         """
         with torch.no_grad():
             noise = (0.2 * torch.randn_like(actions)).clamp(-0.5, 0.5)
-            then = (self.slow_actor(following).tanh() + noise).clamp(-1, 1)
-            least = self.values(self.slow_critics, following, then).amin(0)
+            next_actions = (self.slow_actor(following).tanh() + noise).clamp(-1, 1)
+            least = self.values(self.slow_critics, following, next_actions).amin(0)
             target = rewards + self.discount * least
-        found = self.values(self.critics, observations, actions)
-        loss = F.mse_loss(found, target.expand(2, -1, -1))
+        values = self.values(self.critics, observations, actions)
+        loss = F.mse_loss(values, target.expand(2, -1, -1))
         self.critic_optimizer.zero_grad()
         loss.backward()
         self.critic_optimizer.step()
@@ -108,17 +108,16 @@ class TeamTD3:
         with torch.no_grad():
             pairs = ((self.actor, self.slow_actor), (self.critics, self.slow_critics))
             for net, slow in pairs:
-                for now, before in zip(net.parameters(), slow.parameters(), strict=True):
-                    before.lerp_(now, DELAY)
+                for weight, slow_weight in zip(net.parameters(), slow.parameters(), strict=True):
+                    slow_weight.lerp_(weight, DELAY)
 
 
-def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamTD3:
+def train_team_td3(world: TeamWorld, *, rounds: int, seed: int) -> TeamTD3:
     """Train a policy by play in a learned world from the first observations of its log.
 
     Args:
         world: that was fitted. Its standardised observations are what the policy reads.
         rounds: of play, PLAYED_AT_ONCE worlds each, with as many updates as a world has steps.
-        discount: of a step.
         seed: of weights, play and batches.
     """
     _, T, N, size = world.steps.observations.shape
@@ -127,7 +126,7 @@ def teach(world: TeamWorld, *, rounds: int, discount: float, seed: int) -> TeamT
     widths = {"seen": size, "taken": A, "paid": 1, "then": size}
     memory = {name: torch.zeros(T, count, N, width) for name, width in widths.items()}
     with seeded(seed):
-        learner = TeamTD3(N, size, A, discount=discount)
+        learner = TeamTD3(N, size, A)
         for turn in tracked(range(rounds), "teacher"):
             start = turn * PLAYED_AT_ONCE
             explores = turn < RANDOM_ROUNDS
@@ -151,21 +150,21 @@ def play_round(
     W, T, N, _ = world.steps.observations.shape
     A = world.steps.actions.shape[-1]
     first = torch.from_numpy(world.steps.observations[:, 0])
-    (observations,) = world.turned(first[torch.randint(W, (PLAYED_AT_ONCE,))])
+    (observations,) = world.transform_plane(first[torch.randint(W, (PLAYED_AT_ONCE,))])
     places = slice(start, start + PLAYED_AT_ONCE)
     for t in range(T):
         # Drawn in any case: the weights of published policies depend on it.
         actions = 2 * torch.rand(PLAYED_AT_ONCE, N, A) - 1
         if learner is not None:
             with torch.no_grad():
-                chosen = learner.act(world.units(observations))
-            actions = (chosen + NOISE * torch.randn_like(chosen)).clamp(-1, 1)
-        then, rewards = world.advance(observations, actions)
-        memory["seen"][t, places] = world.units(observations)
+                planned = learner.act(world.standardise(observations))
+            actions = (planned + NOISE * torch.randn_like(planned)).clamp(-1, 1)
+        following, rewards = world.advance(observations, actions)
+        memory["seen"][t, places] = world.standardise(observations)
         memory["taken"][t, places] = actions
         memory["paid"][t, places] = rewards[..., None] / world.reward_scale
-        memory["then"][t, places] = world.units(then)
-        observations = then
+        memory["then"][t, places] = world.standardise(following)
+        observations = following
 
 
 def train_round(learner: TeamTD3, memory: dict[str, Tensor], filled: int) -> None:
@@ -174,5 +173,5 @@ def train_round(learner: TeamTD3, memory: dict[str, Tensor], filled: int) -> Non
     for k in range(T):
         step = torch.randint(T, (BATCH,))
         place = torch.randint(filled, (BATCH,))
-        seen, taken, paid, then = (column[step, place] for column in memory.values())
-        learner.update(seen, taken, paid[..., 0], then, actor=k % 2 == 1)
+        observed, acted, rewards, following = (column[step, place] for column in memory.values())
+        learner.update(observed, acted, rewards[..., 0], following, actor=k % 2 == 1)

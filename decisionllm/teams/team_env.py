@@ -1,5 +1,6 @@
-"""What all evaluation environments of teams share: worlds under several conditions, results that
-count worlds, drawings."""
+"""Base classes of the evaluation environments of teams: worlds under several conditions, results
+that count worlds, drawings.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode, Json
-from decisionllm.teams.layout import canonical, entity_schema
+from decisionllm.teams.layout import build_entity_schema, to_entity_layout
 from decisionllm.teams.simulated_logs import Game, W
 from decisionllm.teams.texts import task_text, team_facts
 
@@ -25,7 +26,7 @@ STARTS = 1000  # of each evaluation seed
 REFERENCE_STARTS = 900_000
 
 
-def start_seeds(seed: int, worlds: int) -> np.ndarray:
+def make_start_seeds(seed: int, worlds: int) -> np.ndarray:
     """(worlds,) seeds of the worlds of an evaluation, which no log and no other evaluation has.
 
     Raises:
@@ -35,8 +36,10 @@ def start_seeds(seed: int, worlds: int) -> np.ndarray:
     if not 0 <= seed <= most:
         raise ValueError(f"seed: expected 0 .. {most}, so that no start is in a log, got {seed}")
     if worlds > STARTS:
-        wanted = f"at most {STARTS}, so that no other seed= has the same starts"
-        raise ValueError(f"episodes: expected {wanted}, got {worlds}")
+        raise ValueError(
+            f"episodes: expected at most {STARTS}, so that no other seed= has the same starts, "
+            f"got {worlds}"
+        )
     return STARTS * seed + np.arange(worlds)
 
 
@@ -81,8 +84,8 @@ class TeamEnv(Env):
         self.held_out = is_held_out(wordings, text)
         self.text_wordings = frames
 
-    def texts(self, meta: Json, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
-        """The task text of each row, of the sizes of their teams and their types of agent."""
+    def write_texts(self, meta: Json, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
+        """Write the task text of each row, of the sizes of their teams and their types of agent."""
         rows = list(zip(sizes, types, strict=True))
         tasks = [task_text(meta, n, name, self.text) for n, name in rows]
         if self.text != "paraphrased":
@@ -91,12 +94,13 @@ class TeamEnv(Env):
         for task, (n, name) in zip(tasks, rows, strict=True):
             facts[task] = team_facts(meta, n, name)
         self.facts = facts
-        worded = turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)
-        return [words for _, words in worded]
+        wordings = turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)
+        return [wording for _, wording in wordings]
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        """What happened, (E, ...) arrays: `team_return`, and what `world_scores` and `averages`
-        need."""
+        """Return (E, ...) arrays of what happened: `team_return`, and those that `world_scores` and
+        `averages` need.
+        """
         raise NotImplementedError
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
@@ -110,7 +114,7 @@ class TeamEnv(Env):
         low, high = outcome["reference"].T
         return np.asarray(100 * (outcome["team_return"] - low) / (high - low))
 
-    def frames(self, world: int) -> Sequence[int]:
+    def frames_to_draw(self, world: int) -> Sequence[int]:
         """Steps of the last rollout that are drawn; none: no drawing."""
         return ()
 
@@ -121,11 +125,11 @@ class TeamEnv(Env):
         first = np.searchsorted(self.groups, np.arange(len(self.condition)))
         decides = "per agent" if scripted else execution.replace("_", " ")
         wording = "held-out wordings" if self.held_out else ""
-        found: dict[str, Sequence[int]] = {}
+        rows_by_name: dict[str, Sequence[int]] = {}
         for c, label in enumerate(self.labels):
             name = ", ".join(filter(None, (decides, label, wording)))
-            found[name] = first[self.condition == c].tolist()
-        return found
+            rows_by_name[name] = first[self.condition == c].tolist()
+        return rows_by_name
 
     def outcomes(self) -> dict[str, np.ndarray]:
         return {name: values[self.groups] for name, values in self.world_outcomes().items()}
@@ -143,17 +147,17 @@ class TeamEnv(Env):
         The rewards of an episode end with its agent, the team's do not.
         """
         names = {"return": "team_return"} | {name: name for name in self.averages}
-        found = {}
+        means = {}
         for key, name in names.items():
             mean = np.mean([e.outcome[name] for e in episodes])
-            found[key] = round(float(mean), 4)
-        return found
+            means[key] = round(float(mean), 4)
+        return means
 
     def draw(self, episodes: Sequence[Episode], title: str) -> "Figure | None":
         """A world of the last rollout as a strip of frames; with several conditions, also their
         mean scores."""
         world = episodes[0].group
-        steps = self.frames(world)
+        steps = self.frames_to_draw(world)
         if not steps:
             return None
         several = len(self.labels) > 1
@@ -162,15 +166,15 @@ class TeamEnv(Env):
         if several:
             widths.append(3)
             width += 3
-        made = figure(width, 2.6, title)
-        axes = made.subplots(1, len(widths), width_ratios=widths)
+        drawing = figure(width, 2.6, title)
+        axes = drawing.subplots(1, len(widths), width_ratios=widths)
         for axis, step in zip(axes, steps, strict=False):
             self.draw_world(axis, world, step)
             axis.set(xticks=[], yticks=[], aspect="equal")
             axis.set_title(f"step {step}", fontsize=8)
         if several:
             self._draw_scores(axes[-1])
-        return made
+        return drawing
 
     def _draw_scores(self, axis: "Axes") -> None:
         """Draw the mean score under each condition."""
@@ -194,7 +198,7 @@ class TeamEnv(Env):
 
 
 class WorldTeams(TeamEnv, Generic[W]):
-    """Worlds as of `team_worlds`, which a team wins or loses.
+    """Worlds as of `simulated_logs`, which a team wins or loses.
 
     Each agent of the team plays until it ends, and has the team's reward.
 
@@ -226,7 +230,7 @@ class WorldTeams(TeamEnv, Generic[W]):
 
     def reset(self, seed: int) -> np.ndarray:
         E = int((self.condition == 0).sum())
-        seeds = np.tile(start_seeds(seed, E), len(self.labels))
+        seeds = np.tile(make_start_seeds(seed, E), len(self.labels))
         self.world = self.game.begin(seeds)
         self.meta = self.game.describe(self.world)
         self.num_actions = self.world.masks.shape[-1]
@@ -237,9 +241,9 @@ class WorldTeams(TeamEnv, Generic[W]):
         self.kinds = kinds.ravel()
         self.groups = np.repeat(np.arange(len(self.condition)), N)
         self.horizon = self.meta["horizon"]
-        self.entity_schema = entity_schema(self.meta, N)
+        self.entity_schema = build_entity_schema(self.meta, N)
         names = np.array(list(self.meta["types"]))[self.kinds]
-        self.tasks = self.texts(self.meta, [N] * len(self.kinds), names.tolist())
+        self.tasks = self.write_texts(self.meta, [N] * len(self.kinds), names.tolist())
         self.returns = np.zeros(len(self.condition))
         return self.observe()
 
@@ -249,7 +253,7 @@ class WorldTeams(TeamEnv, Generic[W]):
         types = list(self.meta["types"].values())
         blocks, *_ = types[0]["observations"].values()  # of all types alike
         schema = self.entity_schema
-        return canonical(raw, blocks, schema, agent_type=self.kinds, types=len(types))
+        return to_entity_layout(raw, blocks, schema, agent_type=self.kinds, types=len(types))
 
     @property
     def action_masks(self) -> np.ndarray:

@@ -6,7 +6,7 @@ TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
 
 
 def task_text(meta: Json, n: int = 1, agent_type: str = "", text: str = "informative") -> str:
-    """The task text of an agent of a team of n. agent_type: a name in meta["types"].
+    """Write the task text of an agent of a team of n. agent_type: a name in meta["types"].
 
     `constant` says neither size nor role.
     """
@@ -19,15 +19,15 @@ def task_text(meta: Json, n: int = 1, agent_type: str = "", text: str = "informa
     sentences.append(f"At most {meta['horizon']} steps")
     if meta.get("reward_rule"):
         sentences.append(f"Reward: {meta['reward_rule']}")
-    role = role_of(meta, agent_type)
+    role = get_role(meta, agent_type)
     if text != "constant" and role:
         sentences.append(f"Role: {role}")
-    said = [sentence.strip().rstrip(".") + "." for sentence in sentences if sentence]
-    return " ".join(said)
+    punctuated = [sentence.strip().rstrip(".") + "." for sentence in sentences if sentence]
+    return " ".join(punctuated)
 
 
-def role_of(meta: Json, agent_type: str) -> str:
-    """The role of a type in meta; without one, the name of the type where there are several."""
+def get_role(meta: Json, agent_type: str) -> str:
+    """Return the role of a type in meta; without one, its name if there are several types."""
     role: str = meta["types"].get(agent_type, {}).get("role", "")
     if not role and len(meta["types"]) > 1:
         role = agent_type
@@ -35,17 +35,17 @@ def role_of(meta: Json, agent_type: str) -> str:
 
 
 def team_facts(meta: Json, n: int, agent_type: str) -> Json:
-    """The facts of a task for `wordings`, as in `task_text`; the role is the name of the type,
-    `agent` where there is one type.
+    """Return the facts of a task for `wordings`, as in `task_text`; the role is the name of the
+    type, `agent` where there is one type.
     """
     role = agent_type if len(meta["types"]) > 1 else "agent"
     facts = {"library": "teams", "size": n, "role": role, "steps": meta["horizon"]}
-    said = {
+    texts = {
         "name": meta.get("name", ""),
         "goal": meta.get("task", ""),
         "reward": meta.get("reward_rule", ""),
     }
-    for name, words in said.items():
-        if words:
-            facts[name] = words.strip().rstrip(".")
+    for name, text in texts.items():
+        if text:
+            facts[name] = text.strip().rstrip(".")
     return facts

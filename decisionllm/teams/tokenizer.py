@@ -40,76 +40,78 @@ class TeamTokenizer(nn.Module):
 
     def forward(
         self,
-        each: TrajectoryTokenizer,
+        tokenizer: TrajectoryTokenizer,
         units: ModelUnits,
         mask: Tensor,
         loss_mask: Tensor,
         team: Tensor,
         identity: Tensor,
-    ) -> tuple[Tensor, "Lists"]:
+    ) -> tuple[Tensor, "TokenLayout"]:
         """Embed the steps of W teams with B members in all; rows stand team by team.
 
         Args:
-            each: the tokenizer of a single trajectory, whose maps are shared.
+            tokenizer: of a single trajectory, whose maps are shared.
             units: the steps of B members; timesteps since the start of the group.
             mask: (B, T) bool, True where the member is present.
-            loss_mask: (B, T) bool, True where its action is known.
+            loss_mask: (B, T) bool, True where its action was recorded.
             team: (B,) long, 0 .. W - 1, ascending.
             identity: (B,) long, below POOL.
 
         Returns:
             Tokens (W, L, D), padded on the right, and how they stand in the lists.
         """
-        lists = arrange(mask, team, each.returns is not None)
-        x = each.observations(units.observations) + self.identities(identity)[:, None]
-        moves = numbers(units.actions, each.num_actions)
-        o = x + self._own_action(each.actions(moves), loss_mask)
-        q = x + self._action_before(moves, mask, loss_mask, lists.first[team])
-        own = team[:, None].expand_as(mask)
+        lists = arrange_tokens(mask, team, tokenizer.returns is not None)
+        x = tokenizer.observations(units.observations) + self.identities(identity)[:, None]
+        moves = numbers(units.actions, tokenizer.num_actions)
+        o = x + self._embed_own_action(tokenizer.actions(moves), loss_mask)
+        q = x + self._embed_previous_member(moves, mask, loss_mask, lists.first[team])
+        team_of_token = team[:, None].expand_as(mask)
         kinds = [
-            Tokens(o, own, lists.observations, units.timesteps, mask),
-            Tokens(q, own, lists.queries, units.timesteps, mask),
+            Tokens(o, team_of_token, lists.observations, units.timesteps, mask),
+            Tokens(q, team_of_token, lists.queries, units.timesteps, mask),
         ]
-        if each.returns is not None:
-            kinds.append(return_tokens(each.returns, units, lists, mask, team))
-        whole = Tokens(*(torch.cat(parts) for parts in zip(*kinds, strict=True)))
-        embedded = whole.embedded
-        if each.timesteps is not None:
-            embedded = embedded + each.timesteps(whole.times)
-        embedded = each.norm(embedded[whole.real])
+        if tokenizer.returns is not None:
+            kinds.append(embed_returns(tokenizer.returns, units, lists, mask, team))
+        tokens = Tokens(*(torch.cat(parts) for parts in zip(*kinds, strict=True)))
+        embedded = tokens.embedded
+        if tokenizer.timesteps is not None:
+            embedded = embedded + tokenizer.timesteps(tokens.times)
+        embedded = tokenizer.norm(embedded[tokens.real])
         out = embedded.new_zeros(len(lists.first), lists.length, embedded.shape[-1])
-        out = out.index_put((whole.teams[whole.real], whole.places[whole.real]), embedded)
+        out = out.index_put((tokens.teams[tokens.real], tokens.places[tokens.real]), embedded)
         return out, lists
 
-    def _own_action(self, embedded: Tensor, known: Tensor) -> Tensor:
-        """What o holds of the member's own last action, (B, T, D).
+    def _embed_own_action(self, embedded: Tensor, recorded: Tensor) -> Tensor:
+        """Embed the member's own last action, which o holds, (B, T, D).
 
         Args:
             embedded: (B, T, D) actions.
-            known: (B, T) bool, whether each is known.
+            recorded: (B, T) bool, whether each was recorded.
         """
-        last = F.pad(embedded, (0, 0, 1, -1))
-        visible = F.pad(known, (1, -1))
+        last_action = F.pad(embedded, (0, 0, 1, -1))
+        visible = F.pad(recorded, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
-            drawn = torch.rand(visible.shape, device=visible.device)
-            visible = visible & (drawn >= self.hide_actions)
-        return torch.where(visible[..., None], last, self.unknown[0])
+            uniform = torch.rand(visible.shape, device=visible.device)
+            visible = visible & (uniform >= self.hide_actions)
+        return torch.where(visible[..., None], last_action, self.unknown[0])
 
-    def _action_before(self, moves: Tensor, mask: Tensor, known: Tensor, first: Tensor) -> Tensor:
-        """What q holds of the action of the member before it at the same step, (B, T, D).
+    def _embed_previous_member(
+        self, moves: Tensor, mask: Tensor, recorded: Tensor, first: Tensor
+    ) -> Tensor:
+        """Embed the action of the member before it at the same step, which q holds, (B, T, D).
 
         Args:
             moves: (B, T, x) actions as inputs.
             mask: (B, T) bool, whether the member is present.
-            known: (B, T) bool, whether the action is known.
+            recorded: (B, T) bool, whether the action was recorded.
             first: (B,) first row of the team of each row.
         """
         row = torch.arange(len(mask), device=mask.device)[:, None]
-        before = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # its row
-        alone = (before < first[:, None]) | (row == 0)
-        before = before.clamp(min=0)
-        visible = known.gather(0, before) & ~alone
-        moves = moves.gather(0, before[..., None].expand(-1, -1, moves.shape[-1]))
+        previous_row = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # its row
+        alone = (previous_row < first[:, None]) | (row == 0)
+        previous_row = previous_row.clamp(min=0)
+        visible = recorded.gather(0, previous_row) & ~alone
+        moves = moves.gather(0, previous_row[..., None].expand(-1, -1, moves.shape[-1]))
         return torch.where(visible[..., None], self.before(moves), self.unknown[1])
 
 
@@ -123,8 +125,8 @@ class Tokens(NamedTuple):
     real: Tensor  # (n, T) bool, whether it is there
 
 
-class Lists(NamedTuple):
-    """How the tokens of W teams stand in their lists."""
+class TokenLayout(NamedTuple):
+    """The positions of the tokens of W teams in their lists."""
 
     first: Tensor  # (W,) the first row of each team
     members: Tensor  # (W, T) how many are present at each step
@@ -134,36 +136,38 @@ class Lists(NamedTuple):
     length: int  # of the longest list
 
 
-def return_tokens(
-    embed: nn.Module, units: ModelUnits, lists: Lists, mask: Tensor, team: Tensor
+def embed_returns(
+    embed: nn.Module, units: ModelUnits, lists: TokenLayout, mask: Tensor, team: Tensor
 ) -> Tokens:
-    """The return token of each team at each step, of the mean over its members; see
+    """Embed the return of each team at each step, the mean over its members; see
     `TeamTokenizer.forward`.
     """
     divisor = lists.members.clamp(min=1)
-    mean = team_sum(torch.where(mask, units.returns_to_go, 0), team) / divisor
-    times = team_sum(torch.where(mask, units.timesteps, 0), team) // divisor
-    own = torch.arange(len(mean), device=team.device)[:, None].expand_as(mean)
-    return Tokens(embed(mean[..., None]), own, lists.starts, times, lists.members > 0)
+    mean = sum_by_team(torch.where(mask, units.returns_to_go, 0), team) / divisor
+    times = sum_by_team(torch.where(mask, units.timesteps, 0), team) // divisor
+    team_of_token = torch.arange(len(mean), device=team.device)[:, None].expand_as(mean)
+    return Tokens(embed(mean[..., None]), team_of_token, lists.starts, times, lists.members > 0)
 
 
-def team_sum(x: Tensor, team: Tensor) -> Tensor:
+def sum_by_team(x: Tensor, team: Tensor) -> Tensor:
     """Sum the rows of each team: (B, T), (B,) -> (W, T)."""
     return x.new_zeros(int(team[-1]) + 1, *x.shape[1:]).index_add(0, team, x)
 
 
-def arrange(mask: Tensor, team: Tensor, with_returns: bool) -> Lists:
-    """The lists of teams: members present (B, T), and the team of each row (B,)."""
+def arrange_tokens(mask: Tensor, team: Tensor, with_returns: bool) -> TokenLayout:
+    """Arrange the tokens of teams in lists: members present (B, T), the team of each row (B,)."""
     present = mask.long()
-    members = team_sum(present, team)
+    members = sum_by_team(present, team)
     size = 2 * members + (members > 0) * with_returns  # tokens of each step
     starts = size.cumsum(1) - size
     first = torch.searchsorted(team, torch.arange(len(members), device=team.device))
-    before = present.cumsum(0) - present
-    before = before - before[first][team]  # members of its team before each row
-    observations = starts[team] + with_returns + before
+    members_before = present.cumsum(0) - present
+    members_before = (
+        members_before - members_before[first][team]
+    )  # members of its team before each row
+    observations = starts[team] + with_returns + members_before
     queries = torch.where(mask, observations + members[team], 0)
-    return Lists(
+    return TokenLayout(
         first=first,
         members=members,
         starts=starts,

@@ -36,15 +36,15 @@ def sample_teams_and_agents(
 
 class TeamSampler(Sampler):
     """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at
-    any step of any chosen agent.
+    any step of any selected agent.
 
     Rows come team by team, the members in an order and with identities that are drawn for each
-    window. Members that are not among the chosen episodes are observed and no training targets.
+    window. Members that are not among the selected episodes are observed and no training targets.
 
     Args:
         steps: of the store, see `windows.of_store`.
         store: of the episodes.
-        episodes: indices of the chosen ones.
+        episodes: indices of the selected episodes.
         alone: this share of the windows is split into teams of one.
         options: of a `Sampler`.
 
@@ -67,7 +67,7 @@ class TeamSampler(Sampler):
         E = len(self.length)
         self.start = np.zeros(E, np.int64) if store.start is None else store.start.astype(np.int64)
         self.agent = np.arange(E) if store.agent is None else store.agent
-        self.chosen = np.isin(np.arange(E), episodes)
+        self.is_selected = np.isin(np.arange(E), episodes)
         _, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
         # the episodes of each group; an agent that came back has several
         self.members = np.lexsort((self.agent, self.group))
@@ -82,16 +82,16 @@ class TeamSampler(Sampler):
         """Raise a ValueError if a team has too many agents or a world too many steps."""
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
-            wanted = f"at most {POOL} agents (the identities there are), got {self.number[e] + 1}"
             raise ValueError(
-                f"group {store.group[e]}: expected {wanted}; train with team.execution=per_agent"
+                f"group {store.group[e]}: expected at most {POOL} agents (the identities "
+                f"there are), got {self.number[e] + 1}; train with team.execution=per_agent"
             )
         last = self.start + self.length
         if last.max() > store.spec.horizon:
             e = int(last.argmax())
-            wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
             raise ValueError(
-                f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has "
+                f"episode {e}: expected an end within the horizon of {store.spec.horizon} "
+                f"steps of its world, it begins at step {self.start[e]} and has "
                 f"{self.length[e]}"
             )
 
@@ -106,7 +106,7 @@ class TeamSampler(Sampler):
         self.team_text = np.array([index[text] for text in texts])
 
     def __call__(self, step: int) -> Window:
-        """The batch of a step: windows of up to T steps, one row a member."""
+        """Return the batch of a step: windows of up to T steps, one row a member."""
         rng = of_step(self.seed, step, Draw.ROWS)
         B = self.batch_size
         episodes, within = self.locate(self.draw(rng))
@@ -114,19 +114,19 @@ class TeamSampler(Sampler):
         group = self.group[episodes]
 
         # -- one row for each episode of the groups, and which of them overlap the window --
-        sizes = self.count[group]
-        window = np.repeat(np.arange(B), sizes)
-        nth = np.arange(len(window)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        group_sizes = self.count[group]
+        window = np.repeat(np.arange(B), group_sizes)
+        nth = np.arange(len(window)) - np.repeat(np.cumsum(group_sizes) - group_sizes, group_sizes)
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
         is_there = (offset < self.length[member]) & (offset > -self.T)
 
         # -- window by window, the members of each in an order that is drawn --
-        # Used no more. Without it a seed would draw other orders than in earlier versions, so it goes
-        # when something else changes the draws of teams.
+        # Not used. Without it a seed would draw other orders than in earlier versions; it goes when
+        # something else changes the draws of teams.
         rng.random(len(member))
-        (there,) = np.nonzero(is_there)
-        rows = there[np.lexsort((rng.random(len(there)), window[there]))]
+        (rows_there,) = np.nonzero(is_there)
+        rows = rows_there[np.lexsort((rng.random(len(rows_there)), window[rows_there]))]
         window = window[rows]
         member = member[rows]
         offset = offset[rows]
@@ -135,11 +135,11 @@ class TeamSampler(Sampler):
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
         split = window < round(self.alone * B)
-        made = cut(self.steps, member, offset, self.T)
+        batch = cut(self.steps, member, offset, self.T)
         return replace(
-            made,
-            timesteps=(made.timesteps + self.start[member, None]) * made.mask,
-            loss_mask=made.loss_mask & self.chosen[member, None],
+            batch,
+            timesteps=(batch.timesteps + self.start[member, None]) * batch.mask,
+            loss_mask=batch.loss_mask & self.is_selected[member, None],
             team=np.cumsum(new | split) - 1,
             identity=pool[window, self.number[member]],
             text_index=np.where(split, self.task[member], self.team_text[self.group[member]]),

@@ -66,9 +66,9 @@ def test_actions_along_a_log_are_those_of_each_history(tmp_path, discrete, optio
     log = make_log(tmp_path / "store", discrete)
     policy = make_policy(log.spec, **options)
     acted = policy_actions(policy, log)
-    wanted = policy.act([history(log, row, policy.target_return) for row in range(21)])
-    near(acted.actions, wanted)
-    assert np.ptp(wanted, axis=0).min() > 0
+    expected = policy.act([history(log, row, policy.target_return) for row in range(21)])
+    near(acted.actions, expected)
+    assert np.ptp(expected, axis=0).min() > 0
 
 
 def test_the_density_of_a_logged_action_is_in_raw_units(tmp_path):

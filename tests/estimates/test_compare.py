@@ -12,16 +12,9 @@ import pytest
 from rich.console import Console
 
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.estimates.compare import (
-    Judged,
-    candidate,
-    compare,
-    log_return,
-    ranks,
-    say_log,
-    table,
-    warnings,
-)
+from decisionllm.estimates.compare import compare, log_return, make_candidate
+from decisionllm.estimates.compared_log import print_log
+from decisionllm.estimates.comparison_report import Judged, list_warnings, make_table, rank_policies
 from decisionllm.estimates.log import logged
 from decisionllm.policy.opening import OpenedRun
 from decisionllm.protocols import Estimate, Logged
@@ -43,12 +36,12 @@ def estimate(value):
 
 def test_the_best_estimate_has_rank_one_and_equal_ones_share_it():
     judged = [Judged(str(v), 0.0, {"fqe": estimate(v)}) for v in (2.0, 5.0, 5.0, 1.0)]
-    assert ranks(judged, "fqe") == [3, 1, 1, 4]
+    assert rank_policies(judged, "fqe") == [3, 1, 1, 4]
 
 
 def test_a_policy_that_leaves_the_log_is_warned_about():
     judged = [Judged("near", 0.2, {"fqe": estimate(1.0)}), Judged("away", 0.31, {})]
-    (line,) = warnings(judged, 0.2)
+    (line,) = list_warnings(judged, 0.2)
     assert line.startswith("warning: away leaves the log, 31 % of its actions")
 
 
@@ -65,7 +58,7 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
         recorded=np.ones(3, bool),
     )
     judged = [Judged("a", 0.5, {"fqe": estimate(2.0), "model": estimate(4.0)})]
-    made = table(judged, log, log_return(log, 1.0), "d", 1.0)
+    made = make_table(judged, log, log_return(log, 1.0), "d", 1.0)
     assert [column.header for column in made.columns] == [
         "policy",
         "fqe",
@@ -81,7 +74,7 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
     assert "the log itself: 3 (3..3)" in made.title
     # rewards 1 and 2 of the held-out episode
     discounted = log_return(log, 0.5)
-    made = table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, discounted, "d", 0.5)
+    made = make_table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, discounted, "d", 0.5)
     assert "the log itself: 2 (2..2); discount 0.5" in made.title
 
 
@@ -99,12 +92,12 @@ def test_a_policy_that_plans_has_no_density():
         tasks=["", ""],
         recorded=np.ones(4, bool),
     )
-    found = {}
+    actual = {}
     for horizon in (0, 2):
         planner = node("planner", "value")
         policy = make_policy(spec, planner=planner, decode="sample", planning_horizon=horizon)
-        found[horizon] = candidate(OpenedRun(Path(), policy), log, "x").log_prob
-    assert found[0] is not None and found[2] is None
+        actual[horizon] = make_candidate(OpenedRun(Path(), policy), log, "x").log_prob
+    assert actual[0] is not None and actual[2] is None
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +125,11 @@ def test_runs_are_compared_on_their_held_out_episodes(runs, tmp_path, capsys):
     words = (f"run=[{runs}/one,{runs}/two]", f"out={tmp_path}", "least_episodes=12", *QUICK)
     assert command("compare", *words, "picture=true") == 0
     said = capsys.readouterr().out
-    found = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
-    assert (found["episodes"], found["fit_episodes"], found["dataset"]) == (12, 28, "synthetic")
-    assert sorted(row["policy"] for row in found["rows"]) == ["one", "two"]
+    actual = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
+    assert (actual["episodes"], actual["fit_episodes"], actual["dataset"]) == (12, 28, "synthetic")
+    assert sorted(row["policy"] for row in actual["rows"]) == ["one", "two"]
     for name in ("fqe", "model"):
-        each = [row["estimates"][name] for row in found["rows"]]
+        each = [row["estimates"][name] for row in actual["rows"]]
         assert sorted(one["rank"] for one in each) == [1, 2]
         assert all(one["low"] < one["value"] < one["high"] for one in each)
     assert "28" in said and "note:" not in said
@@ -153,7 +146,7 @@ def test_episodes_that_share_a_few_groups_are_named(tmp_path):
         episodes = [episode([float(i)], group=i // size) for i in range(60)]
         store = make_store(tmp_path / f"store-{size}", episodes)
         console = Console(file=io.StringIO(), width=1000)
-        say_log(console, store, logged(store, np.arange(30), np.arange(30, 60)))
+        print_log(console, store, logged(store, np.arange(30), np.arange(30, 60)))
         said = console.file.getvalue()
         assert words in said if words else "note" not in said
 
@@ -196,10 +189,10 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
         "held_out=1.0": "held_out: expected a share above 0 and below 1, got 1.0",
     }
     for words, message in cases.items():
-        given = words.split() if words.startswith("run") else [f"run={runs}/one", *words.split()]
+        args = words.split() if words.startswith("run") else [f"run={runs}/one", *words.split()]
         if words != "":
-            given.append("least_episodes=2")
-        assert command("compare", *given, f"out={tmp_path}", "picture=false") == 1, words
+            args.append("least_episodes=2")
+        assert command("compare", *args, f"out={tmp_path}", "picture=false") == 1, words
         said = capsys.readouterr().err
         assert message in said and said.count("\n") == 1, (words, said)
 
@@ -237,7 +230,7 @@ def test_propensities_of_a_log_are_read(runs, tmp_path):
     }
     with pytest.raises(ValueError, match="give act.decode=sample"):
         compare(config)
-    found = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text(encoding="utf-8"))
-    (row,) = found["rows"]
+    actual = json.loads(compare(config | {"act": {"decode": "sample"}}).read_text(encoding="utf-8"))
+    (row,) = actual["rows"]
     (name,) = row["estimates"]
     assert name == "importance" and -10 <= row["estimates"][name]["value"] <= 10

@@ -13,7 +13,7 @@ import torch
 from decisionllm.estimates.fitted_q import FittedQ, discounted_returns
 from decisionllm.estimates.importance import Importance, effective_episodes
 from decisionllm.estimates.learned_model import LearnedModel
-from decisionllm.estimates.log import mean_of
+from decisionllm.estimates.log import estimate_mean
 from decisionllm.estimates.networks import Members
 from decisionllm.estimates.support import Support
 from decisionllm.eval.intervals import over_episodes
@@ -74,12 +74,12 @@ def test_episodes_of_a_day_are_resampled_together():
     earned = np.random.default_rng(0).normal(size=10)
     log = chain([next(iter(WALKS))] * 60, held_out=60)
     days = replace(log, groups=np.repeat(np.arange(10), 6))
-    found = mean_of(np.repeat(earned, 6), days)
-    assert (found.low, found.high) == pytest.approx(over_episodes(earned))
-    alone = mean_of(np.repeat(earned, 6), log)
-    assert found.high - found.low > 2 * (alone.high - alone.low)
+    actual = estimate_mean(np.repeat(earned, 6), days)
+    assert (actual.low, actual.high) == pytest.approx(over_episodes(earned))
+    alone = estimate_mean(np.repeat(earned, 6), log)
+    assert actual.high - actual.low > 2 * (alone.high - alone.low)
     few = replace(log, groups=np.repeat(np.arange(2), 30))
-    assert mean_of(np.repeat(earned, 6), few) == alone
+    assert estimate_mean(np.repeat(earned, 6), few) == alone
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_fitted_q_finds_the_values_on_paper(discount, values):
     log = chain(ALL, held_out=6)
     estimator = FittedQ(log, discount, 0, **SMALL, sync_every=50)
     for (first, second), value in values.items():
-        found = estimator.estimate(rule(log, int(first), int(second)))
-        assert found.value == pytest.approx(value, abs=0.1)
-        assert found.low == pytest.approx(found.high, abs=1e-5)  # all begin in one state
+        actual = estimator.estimate(rule(log, int(first), int(second)))
+        assert actual.value == pytest.approx(value, abs=0.1)
+        assert actual.low == pytest.approx(actual.high, abs=1e-5)  # all begin in one state
 
 
 @pytest.mark.parametrize(("says", "believed"), [(100.0, 3.0), (-100.0, 0.0), (2.0, 2.0)])
@@ -99,8 +99,8 @@ def test_fitted_q_believes_no_return_beyond_those_of_the_log(says, believed):
     """The first Q says one number everywhere, and what it is fitted to next is read off."""
 
     class Untrained(FittedQ):
-        def _fit(self, net, wanted, title):
-            self.wanted = wanted
+        def _fit(self, net, expected, title):
+            self.expected = expected
 
     log = chain([*WALKS], held_out=0)  # returns-to-go 1; 0, 0; 3, 3
     estimator = Untrained(log, 1.0, 0, members=1)
@@ -109,7 +109,7 @@ def test_fitted_q_believes_no_return_beyond_those_of_the_log(says, believed):
     with torch.no_grad():
         estimator.start.biases[-1][:] = (says - estimator.shift) / estimator.scale
     estimator.fit(rule(log, 1, 1))
-    aims = estimator.wanted(0, torch.arange(5)[None]) * estimator.scale + estimator.shift
+    aims = estimator.expected(0, torch.arange(5)[None]) * estimator.scale + estimator.shift
     # a last step brings its reward, and no more
     assert aims[0].tolist() == pytest.approx([1, believed, 0, believed, 3], abs=1e-4)
 
@@ -126,22 +126,22 @@ def test_a_learned_model_returns_what_the_world_returns():
     log = chain(ALL, held_out=6)
     estimator = LearnedModel(log, 1.0, 0, **SMALL)
     for (first, second), value in {"11": 3, "10": 0, "01": 1}.items():
-        found = estimator.estimate(rule(log, int(first), int(second)))
-        assert found.value == pytest.approx(value, abs=0.15)
+        actual = estimator.estimate(rule(log, int(first), int(second)))
+        assert actual.value == pytest.approx(value, abs=0.15)
 
 
 def test_a_rollout_keeps_the_chance_that_a_mean_loses():
     """The second state is -1 or 1, whatever is done: their mean never comes."""
     states = np.array([0, -1, 0, 1] * 60)
     log = chain(["right, right"] * 120, 20, observations=states[:, None].astype(np.float32))
-    found = {}
+    actual = {}
     for neighbours in (0, 10):
         model = LearnedModel(log, 1.0, 0, **SMALL, neighbours=neighbours)
         first = np.zeros((200, 1), np.float32)
         rng = np.random.default_rng(0)
-        found[neighbours], _, _ = model.advance(first, 0, [""] * 200, first + 1, rng)
-    assert np.abs(found[0]).max() < 0.3 and np.ptp(found[0]) == 0
-    assert np.abs(np.abs(found[10]) - 1).max() < 0.01 and abs(found[10].mean()) < 0.5
+        actual[neighbours], _, _ = model.advance(first, 0, [""] * 200, first + 1, rng)
+    assert np.abs(actual[0]).max() < 0.3 and np.ptp(actual[0]) == 0
+    assert np.abs(np.abs(actual[10]) - 1).max() < 0.01 and abs(actual[10].mean()) < 0.5
 
 
 def test_weights_of_two_episodes_on_paper():
@@ -150,13 +150,13 @@ def test_weights_of_two_episodes_on_paper():
     log = chain(["left", "right, right", "left"], 2, log_prob=np.log(np.full(4, 0.5)))
     estimator = Importance(log, 1.0, 0)
     policy = Candidate("", log.actions, lambda tasks: None, np.log([1.0, 1.0, 0.75, 0.25]))
-    found = estimator.estimate(policy)
+    actual = estimator.estimate(policy)
     # step 0: (2 x 0 + 1/2 x 1) / 2.5 = 0.2; step 1: (3 x 3 + 1/2 x 0) / 3.5 = 18/7
-    assert found.value == pytest.approx(0.2 + 18 / 7)
+    assert actual.value == pytest.approx(0.2 + 18 / 7)
     # one episode twice has its own return, 1 or 3
-    assert (found.low, found.high) == pytest.approx((1, 3))
+    assert (actual.low, actual.high) == pytest.approx((1, 3))
     # (3 + 1/2)^2 / (9 + 1/4) = 1.32
-    assert found.note == "weights worth 1.3 of 2 episodes"
+    assert actual.note == "weights worth 1.3 of 2 episodes"
     halved = Importance(log, 0.5, 0).estimate(policy)
     assert halved.value == pytest.approx(0.2 + 9 / 7)
 
@@ -164,9 +164,9 @@ def test_weights_of_two_episodes_on_paper():
 def test_a_policy_like_the_log_has_the_mean_return_of_the_log():
     log_prob = np.log(np.full(5 * 40, 0.5))
     log = chain(ALL, held_out=30, log_prob=log_prob)
-    found = Importance(log, 1.0, 0).estimate(Candidate("", log.actions, None, log_prob))
-    assert found.value == pytest.approx((1 + 0 + 3) / 3)
-    assert found.low < 4 / 3 < found.high and not found.note
+    actual = Importance(log, 1.0, 0).estimate(Candidate("", log.actions, None, log_prob))
+    assert actual.value == pytest.approx((1 + 0 + 3) / 3)
+    assert actual.low < 4 / 3 < actual.high and not actual.note
     assert effective_episodes(np.ones(30)) == 30
 
 
@@ -188,10 +188,10 @@ def test_a_policy_that_never_acts_like_the_log_is_said_to_be_unknown(of_policy):
     log = chain(["left", "right, right"], 2, log_prob=np.log(np.full(3, 0.5)))
     with np.errstate(divide="ignore"):
         policy = Candidate("", log.actions, lambda tasks: None, np.log(of_policy))
-    found = Importance(log, 1.0, 0).estimate(policy)
-    assert np.isfinite(found.value)
+    actual = Importance(log, 1.0, 0).estimate(policy)
+    assert np.isfinite(actual.value)
     worth = float(of_policy[0])
-    assert found.note == f"weights worth {worth} of 2 episodes"
+    assert actual.note == f"weights worth {worth} of 2 episodes"
 
 
 def test_weights_need_propensities_and_a_distribution():
@@ -205,9 +205,9 @@ def test_weights_need_propensities_and_a_distribution():
 def test_an_action_that_nobody_took_nearby_is_far():
     log = chain(["left"] * 60 + ["right, right"] * 60, held_out=30)
     support = Support(log, 0)
-    assert support.far(log.actions) == 0
+    assert support.far_share(log.actions) == 0
     # in the second state nobody went left: half of the held-out steps
-    assert support.far(rule(log, 0, 0).actions) == 0.5
+    assert support.far_share(rule(log, 0, 0).actions) == 0.5
 
 
 def test_a_twentieth_of_the_logged_actions_themselves_is_far():
@@ -227,13 +227,13 @@ def test_a_twentieth_of_the_logged_actions_themselves_is_far():
     }
     log = Logged(**fields)
     support = Support(log, 0)
-    assert support.far(log.actions) == pytest.approx(0.05, abs=0.005)
-    assert support.far(log.actions + 8) == 1
+    assert support.far_share(log.actions) == pytest.approx(0.05, abs=0.005)
+    assert support.far_share(log.actions + 8) == 1
 
 
 def test_discounted_returns_stay_within_their_episode():
-    found = discounted_returns(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]), 0.5)
-    assert found.tolist() == [3, 4, 4, 8]
+    actual = discounted_returns(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]), 0.5)
+    assert actual.tolist() == [3, 4, 4, 8]
 
 
 def test_members_are_networks_of_their_own():

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from decisionllm.export.export import check, difference, write
+from decisionllm.export.export import check_exportable, measure_difference, write
 from decisionllm.export.exported_policy import ExportedPolicy
 from decisionllm.files import seal
 from decisionllm.schema import History, Spec
@@ -92,14 +92,14 @@ def drawn(spec, t, text, rng):
 @pytest.mark.parametrize("case", CASES)
 def test_actions_equal_those_of_the_policy_and_its_session(case, made):
     spec, text, _ = CASES[case]
-    policy, found, path = made(case)
+    policy, actual, path = made(case)
     rng = np.random.default_rng(1)
     histories = [drawn(spec, t, text, rng) for t in [0, 1, 2, 5, 6, 7, 11]]
-    wanted = policy.act(histories)
-    assert len(np.unique(wanted.round(3))) > 2
-    near(found.act(histories), wanted, scale=RANGE[spec])
+    expected = policy.act(histories)
+    assert len(np.unique(expected.round(3))) > 2
+    near(actual.act(histories), expected, scale=RANGE[spec])
     days = [drawn(spec, STEPS - 1, text, rng) for _ in range(3)]
-    sessions = [p.begin([text] * 3, STEPS) for p in (policy, found)]
+    sessions = [p.begin([text] * 3, STEPS) for p in (policy, actual)]
     for t in range(STEPS):
         rows = slice(0, 3) if t < 8 else slice(1, 3)  # the first episode ends
         if t == 8:
@@ -115,9 +115,9 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
     near(sessions[1].conditioned_on, sessions[0].conditioned_on, scale=9.0)
     if case == "discrete":
         bare = drawn(spec, 2, "", rng)
-        near(found.act([bare]), policy.act([bare]), scale=RANGE[spec])
+        near(actual.act([bare]), policy.act([bare]), scale=RANGE[spec])
     if case == "window":
-        assert difference(policy, path) < 1e-5
+        assert measure_difference(policy, path) < 1e-5
         assert (
             json.loads((path / "policy.json").read_text(encoding="utf-8"))["target_return"] is None
         )
@@ -155,11 +155,11 @@ def test_only_what_the_graph_holds_is_exported():
     policy = make_policy(CONTINUOUS)
     policy.model.backbone.text_layers = 2
     with pytest.raises(ValueError, match="expected backbone.text_layers=0, got 2"):
-        check(policy)
+        check_exportable(policy)
     policy.model.backbone.text_layers = 0
     policy.model.backbone.features = object()
     with pytest.raises(ValueError, match="text_encoder=none, got a text encoder"):
-        check(policy)
+        check_exportable(policy)
 
 
 def test_a_folder_of_another_kind_is_kept(tmp_path):
@@ -181,21 +181,21 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
         FileNotFoundError, match=r"expected a folder of `decisionllm export`, found no policy.onnx"
     ):
         ExportedPolicy(tmp_path)
-    _, found, path = made("window")
+    _, actual, path = made("window")
     shutil.copytree(path, tmp_path / "onnx")
     with pytest.raises(
         ValueError,
         match="text: expected none, this policy was trained without task texts; got 'left'",
     ):
-        found.begin(["left"], STEPS)
+        actual.begin(["left"], STEPS)
     with pytest.raises(ValueError, match="horizon: expected at most 12 steps"):
-        found.begin([""], STEPS + 1)
+        actual.begin([""], STEPS + 1)
     with pytest.raises(ValueError, match="history 0: expected .* got .* and actions of 1 numbers"):
-        found.act([History(np.zeros((2, 3)), np.zeros((1, 1)), np.zeros(1))])
+        actual.act([History(np.zeros((2, 3)), np.zeros((1, 1)), np.zeros(1))])
     with pytest.raises(ValueError, match="expected finite numbers"):
-        found.begin([""], STEPS).observe(np.full((1, 3), np.nan))
+        actual.begin([""], STEPS).observe(np.full((1, 3), np.nan))
     (tmp_path / "onnx" / "policy.json").write_text(
-        json.dumps(found.info | {"format": 0}), encoding="utf-8"
+        json.dumps(actual.info | {"format": 0}), encoding="utf-8"
     )
     seal(tmp_path / "onnx")
     with pytest.raises(ValueError, match="expected an export of format 1, got 0; export it again"):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from decisionllm import executors
-from decisionllm.scaling import ledger
+from decisionllm.scaling import ledger, workers
 
 
 def note(folder, job):
@@ -71,5 +71,5 @@ def book(root):
     )
 
 
-def driver(root, n, workers, run=note):
-    ledger.drive(root, ledger.plan(root, jobs(n)), run, executors.process, workers)
+def driver(root, n, count, run=note):
+    workers.drive(root, ledger.plan(root, jobs(n)), run, executors.process, count)

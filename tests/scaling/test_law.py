@@ -19,7 +19,7 @@ def study(noise=0.01, seed=0, true=TRUE, sizes=6, volumes=5, seeds=6):
 
 def described(N, D, loss):
     """The trends of runs of one quality, and their law."""
-    p = law.trends(N, D, loss, np.ones(len(N)))
+    p = law.trend_p_values(N, D, loss, np.ones(len(N)))
     return p, law.describe(N, D, loss, p, draws=0)
 
 
@@ -28,19 +28,19 @@ def test_a_law_is_the_sum_of_its_terms():
 
 
 def test_planted_exponents_are_within_their_intervals():
-    found = law.fit(*study())
+    actual = law.fit(*study())
     for name in ("E", "alpha", "beta"):
-        low, high = found.intervals[name]
+        low, high = actual.intervals[name]
         assert low <= getattr(TRUE, name) <= high, (name, low, high)
         assert high - low < 0.25, f"the interval of {name} is too wide"
-    low, high = found.band(np.array([1e6]), np.array([1e5]))
+    low, high = actual.band(np.array([1e6]), np.array([1e5]))
     assert low < TRUE(1e6, 1e5) < high
 
 
 def test_without_noise_the_parameters_are_recovered():
-    found, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
-    assert found.pop("intervals") == true.pop("intervals") == {}
-    assert found == pytest.approx(true, rel=1e-3)
+    actual, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
+    assert actual.pop("intervals") == true.pop("intervals") == {}
+    assert actual == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
@@ -50,10 +50,10 @@ def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
     budget, size = np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9))
     N = (size * np.sqrt(budget / 6 / 20)).ravel()
     D = budget.ravel() / 6 / N
-    found = law.fit(
+    actual = law.fit(
         N, D, true(N, D) * np.exp(noise * np.random.default_rng(0).normal(size=81)), draws=0
     )
-    assert [found.E, found.A, found.alpha, found.B, found.beta] == pytest.approx(
+    assert [actual.E, actual.A, actual.alpha, actual.B, actual.beta] == pytest.approx(
         [1.69, 406.4, 0.34, 410.7, 0.28], rel=0.01
     )
 
@@ -61,36 +61,36 @@ def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
 def test_a_few_outliers_move_the_fit_little():
     N, D, loss = study()
     loss[::30] *= 10
-    found = law.fit(N, D, loss, draws=0)
-    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05)
-    assert found.beta == pytest.approx(TRUE.beta, abs=0.05)
+    actual = law.fit(N, D, loss, draws=0)
+    assert actual.alpha == pytest.approx(TRUE.alpha, abs=0.05)
+    assert actual.beta == pytest.approx(TRUE.beta, abs=0.05)
 
 
 def test_the_largest_model_is_predicted_from_the_others():
-    _, found = described(*study())
-    assert found["left_out"]["parameters"] == pytest.approx(1e7)
-    assert abs(found["left_out"]["missed"]) < 0.02
+    _, actual = described(*study())
+    assert actual["left_out"]["parameters"] == pytest.approx(1e7)
+    assert abs(actual["left_out"]["missed"]) < 0.02
     N, D, loss = study()
     loss[N.max() == N] *= 1.3  # the largest model is trained too little
-    _, found = described(N, D, loss)
-    assert found["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
+    _, actual = described(N, D, loss)
+    assert actual["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
 
 
 def test_noise_gives_no_law():
     N, D, _ = study()
     flat = np.exp(0.1 * np.random.default_rng(1).normal(size=len(N)))
-    p, found = described(N, D, flat)
-    assert found == {"law": None, "left_out": None} and min(p.values()) > law.CERTAIN
-    assert law.falls(flat, np.random.default_rng(2).normal(size=len(N))) > law.CERTAIN
+    p, actual = described(N, D, flat)
+    assert actual == {"law": None, "left_out": None} and min(p.values()) > law.CERTAIN
+    assert law.falling_p_value(flat, np.random.default_rng(2).normal(size=len(N))) > law.CERTAIN
 
 
 def test_an_axis_without_a_trend_has_no_term():
     N, D, loss = study(true=law.Law(E=0.4, B=90.0, beta=0.55))
-    p, found = described(N, D, loss)
+    p, actual = described(N, D, loss)
     assert p["size"] > law.CERTAIN >= p["data"]
-    assert found["law"].A == 0 and found["law"].beta == pytest.approx(0.55, abs=0.05)
-    _, found = described(N, D, 1 / loss)  # a rising loss is no trend either
-    assert found["law"] is None
+    assert actual["law"].A == 0 and actual["law"].beta == pytest.approx(0.55, abs=0.05)
+    _, actual = described(N, D, 1 / loss)  # a rising loss is no trend either
+    assert actual["law"] is None
 
 
 def test_a_trend_is_sought_within_each_quality():
@@ -98,14 +98,14 @@ def test_a_trend_is_sought_within_each_quality():
     N = np.array([1, 2, 3, 4, 11, 12, 13, 14])
     quality = np.repeat([1.0, 0.5], 4)
     loss = np.array([4, 3, 2, 1, 8, 7, 6, 5])
-    assert law.trends(N, np.ones(8), loss, quality)["size"] < law.CERTAIN
-    assert law.trends(N, np.ones(8), loss, np.ones(8))["size"] > 0.5
+    assert law.trend_p_values(N, np.ones(8), loss, quality)["size"] < law.CERTAIN
+    assert law.trend_p_values(N, np.ones(8), loss, np.ones(8))["size"] > 0.5
 
 
 def test_the_p_of_four_values_is_counted_by_hand():
     # one of 24 orders
-    assert law.falls([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)
-    assert law.falls([1, 2, 3, 4], [1, 2, 3, 4]) == 1
+    assert law.falling_p_value([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)
+    assert law.falling_p_value([1, 2, 3, 4], [1, 2, 3, 4]) == 1
 
 
 def test_a_loss_below_zero_is_refused():
@@ -127,13 +127,13 @@ def test_compute_is_allocated_where_the_loss_is_least():
 
 def test_a_trend_of_no_number_is_refused():
     with pytest.raises(ValueError, match="expected numbers, got NaN"):
-        law.trends([1, 2], [5, 5], [np.nan, np.nan], [1, 1])
+        law.trend_p_values([1, 2], [5, 5], [np.nan, np.nan], [1, 1])
 
 
 def test_an_exponent_that_the_runs_do_not_determine_is_named():
     intervals = {"alpha": (0.3, 0.5), "A": (1.0, 2.0), "beta": (0.2, 0.9), "B": (1.0, 2.0)}
-    assert law.loose(law.Law(E=1, intervals=intervals)) == ["beta"]
+    assert law.undetermined_exponents(law.Law(E=1, intervals=intervals)) == ["beta"]
     at_bounds = intervals | {"beta": (1.0, 3.0)}
-    assert law.loose(law.Law(E=1, intervals=at_bounds)) == ["beta"]
+    assert law.undetermined_exponents(law.Law(E=1, intervals=at_bounds)) == ["beta"]
     without_a_term = intervals | {"A": (0.0, 2.0)}
-    assert law.loose(law.Law(E=1, intervals=without_a_term)) == ["alpha", "beta"]
+    assert law.undetermined_exponents(law.Law(E=1, intervals=without_a_term)) == ["alpha", "beta"]

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 import pytest
 
 from decisionllm import executors
-from decisionllm.scaling import ledger
+from decisionllm.scaling import ledger, workers
 from tests.conftest import PATIENCE
 from tests.scaling.spawned import book, die, driver, fail, fill, held, hold, jobs, note, overflow
 
 pytestmark = pytest.mark.slow
 
 SPAWN = multiprocessing.get_context("spawn")
-with executors.inline({}) as (start, workers, _):
-    INLINE = start, workers
+with executors.inline({}) as (start, count, _):
+    INLINE = start, count
 
 
 def until(condition, timeout=PATIENCE):
@@ -40,31 +40,31 @@ def test_a_run_has_a_folder_a_state_and_a_result(tmp_path):
     assert ledger.plan(tmp_path, [{"power": 2, "i": 1}]) == [names[1]]
     assert set(ledger.status(tmp_path, names).values()) == {"planned"}
     with ledger.claim(tmp_path / names[0]) as ours:
-        assert ours and ledger.state(tmp_path / names[0]) == "running"
-        assert not ledger.attempt(tmp_path / names[0], note)
-    assert ledger.attempt(tmp_path / names[1], lambda folder, job: {"square": job["i"] ** 2})
-    assert not ledger.attempt(tmp_path / names[1], note)
+        assert ours and ledger.read_state(tmp_path / names[0]) == "running"
+        assert not workers.attempt(tmp_path / names[0], note)
+    assert workers.attempt(tmp_path / names[1], lambda folder, job: {"square": job["i"] ** 2})
+    assert not workers.attempt(tmp_path / names[1], note)
     assert list(ledger.status(tmp_path, names).values()) == ["planned", "done", "planned"]
-    assert ledger.result(tmp_path / names[1])["square"] == 1
+    assert ledger.load_result(tmp_path / names[1])["square"] == 1
 
 
 def test_a_failed_run_keeps_its_reason_until_it_is_retried(tmp_path):
     names = ledger.plan(tmp_path, jobs(2))
-    assert ledger.attempt(tmp_path / names[1], fail)
-    failure = ledger.result(tmp_path / names[1])
+    assert workers.attempt(tmp_path / names[1], fail)
+    failure = ledger.load_result(tmp_path / names[1])
     assert failure["reason"] == "ValueError: run 1 is unlucky" and "unlucky" in failure["lines"][-1]
     log = (tmp_path / names[1] / "log.txt").read_text(encoding="utf-8")
     assert log.startswith("it went well so far\nTraceback")
     assert log.endswith("\nValueError: run 1 is unlucky\n")
-    assert not ledger.attempt(tmp_path / names[1], fail)  # it is not retried by itself
+    assert not workers.attempt(tmp_path / names[1], fail)  # it is not retried by itself
     assert ledger.retry(tmp_path, names) == [names[1]]
     assert list(ledger.status(tmp_path, names).values()) == ["planned", "planned"]
 
 
 def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path):
     (name,) = ledger.plan(tmp_path, jobs(1))
-    assert ledger.attempt(tmp_path / name, lambda folder, job: {"loss": {1, 2}})
-    assert "not JSON serializable" in ledger.result(tmp_path / name)["reason"]
+    assert workers.attempt(tmp_path / name, lambda folder, job: {"loss": {1, 2}})
+    assert "not JSON serializable" in ledger.load_result(tmp_path / name)["reason"]
 
 
 def test_a_folder_without_a_job_yet_is_planned(tmp_path):
@@ -79,11 +79,11 @@ def test_a_folder_without_a_job_yet_is_planned(tmp_path):
 
 def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
     names = ledger.plan(tmp_path, jobs(2))
-    ledger.attempt(tmp_path / names[0], lambda folder, job: {"loss": 1.0})
+    workers.attempt(tmp_path / names[0], lambda folder, job: {"loss": 1.0})
     done = tmp_path / names[0] / "done.json"
     done.write_text(done.read_text(encoding="utf-8").replace("1.0", "0.5"), encoding="utf-8")
     with pytest.raises(ValueError, match="done.json was edited or is damaged"):
-        ledger.result(tmp_path / names[0])
+        ledger.load_result(tmp_path / names[0])
     path = tmp_path / names[1] / "job.json"
     path.write_text(json.dumps({"i": 7}), encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
@@ -123,7 +123,7 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
                 hold(root, 61)
 
     assert set(
-        ledger.drive(root, names, held, executors.process, 2, progress=kill_one).values()
+        workers.drive(root, names, held, executors.process, 2, progress=kill_one).values()
     ) == {"done"}
     assert killed and set(book(root)) == set(range(60))
     begun = sum(
@@ -145,14 +145,14 @@ def test_two_drivers_never_run_one_twice(tmp_path):
 
 def test_a_run_that_kills_its_workers_has_failed(tmp_path):
     names = ledger.plan(tmp_path, jobs(1))
-    assert ledger.drive(tmp_path, names, die, executors.process, 1) == {names[0]: "failed"}
-    assert "its worker died 3 times" in ledger.result(tmp_path / names[0])["reason"]
+    assert workers.drive(tmp_path, names, die, executors.process, 1) == {names[0]: "failed"}
+    assert "its worker died 3 times" in ledger.load_result(tmp_path / names[0])["reason"]
 
 
 def test_runs_of_this_process_are_not_slept_after(tmp_path, monkeypatch):
     clock, slept = [0.0], []
     monkeypatch.setattr(
-        ledger,
+        workers,
         "time",
         SimpleNamespace(time=time.time, monotonic=lambda: clock[0], sleep=slept.append),
     )
@@ -162,25 +162,25 @@ def test_runs_of_this_process_are_not_slept_after(tmp_path, monkeypatch):
         return {}
 
     names = ledger.plan(tmp_path, jobs(2))
-    assert set(ledger.drive(tmp_path, names, long, *INLINE).values()) == {"done"}
+    assert set(workers.drive(tmp_path, names, long, *INLINE).values()) == {"done"}
     assert clock[0] == 7200 and max(slept) < 1
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_driver(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(1))
     with pytest.raises(OSError, match="a worker could not write there"):
-        ledger.drive(tmp_path, names, fill, executors.process, 1)
+        workers.drive(tmp_path, names, fill, executors.process, 1)
     assert (
         "Too many open files" in capfd.readouterr().err
-        and ledger.state(tmp_path / names[0]) == "planned"
+        and ledger.read_state(tmp_path / names[0]) == "planned"
     )
-    assert ledger.drive(tmp_path, names, note, *INLINE) == {names[0]: "done"}
+    assert workers.drive(tmp_path, names, note, *INLINE) == {names[0]: "done"}
 
 
 def test_a_full_disk_leaves_the_run_planned(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(3))
     with pytest.raises(OSError, match=r"disk full\?\); make room, then the same command goes on"):
-        ledger.drive(tmp_path, names, overflow, *INLINE)
+        workers.drive(tmp_path, names, overflow, *INLINE)
     assert (
         set(ledger.status(tmp_path, names).values()) == {"planned"}
         and "No space left on device" in capfd.readouterr().err
@@ -198,24 +198,24 @@ def stranger(call):
     """
     root, names, run, driver, cwd = call.args
     shutil.copy(driver, other := f"{driver}-copy")
-    return INLINE[0](partial(ledger.work, root, names, run, other, cwd))
+    return INLINE[0](partial(workers.work, root, names, run, other, cwd))
 
 
 def test_a_worker_without_shared_locks_does_nothing(tmp_path):
     names = ledger.plan(root := tmp_path / "study", jobs(2))
     with pytest.raises(OSError, match="does not see the locks of this machine"):
-        ledger.drive(root, names, note, stranger, 1)
+        workers.drive(root, names, note, stranger, 1)
     assert not book(root) and set(ledger.status(root, names).values()) == {"planned"}
 
 
 def test_a_worker_that_cannot_start_is_an_error(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(1))
     with pytest.raises(OSError, match="a worker could not work"):
-        ledger.drive(
+        workers.drive(
             tmp_path,
             names,
             note,
-            lambda call: executors.process(partial(ledger.work, "too few")),
+            lambda call: executors.process(partial(workers.work, "too few")),
             1,
         )
     assert "missing 4 required positional arguments" in capfd.readouterr().err
@@ -232,7 +232,7 @@ def test_a_worker_ends_with_its_driver(tmp_path):
             fcntl.flock(driver, fcntl.LOCK_UN)
             return note(folder, job)
 
-        assert ledger.work(tmp_path / "study", names, run, alive, tmp_path) == 0
+        assert workers.work(tmp_path / "study", names, run, alive, tmp_path) == 0
     assert len(book(tmp_path / "study")) == 1
 
 
@@ -241,10 +241,10 @@ def test_an_interruption_does_not_count_as_an_attempt(tmp_path):
         raise KeyboardInterrupt
 
     names = ledger.plan(tmp_path, jobs(1))
-    for _ in range(ledger.ATTEMPTS + 1):
+    for _ in range(workers.ATTEMPTS + 1):
         with pytest.raises(KeyboardInterrupt):
-            ledger.drive(tmp_path, names, interrupted, *INLINE)
-    assert ledger.drive(tmp_path, names, note, *INLINE) == {names[0]: "done"}
+            workers.drive(tmp_path, names, interrupted, *INLINE)
+    assert workers.drive(tmp_path, names, note, *INLINE) == {names[0]: "done"}
     assert [path.name for path in tmp_path.glob(".driver*")] == []
 
 
@@ -258,5 +258,5 @@ def test_a_driver_waits_for_the_runs_of_another(tmp_path):
                 raise TimeoutError
 
         with pytest.raises(TimeoutError):
-            ledger.drive(tmp_path, names, note, executors.process, 1, progress=look)
+            workers.drive(tmp_path, names, note, executors.process, 1, progress=look)
     assert set(seen) == {"running"}

@@ -81,28 +81,28 @@ def test_pairs_differ_in_one_axis_alone_and_are_measured_on_the_same_data():
         ("b", 0.5, "0", 0, "maze", 1.0),
     ]
     grid = pd.DataFrame(rows, columns=[*study.COMPARABLE, "held_out"])
-    assert study.paired(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
+    assert study.paired_differences(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
 
 
-def report(folder, found):
-    study.write(folder, found, say=lambda text: None)
+def report(folder, actual):
+    study.write_report(folder, actual, say=lambda text: None)
     written = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     return written["fits"], " ".join(
         line for lines in written["sentences"].values() for line in lines
     )
 
 
-def found_in(found):
+def found_in(actual):
     """The comparisons of sizes that the report of a study makes, without its laws and figures."""
-    return " ".join(study.findings(study.finished(found)))
+    return " ".join(study.describe_comparisons(study.select_finished_runs(actual)))
 
 
 @pytest.fixture(scope="module")
 def planted_report(tmp_path_factory):
     """The report of a planted law, with a tuning run: its folder, fits and sentences."""
-    folder, found = tmp_path_factory.mktemp("planted"), planted()
-    found["runs"].append(found["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
-    return folder, *report(folder, found)
+    folder, actual = tmp_path_factory.mktemp("planted"), planted()
+    actual["runs"].append(actual["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
+    return folder, *report(folder, actual)
 
 
 def test_a_planted_law_is_reported_with_its_intervals(planted_report):
@@ -129,11 +129,11 @@ def test_a_planted_law_is_reported_with_its_intervals(planted_report):
 
 
 def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality():
-    found = planted()
-    for run in found["runs"]:
+    actual = planted()
+    for run in actual["runs"]:
         run["metrics"]["reached"] += 9 * (run["mixture"] == "0.5")
-    values = study.measured(found, study.finished(found))
-    text = " ".join(study.sentences_of(values))
+    values = study.collect_metrics(actual, study.select_finished_runs(actual))
+    text = " ".join(study.describe_metrics(values))
     assert (
         "reached, 100% of the data: 30k 0.25 (0.25 .. 0.25, 2 runs)" in text
         and "10000k 0.55 (0.5 .. 0.6, 2 runs)" in text
@@ -164,99 +164,101 @@ def test_noise_is_reported_as_no_trend(tmp_path):
 
 def test_tuning_runs_are_in_the_table_and_not_in_the_fit(planted_report):
     folder, *_ = planted_report
-    found = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    assert len(found["runs"]) == 81 and len(study.finished(found)) == 80
+    actual = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    assert len(actual["runs"]) == 81 and len(study.select_finished_runs(actual)) == 80
     assert 'href="tuned/"' in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_excluded_cell_does_not_return_by_its_tuning_run():
-    found = planted()
-    found["study"]["exclude"] = [{"size": "30k", "fraction": [0.01], "quality": "0"}]
-    left = study.finished(found)
+    actual = planted()
+    actual["study"]["exclude"] = [{"size": "30k", "fraction": [0.01], "quality": "0"}]
+    left = study.select_finished_runs(actual)
     assert len(left) == 80 - 2 and not ((left["size"] == "30k") & (left["data_steps"] == 1e4)).any()
 
 
 def test_scores_are_compared_with_losses_within_a_world():
     """Within each of two worlds the score rises with the loss, though not over both."""
-    found = planted()
-    for run in found["runs"]:
+    actual = planted()
+    for run in actual["runs"]:
         run["reference"] = run["mixture"]
         run["held_out"] += 5 * (run["mixture"] == "0.5")
         run["score"] = run["held_out"] - 20 * (run["mixture"] == "0.5")
-    assert study.fitted(study.finished(found))["p"]["score"] == 1
-    lines = study.findings(study.finished(found))
+    assert study.trend_p_values(study.select_finished_runs(actual))["score"] == 1
+    lines = study.describe_comparisons(study.select_finished_runs(actual))
     assert not any("quality 0.5 against 0" in line for line in lines)
 
 
 def test_the_versions_of_runs_that_differ_from_the_reports_are_named():
-    found = planted(versions={"commit": "b", "torch": "2"})
-    found["runs"] = [
+    actual = planted(versions={"commit": "b", "torch": "2"})
+    actual["runs"] = [
         run | {"versions": {"commit": commit, "torch": "2"}}
-        for run, commit in zip(found["runs"], "aab", strict=False)
+        for run, commit in zip(actual["runs"], "aab", strict=False)
     ]
-    said = study.tuning(found)
-    assert said[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
-    assert "All seeds of a size train on the same episodes" in said[1]
+    sentences = study.describe_tuning(actual)
+    assert sentences[0] == "commit: the runs had a (2 runs), b (1 runs), this report b."
+    assert "All seeds of a size train on the same episodes" in sentences[1]
 
 
-def lines_of_curves(found):
+def lines_of_curves(actual):
     """The (steps, losses) of each line in the figure of the curves that is not empty."""
     panels = figures.Panels()
-    figures.curves(panels.add("curves", "step", "loss", log="x"), study.finished(found))
-    panels.finished()
+    figures.plot_curves(
+        panels.add("curves", "step", "loss", log="x"), study.select_finished_runs(actual)
+    )
+    panels.finish()
     lines = panels.figures["curves"].axes[0].lines
     return [(*line.get_data(),) for line in lines if len(line.get_xdata())]
 
 
 def test_the_curve_of_an_interrupted_run_has_no_gap():
     """The line at which a run stopped has no held-out loss."""
-    found = planted()
-    found["runs"] = found["runs"][:3]
-    stopped, whole, without_curve = found["runs"]
+    actual = planted()
+    actual["runs"] = actual["runs"][:3]
+    stopped, whole, without_curve = actual["runs"]
     stopped["curve"] = [[2, 6.0, 5.0], [3, 5.5, None], [4, 5.0, 4.0]]
     whole["curve"] = [[2, 6.0, 3.0], [4, 5.0, 2.0]]
     del without_curve["curve"]
-    first, second = lines_of_curves(found)
+    first, second = lines_of_curves(actual)
     assert [x.tolist() for x in first] == [[2, 4], [5, 4]]
     assert [x.tolist() for x in second] == [[2, 4], [3, 2]]
-    for run in found["runs"]:
+    for run in actual["runs"]:
         run["curve"] = []
-    assert lines_of_curves(found) == []
+    assert lines_of_curves(actual) == []
 
 
 @pytest.mark.parametrize("loss", [None, math.nan, math.inf])
 def test_a_run_without_a_finite_loss_is_left_out_and_named(loss):
-    found = planted()
-    found["tuned"]["30k"]["0.0001"] = math.nan
-    found["runs"][3]["held_out"] = loss
-    grid = study.finished(found)
-    assert len(grid) == 79 and study.fitted(grid)["p"]["size"] <= law.CERTAIN
-    said = "Left out, since their held-out loss is not a finite number: 0000000000000003."
-    assert said in study.tuning(found)
+    actual = planted()
+    actual["tuned"]["30k"]["0.0001"] = math.nan
+    actual["runs"][3]["held_out"] = loss
+    grid = study.select_finished_runs(actual)
+    assert len(grid) == 79 and study.trend_p_values(grid)["size"] <= law.CERTAIN
+    sentence = "Left out, since their held-out loss is not a finite number: 0000000000000003."
+    assert sentence in study.describe_tuning(actual)
 
 
 @pytest.mark.parametrize("count", [3, 12, 25])
 def test_each_size_has_a_colour_of_its_own(count):
-    assert len({*figures.colours(pd.Series([*range(count), 0]))}) == count
+    assert len({*figures.make_palette(pd.Series([*range(count), 0]))}) == count
 
 
 def test_a_study_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match="expected at least one run of the grid that is done, found none"
     ):
-        study.write(tmp_path, planted(runs=[]))
+        study.write_report(tmp_path, planted(runs=[]))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_best_size_is_that_of_the_first_quality():
     """The other qualities may lack some sizes, so that their mean would be of other data."""
-    found = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
-    for run in found["runs"]:
+    actual = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
+    for run in actual["runs"]:
         run["held_out"] += 5.0 * (run["mixture"] == "0.5")
-    found["runs"] = [
-        run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")
+    actual["runs"] = [
+        run for run in actual["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")
     ]
-    text = found_in(found)
+    text = found_in(actual)
     assert (
         "held-out loss, 100% of the data: the best size is 2500k" in text
         or "the best size is 10000k" in text
@@ -277,7 +279,7 @@ def best(losses):
         for seed, loss in enumerate(each)
     ]
     part = pd.DataFrame(rows, columns=[*study.COMPARABLE, "held_out"])
-    return study.best_size("loss", part, "held_out", [*losses], -1)
+    return study.describe_best_size("loss", part, "held_out", [*losses], -1)
 
 
 def test_a_size_is_the_best_only_beyond_chance():
@@ -299,13 +301,13 @@ def test_a_size_is_the_best_only_beyond_chance():
 
 
 def test_a_size_with_one_run_is_not_compared():
-    found = planted()
-    found["runs"] = [
+    actual = planted()
+    actual["runs"] = [
         run
-        for run in found["runs"]
+        for run in actual["runs"]
         if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")
     ]
-    text = found_in(found)
+    text = found_in(actual)
     assert (
         "held-out loss, 100% of the data: 2500k against 30k" in text
         and "10000k against" not in text
@@ -319,11 +321,13 @@ def test_a_published_study_is_reported_again_from_its_json(name, tmp_path, monke
     monkeypatch.setitem(law.describe.__kwdefaults__, "draws", 10)
     monkeypatch.setitem(rcParams, "savefig.dpi", 20)
     published = json.loads((STUDIES / name / "study.json").read_text(encoding="utf-8"))
-    study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
+    study.write_report(
+        tmp_path, study.read_study(STUDIES / name / "study.json"), say=lambda text: None
+    )
     again = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
     verdicts = [
-        [text.rpartition(": ")[2] for text in found["sentences"]["findings"]]
-        for found in (published, again)
+        [text.rpartition(": ")[2] for text in actual["sentences"]["findings"]]
+        for actual in (published, again)
     ]
     assert verdicts[0] == verdicts[1] and len(verdicts[0]) > 3
     assert (published["fits"]["law"] is None) == (again["fits"]["law"] is None)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from decisionllm.scaling.run import count, flops, measure
+from decisionllm.scaling.held_out_loss import measure
+from decisionllm.scaling.model_size import count_parameters, flops_per_step
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
 from tests.conftest import episode, make_policy, make_store, node
@@ -15,8 +16,8 @@ def cost(backbone, **options):
     head = node("head", "gaussian")
     parts = {"dataset": {}, "backbone": backbone, "head": head, "window": 4}
     config = parts | {"optim": {"batch_size": 8}} | options
-    size = count(config, SPEC)
-    return size["non_embedding"], flops(config, size)
+    size = count_parameters(config, SPEC)
+    return size["non_embedding"], flops_per_step(config, size)
 
 
 def test_blocks_that_only_read_texts_cost_no_flops(tmp_path):

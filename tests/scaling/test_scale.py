@@ -18,8 +18,9 @@ from decisionllm.command_line import configs, store_choices
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.models.heads import DiscreteHead
-from decisionllm.scaling import grid, ledger
-from decisionllm.scaling import run as scaling_run
+from decisionllm.scaling import grid, launch, ledger, study_options, train_configs
+from decisionllm.scaling.held_out_loss import measure
+from decisionllm.scaling.run import data_quality, execute
 from decisionllm.tokenizers import text
 from tests.conftest import command, interrupt, make_model, make_policy, node
 
@@ -96,21 +97,21 @@ def test_a_study_in_an_environment_unlike_its_data_is_refused_before_its_first_r
 
 
 def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
-    found = runs(finished)
+    actual = runs(finished)
     # of the four that tune, two are in the grid
-    assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {"done"}
+    assert len(actual) == 2 * 2 * 2 + 2 and {run["state"] for run in actual} == {"done"}
     tuned = json.loads((finished / "study.json").read_text(encoding="utf-8"))["tuned"]
     for size, rates in tuned.items():
         best = min(rates, key=rates.get)
         assert len(rates) == 2 and {
-            run["lr"] for run in found if run["size"] == size and run["fraction"] == 1.0
+            run["lr"] for run in actual if run["size"] == size and run["fraction"] == 1.0
         } == {float(best)}
 
 
 def test_tuning_scales_the_rate_of_the_backbone_too(finished):
     """lr_backbone is lr by default."""
     for run in runs(finished):
-        train = ledger.job(finished / run["run"])["train"]
+        train = ledger.load_job(finished / run["run"])["train"]
         assert train["optim"]["lr"] == run["lr"] == pytest.approx(train["optim"]["lr_backbone"])
 
 
@@ -119,9 +120,10 @@ def test_a_second_command_runs_only_what_is_new(finished, tmp_path):
     shutil.copytree(finished, out)
     cache_dir, before = f"cache_dir={finished.parent}/data", stamps(out)
     assert small(out, cache_dir) == 0 and stamps(out) == before
-    assert small(out, cache_dir, "study.seeds=[3,4]", "study.axes.quality=[0.0]") == 0
+    more = ("study.seeds=[3,4]", "study.axes.quality=[0.0]", "~study.axes.size.w32")
+    assert small(out, cache_dir, *more) == 0
     after = stamps(out)
-    assert before.items() <= after.items() and len(after) == len(before) + 4
+    assert before.items() <= after.items() and len(after) == len(before) + 2
 
 
 def test_a_study_that_was_interrupted_writes_its_report_when_it_is_continued(tmp_path, monkeypatch):
@@ -163,7 +165,7 @@ def test_a_run_records_its_cost_and_its_results(finished):
 
 def test_held_out_groups_do_not_depend_on_the_fraction(finished):
     name = next(run["run"] for run in runs(finished) if run["fraction"] == 0.25)
-    job = ledger.job(finished / name)
+    job = ledger.load_job(finished / name)
     store = prepare(job["reference"], finished.parent / "data")
     seed = job["train"]["data"]["seed"]
     _, held_out = sampling.select(store, held_out=0.2, seed=seed)
@@ -176,7 +178,7 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     policy = make_policy(store.spec, timesteps="none")
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
-    found = scaling_run.measure(policy, config, store, 2**14)
+    actual = measure(policy, config, store, 2**14)
     _, held_out = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
@@ -189,10 +191,10 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
             policy.model.read(batch), batch.action_masks, batch.observations
         )
     actions = policy.model.normalizer.actions(batch.actions)
-    assert found["held_out"] == pytest.approx(
+    assert actual["held_out"] == pytest.approx(
         -distribution.log_prob(actions).mean().item(), rel=0.02
     )
-    assert found["action_error"] == pytest.approx(
+    assert actual["action_error"] == pytest.approx(
         (distribution.mode - actions).square().mean().item() ** 0.5, rel=0.02
     )
 
@@ -206,10 +208,10 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     ],
 )
 def test_a_run_planned_for_other_data_or_weights_is_refused(finished, tmp_path, part, message):
-    job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
+    job = ledger.load_job(finished / runs(finished)[0]["run"]) | {part: "0"}
     job["train"]["backbone"]["folder"] = ""
     with pytest.raises(ValueError, match=message):
-        scaling_run.execute(
+        execute(
             tmp_path,
             job,
             cache_dir=finished.parent / "data",
@@ -243,7 +245,7 @@ def test_a_head_without_a_floor_is_refused(finished):
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
     with pytest.raises(AttributeError, match="loss_floor"):
-        scaling_run.measure(policy, config, store, 1)
+        measure(policy, config, store, 1)
 
 
 def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
@@ -265,10 +267,10 @@ def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
 
 def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
     out = tmp_path / "plain"
-    found = json.loads((finished / "study.json").read_text(encoding="utf-8"))
+    actual = json.loads((finished / "study.json").read_text(encoding="utf-8"))
     out.mkdir()
-    found["study"]["lr"]["rule"], found["tuned"] = "fixed", {size: {} for size in found["tuned"]}
-    (out / "study.json").write_text(json.dumps(found), encoding="utf-8")
+    actual["study"]["lr"]["rule"], actual["tuned"] = "fixed", {size: {} for size in actual["tuned"]}
+    (out / "study.json").write_text(json.dumps(actual), encoding="utf-8")
     assert command("scale", "action=report", f"read={out}/study.json") == 0
     assert "The learning rate was not tuned per size" in (out / "report.html").read_text(
         encoding="utf-8"
@@ -295,15 +297,15 @@ def test_a_plan_without_a_probe_has_no_hours(tmp_path, capsys):
 
 
 def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monkeypatch):
-    train, broken = scaling_run.train, [True]
+    train, broken = launch.train, [True]
 
     def unlucky(config):
-        if broken[0] and config["data"]["fraction"] == 1.0 and config["name"] == "w32":
+        if broken[0] and config["name"] == "w32":
             raise FloatingPointError("loss is not finite")
         return train(config)
 
-    monkeypatch.setattr(scaling_run, "train", unlucky)
-    words = ("study.axes.quality=[0.0]", "study.lr.rule=fixed")
+    monkeypatch.setattr(launch, "train", unlucky)
+    words = (*ONE, "study.lr.rule=fixed", "study.budget.steps=1")
     assert small(tmp_path / "out", *words) == 0
     printed = capsys.readouterr().out
     assert printed.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in printed
@@ -313,27 +315,27 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     assert small(tmp_path / "out", *words, "action=status") == 0
     printed = capsys.readouterr().out
     assert (
-        "4 runs; 0 planned, 0 running, 3 done, 1 failed" in printed
+        "2 runs; 0 planned, 0 running, 1 done, 1 failed" in printed
         and "loss is not finite" in printed
     )
     broken[0], before = False, stamps(tmp_path / "out")
     assert small(tmp_path / "out", *words, "action=retry") == 0
-    assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
+    assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 2
 
 
 def test_a_study_whose_tuning_runs_failed_is_shown_and_retried(tmp_path, capsys, monkeypatch):
-    train = scaling_run.train
+    train = launch.train
 
     def broken(config):
         raise FloatingPointError("loss is not finite")
 
-    monkeypatch.setattr(scaling_run, "train", broken)
+    monkeypatch.setattr(launch, "train", broken)
     words = (*ONE, "~study.axes.size.w32")
     assert small(tmp_path / "out", *words) == 1
     assert "every tuning run of size w16 failed" in capsys.readouterr().err
     assert small(tmp_path / "out", *words, "action=status") == 0
     assert "2 failed" in capsys.readouterr().out
-    monkeypatch.setattr(scaling_run, "train", train)
+    monkeypatch.setattr(launch, "train", train)
     assert small(tmp_path / "out", *words, "action=retry") == 0
     assert len(stamps(tmp_path / "out")) == 2
 
@@ -343,17 +345,26 @@ def test_a_quality_may_be_a_quantile_in_words(tmp_path):
     mine["axes"]["quality"] = {"all": [], "best": ["data.min_return_quantile=0.9"]}
     store_choices()
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        made = grid.train_configs(mine)
-    found = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
-    assert found == {"all": 0.0, "best": 0.9}
+        made = train_configs.compose_train_configs(mine)
+    actual = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
+    assert actual == {"all": 0.0, "best": 0.9}
 
 
-def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
-    lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
-    assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0
-    runs = json.loads((tmp_path / "out" / "study.json").read_text(encoding="utf-8"))["runs"]
-    cells = {(run["size"], run["mixture"], run["fraction"]) for run in runs}
-    assert cells == {("w16", "0", 0.25), ("w16", "0", 1.0), ("w32", "0", 1.0), ("w32", "0.5", 1.0)}
+def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    del mine["axes"]["size"]["w64"]
+    mine["axes"]["fraction"] = [1.0, 0.25]
+    mine["seeds"] = [3]
+    mine["exclude"] = [{"size": "w32", "fraction": 0.25}, {"quality": [0.5], "size": "w16"}]
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base=None):
+        cells = grid.Grid(study_options.check_study(mine), tmp_path).cells()
+    assert sorted(cells) == [
+        ("w16", "0", 0.25, 3),
+        ("w16", "0", 1.0, 3),
+        ("w32", "0", 1.0, 3),
+        ("w32", "0.5", 1.0, 3),
+    ]
 
 
 def test_a_report_that_cannot_be_written_is_known_before_any_run(tmp_path, capsys):
@@ -363,17 +374,46 @@ def test_a_report_that_cannot_be_written_is_known_before_any_run(tmp_path, capsy
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
 
 
+# options of smoke.yaml that cannot be: {path: (value, message)}
+WRONG_OPTIONS = (
+    ("axes.depth", [1], "study.axes: expected axes among size, fraction, quality, got 'depth'"),
+    ("seeds", [], "study: an empty grid, seeds has no values"),
+    ("axes.fraction", [], "study: an empty grid, fraction has no values"),
+    ("axes.fraction", [1.5], "study.axes.fraction: expected a list of shares above 0, at most 1"),
+    ("axes.fraction", ["a"], "study.axes.fraction: expected a list of shares"),
+    ("axes.quality", [1.5], "study.axes.quality: expected a list of quantiles within 0 .. 1"),
+    ("seeds", [-1], "study.seeds: expected a list of whole numbers, 0 or more, got [-1]"),
+    ("seeds", [0.5], "study.seeds: expected a list of whole numbers"),
+    ("windows", 0, "study.windows: expected a whole number above 0, got 0"),
+    ("exclude", [{"size": "w17"}], "study.exclude: expected axes and values of the grid"),
+    ("exclude", [{"depth": 1}], "study.exclude: expected axes and values of the grid"),
+    ("budget.rule", "forever", "study.budget.rule: expected one of steps, compute, got 'forever'"),
+    ("budget.steps", 0, "study.budget.steps: rule=steps needs it"),
+    ("budget.steps", 1.5, "study.budget.steps: rule=steps needs it, expected a whole number"),
+    ("budget", {"rule": "compute", "flops": -1e9}, "study.budget.flops: rule=compute needs it"),
+    ("lr.values", [], "study.lr.values: expected a list of rates above 0"),
+    ("lr.values", [-1e-3], "study.lr.values: expected a list of rates above 0, got [-0.001]"),
+)
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG_OPTIONS)
+def test_an_option_of_a_study_that_cannot_be_is_refused(path, value, message):
+    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    *groups, key = path.split(".")
+    options = study
+    for group in groups:
+        options = options[group]
+    options[key] = value
+    with pytest.raises(ValueError) as error:
+        study_options.check_study(study)
+    assert message in str(error.value)
+
+
+# the command's own faults, and those of studies that are possible by themselves
 WRONG = {
     "+study.axes.depth=[1]": "study.axes: expected axes among size, fraction, quality, got 'depth'",
-    "study.seeds=[]": "study: an empty grid, seeds has no values",
-    "study.axes.fraction=[]": "study: an empty grid, fraction has no values",
-    "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
-    "study.axes.fraction=[1.5]": "study.axes.fraction: expected a list of shares above 0, at most 1",
-    "study.axes.fraction=[a]": "study.axes.fraction: expected a list of shares",
-    "study.axes.quality=[1.5]": "study.axes.quality: expected a list of quantiles within 0 .. 1",
     "study.seeds=[-1]": "study.seeds: expected a list of whole numbers, 0 or more, got [-1]",
-    "study.seeds=[0.5]": "study.seeds: expected a list of whole numbers",
-    "study.windows=0": "study.windows: expected a whole number above 0, got 0",
+    "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     shlex.quote(
         listed(
             "train",
@@ -385,15 +425,7 @@ WRONG = {
     shlex.quote(
         listed("train", "dataset=spread dataset.groups=20 team.execution=both data.held_out=0.2")
     ): "study.train: expected team.execution=per_agent, got both",
-    "study.exclude=[{size:w17}]": "study.exclude: expected axes and values of the grid",
-    "study.exclude=[{depth:1}]": "study.exclude: expected axes and values of the grid",
-    "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, got 'forever'",
     "study.exclude=[{quality:[0.0,0.5]}]": "study.exclude: it leaves no run of the grid",
-    "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
-    "study.budget.steps=1.5": "study.budget.steps: expected a whole number",
-    "study.budget.rule=compute study.budget.flops=-1e9": "study.budget.flops: rule=compute needs it",
-    "study.lr.values=[]": "study.lr.values: expected a list of rates above 0",
-    "study.lr.values=[-1e-3]": "study.lr.values: expected a list of rates above 0, got [-0.001]",
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
     shlex.quote(
         r'study.axes.size.w16=["init_from=x-\${seed}"]'
@@ -461,10 +493,10 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
         )
         == 0
     )
-    found = {run["size"]: run for run in runs(tmp_path / "out")}
-    for run in found.values():
+    actual = {run["size"]: run for run in runs(tmp_path / "out")}
+    for run in actual.values():
         assert run["flops"] == pytest.approx(1e7, rel=0.5 / run["steps"])
-    assert found["w16"]["steps"] > found["w32"]["steps"]
+    assert actual["w16"]["steps"] > actual["w32"]["steps"]
 
 
 def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(
@@ -486,7 +518,8 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
         "seeds": [0],
         "lr": {"rule": "fixed"},
         "windows": 64,
-        "budget": {"rule": "steps", "steps": 2},
+        "budget": {"rule": "steps", "steps": 1},
+        "evaluate": ["episodes=2"],
     }
     mine["train"] = [
         *(word for word in mine["train"] if word != "dataset=synthetic"),
@@ -506,15 +539,15 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
         f"out={tmp_path}/out",
     )
     assert command("scale", *words) == 0
-    found = {run["mixture"]: run for run in runs(tmp_path / "out")}
-    jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
-    assert found["plain"]["quality"] == 1 != found["other"]["quality"]
+    actual = {run["mixture"]: run for run in runs(tmp_path / "out")}
+    jobs = {name: ledger.load_job(tmp_path / "out" / run["run"]) for name, run in actual.items()}
+    assert actual["plain"]["quality"] == 1 != actual["other"]["quality"]
     assert (
         jobs["plain"]["reference"] == jobs["other"]["reference"]
         and jobs["plain"]["data"] != jobs["other"]["data"]
     )
     assert (
-        found["plain"]["quality"] != found["wrong"]["quality"]
+        actual["plain"]["quality"] != actual["wrong"]["quality"]
         and jobs["wrong"]["reference"] == jobs["plain"]["reference"]
     )
     assert (
@@ -573,10 +606,10 @@ def test_quality_is_the_mean_return_above_the_least_or_the_speed():
     same = SimpleNamespace(returns=np.ones(3), lengths=log.lengths)
     later = SimpleNamespace(returns=np.array([1.0, 1.0, 0.0]), lengths=2 * log.lengths)
     everything = np.arange(3)
-    assert scaling_run.data_quality(log, everything, log, everything) == 1
-    assert scaling_run.data_quality(log, [1, 2], log, everything) == 1.5
-    assert scaling_run.data_quality(log, [0], log, everything) == 1e-3
-    assert scaling_run.data_quality(later, everything, same, everything) == 0.5
+    assert data_quality(log, everything, log, everything) == 1
+    assert data_quality(log, [1, 2], log, everything) == 1.5
+    assert data_quality(log, [0], log, everything) == 1e-3
+    assert data_quality(later, everything, same, everything) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -597,7 +630,7 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
         listed("axes.size.w32", scratch),
         listed("axes.size.w16", begin.format(tmp_path / "a")),
     )
-    found = []
+    actual = []
     for steps in (2, 3):
         first = (
             *loop.split(),
@@ -609,9 +642,10 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
             cache_dir,
         )
         assert command("train", *first) == 0
-        assert small(tmp_path / "out", listed("train", loop), *sizes, *ONE, cache_dir) == 0
-        found.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
-    assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, (
+        study = (listed("train", loop), *sizes, *ONE, "study.lr.rule=fixed", cache_dir)
+        assert small(tmp_path / "out", *study) == 0
+        actual.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
+    assert {actual[0][name] for name in actual[0].keys() & actual[1].keys()} == {"w32"}, (
         "w16 is run again, on the new weights"
     )
 
@@ -623,17 +657,17 @@ def test_every_shipped_study_composes_and_has_a_note():
     wrong = []
     for name in STUDIES:
         note = (configs() / "study" / f"{name}.yaml").read_text(encoding="utf-8")
-        study = grid.check(yaml.safe_load(note))
+        study = study_options.check_study(yaml.safe_load(note))
         try:
             with initialize_config_dir(str(configs()), version_base="1.3"):
-                found = grid.train_configs(study)
-                grid.compose("evaluate", ["run=x", *study["evaluate"]])
+                actual = train_configs.compose_train_configs(study)
+                train_configs.compose("evaluate", ["run=x", *study["evaluate"]])
         except Exception as error:
             wrong.append(f"{name}: {error}")
             continue
         cells = len(study["axes"]["size"]) * len(study["axes"]["quality"])
-        if study["name"] != name or len(found) != cells:
-            wrong.append(f"{name}: {len(found)} configurations, named {study['name']}")
+        if study["name"] != name or len(actual) != cells:
+            wrong.append(f"{name}: {len(actual)} configurations, named {study['name']}")
         if not note.startswith("# ") or f"decisionllm scale study={name}" not in note:
             wrong.append(f"{name}: expected a note with its command")
     assert not wrong, "\n".join(wrong)

@@ -14,8 +14,8 @@ from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.store import prepare, write
 from decisionllm.teams import dataset as team
 from decisionllm.teams.dataset import Log, collect, load, read, source
-from decisionllm.teams.formats.team_log import joined
-from decisionllm.teams.layout import canonical, entity_schema
+from decisionllm.teams.formats.team_log import concat_logs
+from decisionllm.teams.layout import build_entity_schema, to_entity_layout
 from tests.conftest import near, node
 
 META = {
@@ -272,14 +272,14 @@ def test_observations_are_put_into_the_slots_of_their_kind():
     parts = [["own", 2, 1], ["tree", 2, 2], ["", 1, 1], ["own", 1, 1]]
     shape = (("own", 4, 1), ("tree", 3, 3))
     np.testing.assert_array_equal(
-        canonical(raw, parts, shape),
+        to_entity_layout(raw, parts, shape),
         [[1, 2, 5, 0, 1, 3, 4, 0, 0, 0, 0, 0, 0], [1, 2, 5, 0, 0, 0, 0, 1, 5, 6, 0, 0, 0]],
     )
     # any number of axes
     np.testing.assert_array_equal(
-        canonical(raw[:, None], parts, shape)[:, 0], canonical(raw, parts, shape)
+        to_entity_layout(raw[:, None], parts, shape)[:, 0], to_entity_layout(raw, parts, shape)
     )
-    typed = canonical(raw[:, :7], parts[:3], shape, agent_type=np.array([1, 0]), types=2)
+    typed = to_entity_layout(raw[:, :7], parts[:3], shape, agent_type=np.array([1, 0]), types=2)
     np.testing.assert_array_equal(typed[:, :4], [[1, 2, 0, 1], [1, 2, 1, 0]])
 
 
@@ -288,9 +288,13 @@ def test_an_entity_schema_has_the_capacity_or_more_if_observed():
         "a": {"observations": {"8": [["own", 2, 1], ["tree", 2, 3]]}},
         "b": {"observations": {"7": [["own", 5, 1], ["rock", 1, 2]]}},
     }
-    assert entity_schema({"types": types}, 2) == (("own", 7, 1), ("tree", 3, 3), ("rock", 2, 2))
-    assert entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
-    for given, message in (
+    assert build_entity_schema({"types": types}, 2) == (
+        ("own", 7, 1),
+        ("tree", 3, 3),
+        ("rock", 2, 2),
+    )
+    assert build_entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
+    for args, message in (
         (
             [["own", 2, 1], ["rock", 2, 2]],
             "type c: expected rock entities of 1 numbers as elsewhere, got 2",
@@ -298,7 +302,7 @@ def test_an_entity_schema_has_the_capacity_or_more_if_observed():
         ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as observed, got"),
     ):
         with pytest.raises(ValueError, match=message):
-            entity_schema({"types": types | {"c": {"observations": {"6": given}}}}, 2)
+            build_entity_schema({"types": types | {"c": {"observations": {"6": args}}}}, 2)
 
 
 def test_types_of_different_sizes_and_actions_share_a_model(tmp_path):
@@ -376,7 +380,7 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
 def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("decisionllm.teams.formats.team_log.ROWS", 10)
+    monkeypatch.setattr("decisionllm.teams.formats.team_parquet.ROWS", 10)
     parts = [toy((2,)), toy((2, 2))]
     parts[1].agents["group"] += 1
     parts[1].steps["group"] += 1
@@ -400,7 +404,7 @@ def test_parts_with_observations_of_several_sizes_are_joined(tmp_path):
     parts = [toy((2, 3)), toy((3, 2))]
     for columns in (parts[1].agents, parts[1].steps):
         columns["group"] += 2
-    one = write(tmp_path / "one", source(joined(parts)))
+    one = write(tmp_path / "one", source(concat_logs(parts)))
     assert one.fingerprint == write(tmp_path / "several", source(lambda: parts)).fingerprint
 
 
@@ -451,24 +455,26 @@ def test_a_continuous_action_is_there_as_a_whole_or_not_at_all(tmp_path, bad):
     table = parquet.read_table(file)
     at = table.column_names.index("action_values")
 
-    def given(*values):
+    def args(*values):
         lists = [*values, *[[0.5, 0.2]] * (12 - len(values))]
         column = pa.array(lists, pa.list_(pa.float32()))
         parquet.write_table(table.set_column(at, "action_values", column), file)
         return load(path=str(tmp_path / "log"))
 
-    store = write(tmp_path / "s", given(None, [], [np.nan, np.nan]))
+    store = write(tmp_path / "s", args(None, [], [np.nan, np.nan]))
     # rows of a file are sorted by step, then by agent
     assert np.flatnonzero(~store.loss_mask).tolist() == [0, 1, 6]
-    wanted = r"agents, row 1 \(group 0, step 0, agent 0\): action_values: expected finite numbers"
-    with pytest.raises(ValueError, match=wanted):
-        given(bad)
+    expected = r"agents, row 1 \(group 0, step 0, agent 0\): action_values: expected finite numbers"
+    with pytest.raises(ValueError, match=expected):
+        args(bad)
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_continuous_action_has_as_many_numbers_as_its_bounds(width):
-    wanted = f"agents, action_values: expected 2 numbers, as low and high in meta have, got {width}"
-    with pytest.raises(ValueError, match=wanted):
+    expected = (
+        f"agents, action_values: expected 2 numbers, as low and high in meta have, got {width}"
+    )
+    with pytest.raises(ValueError, match=expected):
         source(continuous(toy((2,)), np.zeros((12, width))))
 
 
@@ -648,8 +654,8 @@ def test_columns_that_do_not_fit_are_refused_by_name():
             )
     for name, value in {"action": 1.5, "agent": 40_000, "group": np.nan, "agent_type": 3}.items():
         column = np.full(12, value)
-        wanted = f"log, agents, {name}, row 1: expected a whole number within .*, got {value}"
-        with pytest.raises(ValueError, match=wanted):
+        expected = f"log, agents, {name}, row 1: expected a whole number within .*, got {value}"
+        with pytest.raises(ValueError, match=expected):
             replace(log, agents=log.agents | {name: column})
     many = log.meta | {"behaviours": [*map(str, range(200))]}
     with pytest.raises(ValueError, match=r"behaviour, row 1: .* within 0 .. 127, got 128"):
@@ -797,16 +803,16 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     team.write(tmp_path / "log", toy((2,)))
     more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
     (tmp_path / "more.json").write_text(json.dumps(more), encoding="utf-8")
-    found = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
+    actual = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
     assert (
-        "Hold the gate." in next(iter(found.episodes)).task
-        and "Role: You stand still." in next(iter(found.episodes)).task
+        "Hold the gate." in next(iter(actual.episodes)).task
+        and "Role: You stand still." in next(iter(actual.episodes)).task
     )
     (tmp_path / "bom.json").write_text(json.dumps(more), encoding="utf-8-sig")
     again = load(path=str(tmp_path / "log"), meta=str(tmp_path / "bom.json"), text="informative")
     assert "Hold the gate." in next(iter(again.episodes)).task
     # what it does not say is as before
-    assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
+    assert actual.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
     (tmp_path / "other.json").write_text('{"types": {"guard": 3}}', encoding="utf-8")
     (tmp_path / "latin.json").write_text('{"task": "Köln"}', encoding="latin-1")
     for file in ("none.json", "other.json", "latin.json"):

@@ -36,7 +36,7 @@ def log(keep=slice(None), meta=META, **columns):
 
 
 def test_rows_in_any_order_are_laid_out_by_world_step_and_agent():
-    steps = JointSteps.of(log())
+    steps = JointSteps.from_log(log())
     assert steps.observations[..., 0].tolist() == [[[0, 1], [10, 11]], [[100, 101], [110, 111]]]
     assert np.allclose(steps.actions[1, 0, :, 0], [0.1, 0.101])
     assert steps.rewards.tolist() == [[[1, 1], [2, 2]], [[3, 3], [4, 4]]], "the team's"
@@ -44,13 +44,13 @@ def test_rows_in_any_order_are_laid_out_by_world_step_and_agent():
 
 def test_the_rewards_of_agents_come_before_those_of_the_team():
     own = np.arange(8, dtype=np.float32)
-    assert JointSteps.of(log(reward=own)).rewards.tolist() == own.reshape(2, 2, 2).tolist()
+    assert JointSteps.from_log(log(reward=own)).rewards.tolist() == own.reshape(2, 2, 2).tolist()
     lacking = np.where(own == 3, np.nan, own)
-    assert JointSteps.of(log(reward=lacking)).rewards[0].tolist() == [[1, 1], [2, 2]]
+    assert JointSteps.from_log(log(reward=lacking)).rewards[0].tolist() == [[1, 1], [2, 2]]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("args", "message"),
     [
         ({"keep": slice(7)}, "expected worlds of as many steps, in which all agents are always"),
         (
@@ -78,6 +78,6 @@ def test_the_rewards_of_agents_come_before_those_of_the_team():
         ),
     ],
 )
-def test_logs_that_are_no_joint_steps_are_refused(given, message):
+def test_logs_that_are_no_joint_steps_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
-        JointSteps.of(log(**given))
+        JointSteps.from_log(log(**args))

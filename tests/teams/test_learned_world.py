@@ -8,13 +8,13 @@ import torch
 from decisionllm.teams import dataset as team
 from decisionllm.teams import imagined as team_imagined
 from decisionllm.teams.joint_steps import JointSteps
-from decisionllm.teams.learned_world import Relations, TeamWorld
+from decisionllm.teams.learned_world import EntityReward, TeamWorld
 from decisionllm.teams.spread import dataset as spread
 from decisionllm.teams.teacher import TeamTD3
 from tests.conftest import command
 
 pytestmark = pytest.mark.slow
-BLOCKS = spread.observed(3)  # velocity, position, three landmarks, two other agents
+BLOCKS = spread.observation_blocks(3)  # velocity, position, three landmarks, two other agents
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def log():
 
 @pytest.fixture(scope="module")
 def steps(log):
-    return JointSteps.of(log)
+    return JointSteps.from_log(log)
 
 
 def test_each_agent_reads_itself_first_and_the_others_in_turn(steps):
@@ -34,7 +34,7 @@ def test_each_agent_reads_itself_first_and_the_others_in_turn(steps):
     world.observation_mean.zero_()
     world.observation_scale.fill_(1.0)
     actions = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]])
-    joint = world.joint(observations, actions).unflatten(-1, (3, 20))
+    joint = world.joint_inputs(observations, actions).unflatten(-1, (3, 20))
     assert joint[..., 0].tolist() == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
     near = torch.tensor([[0.1, 0.2, 0.3], [0.2, 0.3, 0.1], [0.3, 0.1, 0.2]])
     assert torch.allclose(joint[..., 18], near)
@@ -43,7 +43,7 @@ def test_each_agent_reads_itself_first_and_the_others_in_turn(steps):
 @torch.no_grad()
 def test_the_reward_does_not_depend_on_the_order_of_entities():
     torch.manual_seed(0)
-    relations = Relations(BLOCKS, torch.ones(18))
+    relations = EntityReward(BLOCKS, torch.ones(18))
     observations = torch.randn(5, 18)
     swapped = observations.clone()
     swapped[:, [4, 5, 6, 7]] = observations[:, [6, 7, 4, 5]]  # two landmarks
@@ -60,7 +60,7 @@ def test_the_reward_does_not_depend_on_the_order_of_entities():
 def test_vectors_are_turned_alike_and_only_in_a_plane(steps):
     world = TeamWorld(steps)
     first, second = torch.randn(4, 3, 18), torch.randn(4, 3, 2)
-    turned = [world.turned(first, second) for _ in range(20)]
+    turned = [world.transform_plane(first, second) for _ in range(20)]
     assert len({float(a[0, 0, 0]) for a, _ in turned}) > 2
     for a, b in turned:
         # products of vectors stay, so all have the same turn
@@ -69,7 +69,7 @@ def test_vectors_are_turned_alike_and_only_in_a_plane(steps):
         assert torch.allclose(products, before, atol=1e-5)
     object.__setattr__(steps, "plane", False)
     try:
-        assert world.turned(first)[0] is first
+        assert world.transform_plane(first)[0] is first
     finally:
         object.__setattr__(steps, "plane", True)
 
@@ -97,8 +97,8 @@ def test_the_teacher_finds_the_action_that_is_paid_best():
         paid = -10 * (taken[..., 0] - 0.5).square()
         learner.update(seen, taken, paid, torch.randn(64, 2, 3), actor=k % 2 == 1)
     with torch.no_grad():
-        chosen = learner.act(torch.randn(200, 2, 3))
-    assert abs(float(chosen.mean()) - 0.5) < 0.15 and float(chosen.std()) < 0.2
+        selected = learner.act(torch.randn(200, 2, 3))
+    assert abs(float(selected.mean()) - 0.5) < 0.15 and float(selected.std()) < 0.2
 
 
 def small(path, **options):

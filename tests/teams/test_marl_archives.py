@@ -17,7 +17,8 @@ import pytest
 from decisionllm.datasets.store import write
 from decisionllm.teams import dataset as team
 from decisionllm.teams.formats import marl_archives
-from decisionllm.teams.formats.team_log import Log, common_meta
+from decisionllm.teams.formats.log_meta import merge_meta
+from decisionllm.teams.formats.team_log import Log
 from tests.conftest import near
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
@@ -26,14 +27,15 @@ FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
 @pytest.fixture(autouse=True, params=[1 << 22, 100], ids=["whole", "parts"])
 def block(request, monkeypatch):
     """Every file is read as a whole, and in parts of a few steps."""
-    monkeypatch.setattr(marl_archives, "BLOCK", request.param)
+    for name in ("vault", "omar", "pymarl"):
+        monkeypatch.setattr(f"decisionllm.teams.formats.{name}.BLOCK", request.param)
     return request.param
 
 
 def joined(folder, kind="vault"):
     """The parts of a log as one."""
-    parts = list(marl_archives.logs(folder, kind))
-    meta = reduce(common_meta, (part.meta for part in parts))
+    parts = list(marl_archives.read_archive(folder, kind))
+    meta = reduce(merge_meta, (part.meta for part in parts))
     tables = [[part.tables[table] for part in parts] for table in ("steps", "agents")]
     return Log(
         meta,
@@ -51,18 +53,18 @@ def vaults(tmp_path):
 def worlds(arrays):
     """The whole worlds of each row of B, worked out step by step: a list of {column: (n, ...)}."""
     over = (arrays["terminals"] != 0) | (arrays["truncations"] != 0)
-    found = []
+    actual = []
     for b in range(len(over)):
         first = 0
         for t in range(over.shape[1]):
             if over[b, t].all():
-                found.append({name: column[b, first : t + 1] for name, column in arrays.items()})
+                actual.append({name: column[b, first : t + 1] for name, column in arrays.items()})
                 first = t + 1
-    return found
+    return actual
 
 
 def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
-    wanted = worlds(np.load(vaults / "units.npz"))
+    expected = worlds(np.load(vaults / "units.npz"))
     log = joined(vaults / "toy.vlt/units")
     with pytest.raises(
         ValueError,
@@ -70,15 +72,15 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
     ):
         team.load(path=str(vaults / "toy.vlt/units"), returns="mean")
     store = write(tmp_path / "store", team.source(log))
-    assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
-    for g, world in enumerate(wanted):
+    assert len(expected) > 5 and np.unique(store.group).tolist() == list(range(len(expected)))
+    for g, world in enumerate(expected):
         rows = log.agents["group"] == g
         keys = {
             (t, i) for t, i in zip(log.agents["step"][rows], log.agents["agent"][rows], strict=True)
         }
-        chosen = world["legals"].copy()
-        chosen[..., 0] = False
-        last = [max(t for t in range(len(chosen)) if chosen[t, i].any()) for i in range(3)]
+        selected = world["legals"].copy()
+        selected[..., 0] = False
+        last = [max(t for t in range(len(selected)) if selected[t, i].any()) for i in range(3)]
         # the dead have no row
         assert keys == {(t, i) for i in range(3) for t in range(last[i] + 1)}
         for row in np.flatnonzero(rows):
@@ -89,7 +91,7 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
             np.testing.assert_array_equal(log.agents["available"][row], world["legals"][t, i])
             assert log.agents["action"][row] == world["actions"][t, i]
             # the busy have a row that is not to be imitated
-            assert log.agents["loss_mask"][row] == chosen[t, i].any()
+            assert log.agents["loss_mask"][row] == selected[t, i].any()
         clock = log.steps["group"] == g
         np.testing.assert_array_equal(log.steps["reward"][clock], world["rewards"][:, 0])
         np.testing.assert_array_equal(log.steps["state"][clock], world["state"])
@@ -102,11 +104,11 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
 def test_a_world_of_a_vault_ends_when_all_of_its_agents_have(vaults):
     arrays = np.load(vaults / "points.npz")
     log = joined(vaults / "toy.vlt/points")
-    wanted = worlds(arrays)
+    expected = worlds(arrays)
     # a rule for one agent cuts more
-    assert log.steps["group"].max() + 1 == len(wanted) < (arrays["terminals"][0, :, 0]).sum()
+    assert log.steps["group"].max() + 1 == len(expected) < (arrays["terminals"][0, :, 0]).sum()
     assert log.meta["repairs"] == {"worlds cut at the end": 1}
-    for g, world in enumerate(wanted):
+    for g, world in enumerate(expected):
         # the step in which each terminated
         own = [int(np.argmax(world["terminals"][:, i])) for i in range(3)]
         for i in range(3):
@@ -138,11 +140,12 @@ def test_rows_of_b_are_never_joined(vaults):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("block", [1 << 22], indirect=True)  # another process has its own
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
         "import sys; from pathlib import Path; from decisionllm.teams.formats import "
         "marl_archives; "
-        f"list(marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); "
+        f"list(marl_archives.read_archive(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); "
         f"sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -248,8 +251,8 @@ def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
 def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path, name):
     omar(tmp_path / "a")
     (tmp_path / f"a/{name}_1.npy").unlink()
-    wanted = "a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
-    with pytest.raises(ValueError, match=f"{wanted} .*{name}_1.npy"):
+    expected = "a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
+    with pytest.raises(ValueError, match=f"{expected} .*{name}_1.npy"):
         team.load(path=str(tmp_path / "a"))
 
 
@@ -421,7 +424,7 @@ def test_a_log_of_several_parts_is_read_twice(tmp_path, monkeypatch, block):
     monkeypatch.setattr(
         marl_archives,
         "read_omar",
-        lambda *given, **options: calls.append(given) or reader(*given, **options),
+        lambda *args, **options: calls.append(args) or reader(*args, **options),
     )
     omar(tmp_path / "log")
     assert len(list(team.load(path=str(tmp_path / "log")).episodes)) == 4 and len(calls) == (
@@ -433,7 +436,7 @@ def test_a_log_of_several_parts_is_read_twice(tmp_path, monkeypatch, block):
 @pytest.mark.parametrize("kind", ["omar", "pymarl"])
 def test_a_log_is_never_in_memory_as_a_whole(tmp_path, kind, block):
     peaks = []
-    for worlds in (20, 1000):
+    for worlds in (6, 300):
         path = tmp_path / f"{worlds}.h5"
         if kind == "omar":
             omar(path, steps=25 * worlds)

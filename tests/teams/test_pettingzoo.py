@@ -14,9 +14,10 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
-from decisionllm.teams import pettingzoo
 from decisionllm.teams.dataset import collect, load, source, write
-from decisionllm.teams.pettingzoo import PettingZooTeams, to_space
+from decisionllm.teams.pettingzoo import env as pettingzoo_env
+from decisionllm.teams.pettingzoo.env import PettingZooTeams
+from decisionllm.teams.pettingzoo.scripted import to_space
 from decisionllm.teams.spread.env import SpreadTeams
 from decisionllm.teams.spread.world import Teacher
 from decisionllm.trust import trusting
@@ -116,7 +117,7 @@ class Always:
 @pytest.fixture
 def from_zero(monkeypatch):
     """The starts of our own simple_spread, and of a log from seed 0."""
-    monkeypatch.setattr(pettingzoo, "EVALUATION_SEEDS", 0)
+    monkeypatch.setattr(pettingzoo_env, "EVALUATION_SEEDS", 0)
 
 
 def test_simple_spread_equals_our_own(tmp_path, from_zero):
@@ -560,8 +561,8 @@ def test_bounds_of_actions_that_are_not_those_of_the_log_are_refused(tmp_path, h
     middle = lambda seen, infos: {agent: np.full(5, 0.5) for agent in seen}  # noqa: E731
     types = {"agent": {"low": [0] * len(high), "high": high}}
     write(tmp_path / "log", collect(env, middle, episodes=1, types=types))
-    wanted = "type agent: expected .* as in the log, got .*; choose env.arguments, or"
-    with pytest.raises(ValueError, match=wanted):
+    expected = "type agent: expected .* as in the log, got .*; choose env.arguments, or"
+    with pytest.raises(ValueError, match=expected):
         PettingZooTeams(
             1,
             id="mpe2.simple_spread_v3",

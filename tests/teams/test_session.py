@@ -68,10 +68,10 @@ def batch_of(window, log):
     return windows.collate(window, text.encode(text.own_tokenizer(), tasks), window.text_index)
 
 
-def rows(window, wanted):
+def rows(window, expected):
     """A window of these rows alone."""
     return replace(
-        window, **{name: part[wanted] for name, part in vars(window).items() if part is not None}
+        window, **{name: part[expected] for name, part in vars(window).items() if part is not None}
     )
 
 
@@ -258,12 +258,12 @@ def test_a_sharded_backbone_is_read_once_whatever_the_teams(tmp_path):
     model = joint()
     calls = []
     model.backbone.register_forward_hook(lambda *_: calls.append(1))
-    wanted = model.read(batch_of(window, log))
+    expected = model.read(batch_of(window, log))
     model.backbone.shard()
-    found = model.read(batch_of(window, log))
+    actual = model.read(batch_of(window, log))
     assert len(calls) == 2 + 1
     real = torch.from_numpy(window.mask)
-    assert (found - wanted)[real].abs().max() < 1e-4
+    assert (actual - expected)[real].abs().max() < 1e-4
 
 
 @torch.no_grad()
@@ -624,6 +624,6 @@ def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
 
 def test_a_team_that_decides_in_turn_is_not_served(monkeypatch):
     policy = policy_of(joint(), config={"team": {"execution": "joint"}})
-    monkeypatch.setattr(serve.loading, "load_policy", lambda *given, **options: policy)
+    monkeypatch.setattr(serve.loading, "load_policy", lambda *args, **options: policy)
     with pytest.raises(ValueError, match="run=runs/team: expected one whose agents can decide"):
         serve.loaded({"device": "cpu"}, "runs/team")

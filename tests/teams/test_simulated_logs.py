@@ -76,7 +76,7 @@ def test_a_mixed_log_has_an_equal_share_of_each_teacher():
 
 def test_worlds_of_logs_are_not_those_of_evaluations():
     seeds = []
-    log(begin=lambda given: seeds.extend(given) or Countdown(given))
+    log(begin=lambda args: seeds.extend(args) or Countdown(args))
     assert seeds == [2 * SEEDS, 2 * SEEDS + 1, 2 * SEEDS + 2] and SEEDS > 900 * STARTS
 
 

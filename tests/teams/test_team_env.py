@@ -2,11 +2,11 @@
 
 import pytest
 
-from decisionllm.teams.team_env import REFERENCE_STARTS, start_seeds
+from decisionllm.teams.team_env import REFERENCE_STARTS, make_start_seeds
 
 
 def test_evaluations_share_no_start_among_them_nor_with_logs_and_references():
-    first, second, last = (set(start_seeds(seed, 1000)) for seed in (0, 1, 899))
+    first, second, last = (set(make_start_seeds(seed, 1000)) for seed in (0, 1, 899))
     assert len(first) == 1000 and not first & second
     assert max(last) < REFERENCE_STARTS
 
@@ -21,4 +21,4 @@ def test_evaluations_share_no_start_among_them_nor_with_logs_and_references():
 )
 def test_starts_that_another_evaluation_or_a_log_has_are_refused(seed, worlds, message):
     with pytest.raises(ValueError, match=message):
-        start_seeds(seed, worlds)
+        make_start_seeds(seed, worlds)

@@ -40,23 +40,23 @@ def load(
         text: see `team.source`.
         seed: draws the battles and the noise of the teachers.
     """
-    made = generate(game(map), log, groups=groups, noise=noise, seed=seed)
+    simulated = generate(game(map), log, groups=groups, noise=noise, seed=seed)
     name = f"smax-{map}-{log}@seed{seed}-{groups}"
     # Also enough for the enemies, of which an observation never has more
-    capacity = int(made.agents["agent"].max()) + 1
-    return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
+    capacity = int(simulated.agents["agent"].max()) + 1
+    return source(simulated, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
 def game(map: str) -> Game[Smax]:
-    """The battles of a map."""
+    """Return the battles of a map."""
 
     def describe_worlds(world: Smax) -> Json:
         return describe(map, world.facts)
 
-    return Game(partial(Smax, map=map), describe_worlds, TEACHERS, Teacher, types)
+    return Game(partial(Smax, map=map), describe_worlds, TEACHERS, Teacher, agent_types)
 
 
-def types(world: Smax) -> np.ndarray:
+def agent_types(world: Smax) -> np.ndarray:
     """(E, N) index of each unit's type in meta["types"]"""
     return np.searchsorted(world.facts.kinds, world.kinds)
 
@@ -64,7 +64,7 @@ def types(world: Smax) -> np.ndarray:
 def describe(map: str, facts: Facts) -> Json:
     """meta of a log, or of the battles of an evaluation."""
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
-    # The blocks of an observation, see `team_log`
+    # The blocks of an observation, see `log_meta`
     blocks = [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]
     unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks}}
     names = [facts.names[k] for k in facts.kinds]

@@ -14,7 +14,7 @@ from decisionllm.checks import ranges
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.teams.smax.dataset import game
-from decisionllm.teams.smax.world import HORIZON, SIZE, STOP, Smax, allowed
+from decisionllm.teams.smax.world import HORIZON, SIZE, STOP, Smax, are_allowed
 from decisionllm.teams.team_env import WorldTeams
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class SmaxTeams(WorldTeams[Smax]):
         observations = super().reset(seed)
         E, N = self.world.alive.shape
         undisturbed = int((self.condition == 0).sum())
-        drawn = np.random.default_rng(seed).integers(N, size=undisturbed)
-        self.struck = np.tile(drawn, len(self.labels))  # the unit that stands still in a crash
+        units = np.random.default_rng(seed).integers(N, size=undisturbed)
+        self.struck = np.tile(units, len(self.labels))  # the unit that stands still in a crash
         self.decisions, self.illegal, self.deaths, self.length = np.zeros((4, E))
         self.history = [(self.world.places, self.world.health)]
         return observations
@@ -65,16 +65,16 @@ class SmaxTeams(WorldTeams[Smax]):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         world = self.world
         acting = world.acting
-        chosen = actions.astype(int).reshape(acting.shape)
+        taken_actions = actions.astype(int).reshape(acting.shape)
         self.decisions += acting.sum(1)
-        self.illegal += (acting & ~allowed(world.masks, chosen)).sum(1)
+        self.illegal += (acting & ~are_allowed(world.masks, taken_actions)).sum(1)
         self.length += ~world.over
         crashed = np.flatnonzero(world.time >= self.crash)
-        chosen[crashed, self.struck[crashed]] = STOP
-        made = super().step(chosen)
+        taken_actions[crashed, self.struck[crashed]] = STOP
+        result = super().step(taken_actions)
         self.deaths += (acting & ~world.alive).sum(1)
         self.history.append((world.places, world.health))
-        return made
+        return result
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return super().world_outcomes() | {
@@ -85,12 +85,12 @@ class SmaxTeams(WorldTeams[Smax]):
         }
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
-        found = super().metrics(episodes)
+        means = super().metrics(episodes)
         for name in ("decisions", "illegal"):
-            found[name] = int(sum(e.outcome[name] for e in episodes))
-        return found
+            means[name] = int(sum(e.outcome[name] for e in episodes))
+        return means
 
-    def frames(self, world: int) -> Sequence[int]:
+    def frames_to_draw(self, world: int) -> Sequence[int]:
         return [int(step) for step in np.linspace(0, self.length[world], 5).round()]
 
     def draw_world(self, axis: "Axes", world: int, step: int) -> None:

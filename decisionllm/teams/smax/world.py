@@ -50,11 +50,12 @@ class Facts:
 
 
 @cache
-def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
+def compile_map(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
     """Facts of a map, and the start and the step of E of its battles, each compiled once for every
     E."""
-    what = "SMAX needs JaxMARL: pip install 'decisionllm[smax]'"
-    with explained(what, ImportError, raised=ImportError):
+    with explained(
+        "SMAX needs JaxMARL: pip install 'decisionllm[smax]'", ImportError, raised=ImportError
+    ):
         import jax
         import jax.numpy as jnp
         from jaxmarl.environments.smax import HeuristicEnemySMAX
@@ -98,8 +99,8 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
         seed: "jax.Array", time: "jax.Array", state: "State", actions: "jax.Array"
     ) -> tuple["State", "View", "jax.Array"]:
         key = jax.random.fold_in(jax.random.PRNGKey(seed), time)
-        taken = {agent: actions[i] for i, agent in enumerate(env.agents)}
-        observations, state, rewards, *_ = env.step_env(key, state, taken)
+        action_by_agent = {agent: actions[i] for i, agent in enumerate(env.agents)}
+        observations, state, rewards, *_ = env.step_env(key, state, action_by_agent)
         return strong(state), view(observations, state), rewards[env.agents[0]]
 
     health = tuple(float(x) for x in env.unit_type_health)
@@ -129,7 +130,7 @@ class Smax:
     """
 
     def __init__(self, seeds: Sequence[int] | np.ndarray, map: str = "3m") -> None:
-        self.facts, begin, self._step = compiled(map)
+        self.facts, begin, self._step = compile_map(map)
         self.seeds = np.asarray(seeds, np.uint32)
         self.time = 0
         E = len(seeds)
@@ -206,8 +207,8 @@ class Teacher:
         """(E, N) int, each allowed."""
         E, N = world.alive.shape
         enemies = world.observations[..., UNIT * (N - 1) : -OWN].reshape(E, N, -1, UNIT)
-        seen = enemies[..., 0] > 0  # neither dead nor out of sight
-        distance = np.where(seen, np.linalg.norm(enemies[..., 1:3], axis=-1), np.inf)
+        is_visible = enemies[..., 0] > 0  # neither dead nor out of sight
+        distance = np.where(is_visible, np.linalg.norm(enemies[..., 1:3], axis=-1), np.inf)
         in_range = world.masks[..., STOP + 1 :]
         attack = STOP + 1 + self._target(world, enemies, distance, in_range)
         walk = self._walk(world, enemies, distance)
@@ -215,13 +216,13 @@ class Teacher:
         random = self.rng.random((E, N)) < self.noise[:, None]
         uniform = np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1)
         proposed = np.where(random, uniform, proposed)
-        return np.where(allowed(world.masks, proposed), proposed, STOP)
+        return np.where(are_allowed(world.masks, proposed), proposed, STOP)
 
     def _target(
         self, world: Smax, enemies: np.ndarray, distance: np.ndarray, in_range: np.ndarray
     ) -> np.ndarray:
-        """The enemy in range to attack, (E, N) int, of views (E, N, M, UNIT), distances and whether
-        each is in range (E, N, M).
+        """Return the enemy in range to attack, (E, N) int, of views (E, N, M, UNIT), distances and
+        whether each is in range (E, N, M).
         """
         full_health = np.array(world.facts.health)
         type_of_enemy = enemies[..., -len(full_health) :]  # one-hot
@@ -232,7 +233,9 @@ class Teacher:
         return target
 
     def _walk(self, world: Smax, enemies: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        """The step to the closest enemy in sight, else to the own goal, (E, N) int; see `_target`."""
+        """Return the step to the closest enemy in sight, else to the goal, (E, N) int; see
+        `_target`.
+        """
         closest = distance.argmin(-1)[..., None, None]
         to_enemy = np.take_along_axis(enemies[..., 1:3], closest, 2)[..., 0, :]
         in_sight = np.isfinite(distance).any(-1, keepdims=True)
@@ -241,6 +244,6 @@ class Teacher:
         return step
 
 
-def allowed(masks: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """Whether each action is allowed: (E, N, C) bool, (E, N) int -> (E, N) bool"""
+def are_allowed(masks: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Return whether each action is allowed: (E, N, C) bool, (E, N) int -> (E, N) bool"""
     return np.asarray(np.take_along_axis(masks, actions[..., None], -1)[..., 0])

@@ -49,12 +49,12 @@ def load(
         text, capacity: see `team.source`.
         seed: draws the worlds and the noise of the teachers.
     """
-    made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
+    simulated = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = f"spread-{log}"
     if actions == "continuous":
         name += "-continuous"
     return source(
-        made,
+        simulated,
         text=text,
         capacity=capacity,
         behaviour=log,
@@ -73,12 +73,14 @@ def generate(
     noise: float = 0.1,
     seed: int = 0,
 ) -> Log:
-    """The columns of a log; see `load`."""
+    """Play the worlds of a log; see `load`."""
     one_of("dataset.log", log, LOGS)
     one_of("dataset.actions", actions, ("discrete", "continuous"))
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
-        known = f"agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1"
-        raise ValueError(f"dataset: expected {known}; got {agents}, {groups}, {noise}")
+        raise ValueError(
+            f"dataset: expected agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. "
+            f"1; got {agents}, {groups}, {noise}"
+        )
     rng = np.random.default_rng(seed)
     discrete = actions == "discrete"
     if log == "mixed":
@@ -91,16 +93,16 @@ def generate(
     rng.integers(np.full(groups, agents))
 
     observations = []
-    taken = []
+    actions_by_step = []
     rewards = []
     for _ in range(HORIZON):
         observations.append(world.observe())  # (groups x agents, S)
-        taken.append(teacher.act(world).astype(np.float32))
-        rewards.append(world.step(pushes(taken[-1])).astype(np.float32))
+        actions_by_step.append(teacher.act(world).astype(np.float32))
+        rewards.append(world.step(pushes(actions_by_step[-1])).astype(np.float32))
 
     # a row for each step, group and agent, in this order
     step, group, agent = np.indices((HORIZON, groups, agents)).reshape(3, -1)
-    action = np.concatenate(taken).reshape(len(step), -1)
+    action = np.concatenate(actions_by_step).reshape(len(step), -1)
     columns: dict[str, np.ndarray] = {
         "group": group,
         "step": step,
@@ -124,8 +126,8 @@ def generate(
     return Log(describe([agents], actions, log=log, noise=noise, seed=seed), clock, columns)
 
 
-def observed(agents: int) -> list[list[str | int]]:
-    """The parts (see `team_log`) of an observation of mpe2, of as many agents and landmarks."""
+def observation_blocks(agents: int) -> list[list[str | int]]:
+    """Return the blocks (see `log_meta`) of an observation of mpe2 of this many agents."""
     others = agents - 1
     return [["own", 4, 1], ["landmark", 2, agents], ["agent", 2, others], ["", 2, others]]
 
@@ -138,7 +140,7 @@ def describe(agents: Iterable[int], actions: str, **generator: object) -> Json:
     else:
         agent |= {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
     # by length: 4 + 2 n + 4 (n - 1) numbers
-    agent["observations"] = {str(6 * n): observed(n) for n in agents}
+    agent["observations"] = {str(6 * n): observation_blocks(n) for n in agents}
     return {
         "name": "simple_spread",
         "task": TASK,

@@ -15,8 +15,8 @@ import numpy as np
 from decisionllm.checks import one_of, ranges
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
-from decisionllm.teams.layout import canonical, entity_schema
-from decisionllm.teams.spread.dataset import describe, observed
+from decisionllm.teams.layout import build_entity_schema, to_entity_layout
+from decisionllm.teams.spread.dataset import describe, observation_blocks
 from decisionllm.teams.spread.world import (
     HORIZON,
     PUSHES,
@@ -27,7 +27,7 @@ from decisionllm.teams.spread.world import (
     Teacher,
     pushes,
 )
-from decisionllm.teams.team_env import TeamEnv, start_seeds
+from decisionllm.teams.team_env import TeamEnv, make_start_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,10 +55,10 @@ REFERENCE = {
 
 def label(agents: int, crash: int, *, usual: bool) -> str:
     """Name of a condition; the usual number of agents is not said."""
-    words = [] if usual else [f"{agents} agents"]
+    parts = [] if usual else [f"{agents} agents"]
     if crash < HORIZON:
-        words.append(f"crash at {crash}")
-    return ", ".join(words)
+        parts.append(f"crash at {crash}")
+    return ", ".join(parts)
 
 
 @register(
@@ -107,12 +107,15 @@ class SpreadTeams(TeamEnv):
         one_of("env.rules", rules, RULES)
         most = max(REFERENCE[actions])
         if max(numbers) > most:
-            wanted = f"at most {most}, whose returns of random and expert play are known"
-            remedy = "give fewer, or train with env=none"
-            raise ValueError(f"env.agents: expected {wanted}, got {agents}; {remedy}")
+            raise ValueError(
+                f"env.agents: expected at most {most}, whose returns of random and expert "
+                f"play are known, got {agents}; give fewer, or train with env=none"
+            )
         if rules == "omar" and (numbers != [3] or actions != "continuous"):
-            wanted = "agents=3 and actions=continuous, as in its paper"
-            raise ValueError(f"env.rules=omar: expected {wanted}, got {agents} and {actions}")
+            raise ValueError(
+                "env.rules=omar: expected agents=3 and actions=continuous, as in its paper, "
+                f"got {agents} and {actions}"
+            )
 
         self.name = "spread-omar" if rules == "omar" else f"spread-{actions}"
         # of each condition: the number of agents, and the step from which one of them is dead
@@ -124,9 +127,9 @@ class SpreadTeams(TeamEnv):
         self.num_actions = len(PUSHES) if self.discrete else 0
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)
         meta = describe(sorted(numbers), actions)
-        self.entity_schema = entity_schema(meta, capacity)
+        self.entity_schema = build_entity_schema(meta, capacity)
         types = ["agent"] * len(self.groups)
-        self.tasks = self.texts(meta, self.agents[self.groups].tolist(), types)
+        self.tasks = self.write_texts(meta, self.agents[self.groups].tolist(), types)
         self.rules = rules
         bounds = {3: OMAR} if rules == "omar" else REFERENCE[actions]
         self.bounds = np.array([bounds[n] for n in self.agents])  # (E, 2)
@@ -134,13 +137,13 @@ class SpreadTeams(TeamEnv):
     def reset(self, seed: int) -> np.ndarray:
         E = int((self.condition == 0).sum())
         several = len(self.labels)
-        seeds = np.tile(start_seeds(seed, E), several)
+        seeds = np.tile(make_start_seeds(seed, E), several)
         self.world = Spread(seeds, self.agents, self.rules)
         self.time = 0
-        drawn = np.random.default_rng(seed).random((E, self.world.alive.shape[1]))
-        drawn = np.tile(drawn, (several, 1))
+        uniform = np.random.default_rng(seed).random((E, self.world.alive.shape[1]))
+        uniform = np.tile(uniform, (several, 1))
         # the agent that is dead after a crash
-        self.struck = np.where(self.world.alive, drawn, -1).argmax(1)
+        self.struck = np.where(self.world.alive, uniform, -1).argmax(1)
         self.returns = np.zeros(len(self.agents))
         self.touches = np.zeros(len(self.agents))
         self.history = [self.world.positions]
@@ -149,20 +152,20 @@ class SpreadTeams(TeamEnv):
     def observe(self) -> np.ndarray:
         """(rows, S) float32"""
         S = sum(width * count for _, width, count in self.entity_schema)
-        made = np.zeros((len(self.groups), S), np.float32)
-        for worlds in self.world.alike():
+        observations = np.zeros((len(self.groups), S), np.float32)
+        for worlds in self.world.worlds_by_size():
             n = int(self.agents[worlds[0]])
             raw = self.world.observe(worlds)
             rows = np.isin(self.groups, worlds)
-            made[rows] = canonical(raw, observed(n), self.entity_schema)
-        return made
+            observations[rows] = to_entity_layout(raw, observation_blocks(n), self.entity_schema)
+        return observations
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         world = self.world
-        chosen = np.zeros((*world.alive.shape, actions.shape[1]))
-        chosen[world.alive] = actions
+        taken_actions = np.zeros((*world.alive.shape, actions.shape[1]))
+        taken_actions[world.alive] = actions
         world.crashed[np.arange(len(self.agents)), self.struck] = self.time >= self.crash
-        gains = world.step(pushes(chosen)).sum(1) / self.agents
+        gains = world.step(pushes(taken_actions)).sum(1) / self.agents
         self.time += 1
         self.returns += gains
         self.touches += (world.both & (world.distance < TOUCH)).sum((1, 2)) / 2
@@ -188,7 +191,7 @@ class SpreadTeams(TeamEnv):
         teacher = Teacher(self.world, TEACHERS.index(name), rng, discrete=self.discrete)
         return lambda: teacher.act(self.world)[self.world.alive]
 
-    def frames(self, world: int) -> Sequence[int]:
+    def frames_to_draw(self, world: int) -> Sequence[int]:
         return (0, 4, 8, 12, 16, 25)
 
     def draw_world(self, axis: "Axes", world: int, step: int) -> None:
@@ -198,7 +201,7 @@ class SpreadTeams(TeamEnv):
         n = int(self.agents[world])
         places = np.stack(self.history)[:, world]  # (steps, N, 2)
         axis.plot(*self.world.landmarks[world, :n].T, "k+", markersize=9)
-        for i, place in enumerate(places[step, :n]):
-            axis.add_patch(Circle(place, TOUCH / 2, color=f"C{i}", alpha=0.6))
+        for i, position in enumerate(places[step, :n]):
+            axis.add_patch(Circle(position, TOUCH / 2, color=f"C{i}", alpha=0.6))
             axis.plot(*places[: step + 1, i].T, color=f"C{i}", linewidth=0.8)
         axis.set(xlim=(-1.6, 1.6), ylim=(-1.6, 1.6))

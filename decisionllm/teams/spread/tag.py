@@ -48,21 +48,23 @@ META = {
 @register("partner", "tag-chase")
 def chase(observations: Observations, infos: Json) -> dict[str, int]:
     """Each adversary runs to where it meets an agent that keeps its velocity inside the field."""
-    return {agent: _run(x[:2], _meeting(x)) for agent, x in observations.items()}
+    return {
+        agent: _push_towards(x[:2], _interception_offset(x)) for agent, x in observations.items()
+    }
 
 
-def _meeting(x: np.ndarray) -> np.ndarray:
-    """The offset of that point (2,), of an adversary's observation (16,)."""
+def _interception_offset(x: np.ndarray) -> np.ndarray:
+    """Return the offset of that point (2,), of an adversary's observation (16,)."""
     offset, velocity = x[12:14], x[14:16]  # of the agent
     time = min(np.linalg.norm(offset) / SPEED["adversary"], 1.0)
-    place = x[2:4] + offset + time * velocity
-    return np.asarray(np.clip(place, -EDGE, EDGE) - x[2:4])
+    point = x[2:4] + offset + time * velocity
+    return np.asarray(np.clip(point, -EDGE, EDGE) - x[2:4])
 
 
-def _run(velocity: np.ndarray, direction: np.ndarray) -> int:
-    """The action that turns the velocity most into a direction."""
-    wanted = direction / max(np.linalg.norm(direction), 1e-6)
-    return int(np.argmax(PUSHES @ (wanted - velocity)))
+def _push_towards(velocity: np.ndarray, direction: np.ndarray) -> int:
+    """Return the action that turns the velocity most into a direction."""
+    target = direction / max(np.linalg.norm(direction), 1e-6)
+    return int(np.argmax(PUSHES @ (target - velocity)))
 
 
 @register("partner", "tag-flee")
@@ -71,11 +73,13 @@ def flee(observations: Observations, infos: Json) -> dict[str, int]:
 
     A plan is two actions for four steps each.
     """
-    return {agent: int(PLANS[np.argmin(_danger(x))][0]) for agent, x in observations.items()}
+    return {agent: int(PLANS[np.argmin(_plan_danger(x))][0]) for agent, x in observations.items()}
 
 
-def _danger(x: np.ndarray) -> np.ndarray:
-    """How near adversaries and edge come in each plan (25,), from an agent's observation (14,)."""
+def _plan_danger(x: np.ndarray) -> np.ndarray:
+    """Rate each plan (25,) by how near adversaries and edge come, from an agent's observation
+    (14,).
+    """
     count = len(PLANS)
     velocity = np.tile(x[:2], (count, 1))
     moved = np.zeros((count, 2))
@@ -103,15 +107,15 @@ def teachers(rng: np.random.Generator) -> dict[str, Act]:
         def act(observations: Observations, infos: Json) -> dict[str, int]:
             chasers = {a: x for a, x in observations.items() if a.startswith("adversary")}
             prey = {a: x for a, x in observations.items() if a.startswith("agent")}
-            chosen = chase(chasers, infos) | flee(prey, infos)
-            for agent in chosen:
+            actions = chase(chasers, infos) | flee(prey, infos)
+            for agent in actions:
                 if rng.random() < random_shares[agent.split("_")[0]]:
-                    chosen[agent] = int(rng.integers(5))
-            return chosen
+                    actions[agent] = int(rng.integers(5))
+            return actions
 
         return act
 
-    made = {}
+    players = {}
     for a, b in product((0.1, 0.6), repeat=2):
-        made[f"chase {a}, flee {b}"] = player({"adversary": a, "agent": b})
-    return made
+        players[f"chase {a}, flee {b}"] = player({"adversary": a, "agent": b})
+    return players

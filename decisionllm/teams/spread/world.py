@@ -3,8 +3,8 @@
 Facts from mpe2 1.1.1, `simple_spread_v3` (MIT): discs of radius 0.15 and mass 1 with damped
 velocities, pushed by their motors and by soft contacts. The reward of an agent is half of the
 shared reward, minus the distance of every landmark to its nearest agent, and minus half a point for
-each other agent it touches. A world runs for 25 steps. `tests/teams/spread/test_world.py` compares it with
-mpe2.
+each other agent it touches. A world runs for 25 steps. `tests/teams/spread/test_world.py` compares
+it with mpe2.
 
 Letters: E worlds, N slots for agents and for landmarks, of which a world may use fewer. A push is
 (x, y) within -1 .. 1: mpe2's continuous action in two numbers in place of five. A discrete action
@@ -94,11 +94,11 @@ class Spread:
         # In mpe2's order, so that sums are equal to the last bit
         for other in range(contact.shape[2]):
             force = force + contact[:, :, other]
-        before = self.velocities
-        after = before * (1 - DAMPING) + force * TIME_STEP
-        self.velocities = np.where(self.alive[..., None], after, 0)
+        velocities = self.velocities
+        next_velocities = velocities * (1 - DAMPING) + force * TIME_STEP
+        self.velocities = np.where(self.alive[..., None], next_velocities, 0)
         # mpe2 moves before the velocity changes
-        moving = self.velocities if self.omar else before
+        moving = self.velocities if self.omar else velocities
         self.positions = self.positions + TIME_STEP * moving
         self._measure()
         return self.rewards()
@@ -113,21 +113,21 @@ class Spread:
         return np.where(self.alive, -0.5 * nearest - 0.5 * touches, 0)
 
     def nearest(self) -> np.ndarray:
-        """The distance of each landmark to its nearest agent: (E, N)"""
+        """Return the distance of each landmark to its nearest agent: (E, N)"""
         return np.asarray(np.where(self.alive[:, :, None], self.to_landmark, np.inf).min(1))
 
     def covered(self) -> np.ndarray:
-        """The share of a world's landmarks with an agent on them: (E,)"""
+        """Return the share of a world's landmarks with an agent on them: (E,)"""
         covered = (self.nearest() < COVERED) & self.alive
         return np.asarray(covered.sum(1) / self.alive.sum(1))
 
-    def alike(self) -> list[np.ndarray]:
+    def worlds_by_size(self) -> list[np.ndarray]:
         """Worlds with equal numbers of agents: arrays of indices."""
         agents = self.alive.sum(1)
         return [np.flatnonzero(agents == n) for n in np.unique(agents)]
 
     def observe(self, worlds: slice | list[int] | np.ndarray = slice(None)) -> np.ndarray:
-        """The observation of each agent of these worlds, in mpe2's order.
+        """Return the observation of each agent of these worlds, in mpe2's order.
 
         Its velocity and position, the offsets of the landmarks and of the other agents, and two
         zeros (mpe2's communication) for each other agent.
@@ -142,8 +142,9 @@ class Spread:
         E = len(alive)
         n = int(alive[0].sum())
         if (alive.sum(1) != n).any():
-            wanted = "expected worlds with equal numbers of agents"
-            raise ValueError(f"observe: {wanted}; see Spread.alike")
+            raise ValueError(
+                "observe: expected worlds with equal numbers of agents; see Spread.worlds_by_size"
+            )
         position = self.positions[worlds][alive].reshape(E, n, 2)
         velocity = self.velocities[worlds][alive].reshape(E, n, 2)
         landmarks = self.landmarks[worlds][alive].reshape(E, 1, n, 2)
@@ -187,20 +188,20 @@ class Teacher:
         # The assignment of the convention
         self.drawn = np.argsort(np.where(world.alive, rng.random((E, N)), 2), 1)
 
-    def targets(self, world: Spread) -> np.ndarray:
-        """The landmark that each agent walks to: (E, N) int"""
+    def choose_landmarks(self, world: Spread) -> np.ndarray:
+        """Return the landmark that each agent walks to: (E, N) int"""
         kind = np.array(TEACHERS)[self.kinds]
-        found = self.drawn.copy()
+        landmarks = self.drawn.copy()
         distance = np.where(world.alive[:, None], world.to_landmark, np.inf)
         medium, expert = kind == "medium", kind == "expert"
-        found[medium] = distance[medium].argmin(2)
-        found[expert] = assignment(world.to_landmark[expert], world.alive[expert])
-        return found
+        landmarks[medium] = distance[medium].argmin(2)
+        landmarks[expert] = assign_landmarks(world.to_landmark[expert], world.alive[expert])
+        return landmarks
 
     def act(self, world: Spread) -> np.ndarray:
         """Discrete actions (E, N, 1), or pushes (E, N, 2)."""
         E, N = world.alive.shape
-        goal = np.take_along_axis(world.landmarks, self.targets(world)[..., None], 1)
+        goal = np.take_along_axis(world.landmarks, self.choose_landmarks(world)[..., None], 1)
         actions = steer(goal - world.positions, world.velocities, discrete=self.discrete)
         random = self.rng.random((E, N, 1)) < self.noise[:, None, None]
         if self.discrete:
@@ -216,7 +217,7 @@ def pushes(actions: np.ndarray) -> np.ndarray:
 
 
 def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.ndarray:
-    """The action (..., 1 or 2) that moves to a place and stops there.
+    """Return the action (..., 1 or 2) that moves to a place and stops there.
 
     Args:
         offset: (..., 2) of the place.
@@ -225,14 +226,14 @@ def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.nda
     """
     if not discrete:
         return np.clip(12 * (offset - 0.22 * velocity), -1, 1)
-    wanted = offset - 0.25 * velocity
-    axis = np.abs(wanted).argmax(-1)[..., None]
-    along = np.take_along_axis(wanted, axis, -1)
+    correction = offset - 0.25 * velocity
+    axis = np.abs(correction).argmax(-1)[..., None]
+    along = np.take_along_axis(correction, axis, -1)
     return np.where(np.abs(along) < 0.03, 0, 1 + 2 * axis + (along > 0)).astype(float)
 
 
-def assignment(distance: np.ndarray, alive: np.ndarray) -> np.ndarray:
-    """The landmark of each agent (E, N) so that the total distance is least.
+def assign_landmarks(distance: np.ndarray, alive: np.ndarray) -> np.ndarray:
+    """Return the landmark of each agent (E, N) so that the total distance is least.
 
     Args:
         distance: (E, N, N) from agents to landmarks.

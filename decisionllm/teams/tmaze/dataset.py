@@ -24,7 +24,6 @@ def load(
     agents: int = 3,
     length: int = 4,
     groups: int = 4000,
-    noise: float = 0.0,
     text: str = "none",
     seed: int = 0,
 ) -> Source:
@@ -36,14 +35,13 @@ def load(
         length: steps of the corridor, so that windows of length + 1 steps hold the cue where it is
             needed.
         groups: number of worlds.
-        noise: share of the teacher's actions that are random.
         text: see `team.source`.
         seed: of the worlds and of the teachers.
     """
-    made = generate(game(agents, length), log, groups=groups, noise=noise, seed=seed)
+    simulated = generate(game(agents, length), log, groups=groups, seed=seed)
     name = f"tmaze-{log}-{agents}x{length}@seed{seed}-{groups}"
     return source(
-        made,
+        simulated,
         text=text,
         capacity=agents,
         agents=agents,
@@ -54,10 +52,12 @@ def load(
 
 
 def game(agents: int, length: int) -> Game[TMaze]:
-    """The T-maze of so many agents and steps."""
+    """Return the T-maze of so many agents and steps."""
     if not (2 <= agents <= 16 and length >= 1):
-        wanted = "agents of 2 .. 16 and a length of at least 1"
-        raise ValueError(f"dataset: expected {wanted}, got {agents} and {length}")
+        raise ValueError(
+            f"dataset: expected agents of 2 .. 16 and a length of at least 1, got {agents} and "
+            f"{length}"
+        )
     agent = {"role": "", "num_actions": 2 * agents + 1, "observations": {"3": [["own", 3, 1]]}}
     meta = {
         "name": "T-maze",

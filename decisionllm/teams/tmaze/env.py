@@ -34,5 +34,5 @@ class TMazeTeams(WorldTeams[TMaze]):
         frames: int = 0,
     ) -> None:
         self.name = f"tmaze, {agents} agents, length {length}"
-        made = game(agents, length)
-        super().__init__(made, num_episodes, text=text, wordings=wordings, frames=frames)
+        tmaze = game(agents, length)
+        super().__init__(tmaze, num_episodes, text=text, wordings=wordings, frames=frames)

@@ -22,7 +22,7 @@ TEACHERS = ("expert", "random")
 
 
 class TMaze:
-    """E worlds side by side, a `World` of `team_worlds`.
+    """E worlds side by side, a `World` of `simulated_logs`.
 
     Args:
         seeds: (E,), which draw the cues.
@@ -54,11 +54,11 @@ class TMaze:
     def observations(self) -> np.ndarray:
         """(E, N, 3) float32"""
         E, N = self.alive.shape
-        seen = np.zeros((E, 3), np.float32)
-        seen[:, 0] = self.time / self.length
+        observed = np.zeros((E, 3), np.float32)
+        observed[:, 0] = self.time / self.length
         if self.time == 0:
-            seen[np.arange(E), 1 + self.cue] = 1
-        return np.repeat(seen[:, None], N, 1)
+            observed[np.arange(E), 1 + self.cue] = 1
+        return np.repeat(observed[:, None], N, 1)
 
     @property
     def masks(self) -> np.ndarray:
@@ -73,14 +73,14 @@ class TMaze:
         self.time += 1
         if self.time != self.length + 1:
             return np.zeros(len(self.cue))
-        self.won = (np.sort(actions, 1) == rooms(self)).all(1)
+        self.won = (np.sort(actions, 1) == goal_rooms(self)).all(1)
         self.over = np.ones_like(self.over)
         self.alive = np.zeros_like(self.alive)
         return self.won.astype(float)
 
 
-def rooms(world: TMaze) -> np.ndarray:
-    """The actions that a team shares out, in any order: (E, N)"""
+def goal_rooms(world: TMaze) -> np.ndarray:
+    """Return the actions that a team shares out, in any order: (E, N)"""
     N = world.alive.shape[1]
     return np.asarray(1 + np.arange(N) + N * world.cue[:, None])
 
@@ -104,7 +104,7 @@ class Teacher:
         noise: float = 0.0,
     ) -> None:
         self.rng = rng
-        self.plan = rng.permuted(rooms(world), axis=1)
+        self.plan = rng.permuted(goal_rooms(world), axis=1)
         kinds = np.broadcast_to(kinds, len(self.plan))
         self.noise = np.where(kinds == TEACHERS.index("random"), 1.0, noise)
 
@@ -112,7 +112,7 @@ class Teacher:
         """(E, N) int, each allowed."""
         E, N = self.plan.shape
         random = self.rng.random((E, N)) < self.noise[:, None]
-        drawn = self.rng.integers(1, 2 * N + 1, (E, N))
+        uniform = self.rng.integers(1, 2 * N + 1, (E, N))
         if world.time != world.length:
             return np.zeros((E, N), int)
-        return np.where(random, drawn, self.plan)
+        return np.where(random, uniform, self.plan)

@@ -13,7 +13,7 @@ from benchmarks.smax import Unmasked, verdicts
 from decisionllm.datasets.store import write
 from decisionllm.eval.rollout import rollout
 from decisionllm.teams.dataset import read, source
-from decisionllm.teams.layout import entity_schema
+from decisionllm.teams.layout import build_entity_schema
 from decisionllm.teams.simulated_logs import generate
 from decisionllm.teams.smax import dataset as smax
 from decisionllm.teams.smax.env import SmaxTeams
@@ -24,8 +24,8 @@ from decisionllm.teams.smax.world import (
     UNIT,
     Facts,
     Teacher,
-    allowed,
-    compiled,
+    are_allowed,
+    compile_map,
 )
 from tests.conftest import command, make_policy
 
@@ -82,7 +82,7 @@ class Duel:
         self.taken.append(actions)
         going = ~self.over
         before = self.health.copy()
-        hits = allowed(self.masks, actions) & self.acting
+        hits = are_allowed(self.masks, actions) & self.acting
         for w in np.flatnonzero(going):
             for i in range(3):
                 if hits[w, i] and actions[w, i] > STOP:
@@ -244,7 +244,7 @@ def test_observations_have_the_entity_schema_of_the_log(duel):
         made.spec.observation_dim == env.reset(0).shape[1]
         and made.spec.num_actions == env.action_masks.shape[1]
     )
-    assert entity_schema(env.meta, 3) == env.entity_schema
+    assert build_entity_schema(env.meta, 3) == env.entity_schema
 
 
 def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
@@ -325,10 +325,10 @@ def test_teachers_choose_by_their_observations(enemies, reach, expert, medium):
         observations = view(enemies)
         masks = np.array([1, 1, 1, 1, 1, *reach], bool)[None, None]
 
-    for name, wanted in (("expert", expert), ("medium", medium)):
+    for name, expected in (("expert", expert), ("medium", medium)):
         assert Teacher(World, TEACHERS.index(name), np.random.default_rng(0)).act(
             World
-        ).tolist() == [[wanted]]
+        ).tolist() == [[expected]]
     random = Teacher(World, TEACHERS.index("random"), np.random.default_rng(0))
     drawn = {int(random.act(World)[0, 0]) for _ in range(300)}
     assert drawn == set(np.flatnonzero(World.masks[0, 0]))
@@ -359,7 +359,7 @@ def test_a_mistake_is_refused_by_name(duel, wrong, message):
 
 def test_without_jaxmarl_the_error_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments.smax", None)
-    compiled.cache_clear()
+    compile_map.cache_clear()
     for call in (smax.load, lambda: SmaxTeams(2)):
         with pytest.raises(ImportError, match=r"pip install 'decisionllm\[smax\]'"):
             call()

@@ -26,14 +26,14 @@ def scores(env, name="expert"):
 
 @pytest.mark.parametrize(("agents", "actions"), [(2, "discrete"), (3, "continuous")])
 def test_the_references_are_what_is_measured_again(agents, actions):
-    for kind, found in zip(("random", "expert"), spread.REFERENCE[actions][agents], strict=True):
+    for kind, actual in zip(("random", "expert"), spread.REFERENCE[actions][agents], strict=True):
         world = Spread(REFERENCE_STARTS + np.arange(1000), agents)
         player = Teacher(
             world, TEACHERS.index(kind), np.random.default_rng(0), discrete=actions == "discrete"
         )
         assert np.mean(
             sum(world.step(pushes(player.act(world))) for _ in range(HORIZON))
-        ) == pytest.approx(found, abs=1e-4)
+        ) == pytest.approx(actual, abs=1e-4)
 
 
 def test_random_play_scores_about_0_and_the_expert_about_100():
@@ -41,8 +41,8 @@ def test_random_play_scores_about_0_and_the_expert_about_100():
     assert list(env.conditions("per_agent", False)) == [
         f"per agent, {n} agents" for n in range(2, 7)
     ]
-    for name, wanted in (("random", 0), ("expert", 100)):
-        assert list(scores(env, name).values()) == pytest.approx([wanted] * 5, abs=8)
+    for name, expected in (("random", 0), ("expert", 100)):
+        assert list(scores(env, name).values()) == pytest.approx([expected] * 5, abs=8)
 
 
 def test_a_world_plays_the_same_beside_others():
@@ -79,14 +79,14 @@ def test_every_reward_is_the_mean_of_the_team():
 
 
 def test_an_early_crash_costs_more_than_a_late_one():
-    found = scores(SpreadTeams(200, crash="0,4,8"))
-    assert list(found) == [
+    actual = scores(SpreadTeams(200, crash="0,4,8"))
+    assert list(actual) == [
         "per agent",
         "per agent, crash at 0",
         "per agent, crash at 4",
         "per agent, crash at 8",
     ]
-    none, *crashes = found.values()
+    none, *crashes = actual.values()
     assert crashes[0] + 8 < crashes[1] and crashes[1] < crashes[2] < none
 
 
@@ -104,10 +104,10 @@ def test_a_result_counts_worlds_and_has_further_columns():
     parts, _ = play(env)
     (protocol, part), *_ = parts.items()
     assert protocol == "per agent, 4 agents" and len(part) == 10
-    found = env.metrics(part)
-    assert found["agents"] == 4 and found["reference"] == [-30.7352, -8.9167]
-    assert found["return"] == pytest.approx(env.returns.mean(), abs=1e-4)
-    assert 0.6 < found["covered"] <= 1 and found["touches"] >= 0
+    actual = env.metrics(part)
+    assert actual["agents"] == 4 and actual["reference"] == [-30.7352, -8.9167]
+    assert actual["return"] == pytest.approx(env.returns.mean(), abs=1e-4)
+    assert 0.6 < actual["covered"] <= 1 and actual["touches"] >= 0
     assert list(env.conditions("joint", False)) == ["joint, 4 agents"] and list(
         env.conditions("joint", True)
     ) == [protocol]

@@ -48,8 +48,8 @@ def test_each_role_has_its_share_of_random_actions():
         "adversary_0": observation([(3, 3), (3, -3), (0.5, 0.1)], prey=(0, 0)),
         "agent_0": observation([(-0.3, 0)] * 3),
     }
-    chosen = [act(seen, {}) for _ in range(1000)]
-    shares = [np.mean([each[agent] == RIGHT for each in chosen]) for agent in seen]
+    selected = [act(seen, {}) for _ in range(1000)]
+    shares = [np.mean([each[agent] == RIGHT for each in selected]) for agent in seen]
     assert shares == pytest.approx([0.52, 0.92], abs=0.06)
 
 

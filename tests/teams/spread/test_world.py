@@ -13,7 +13,7 @@ from decisionllm.teams.spread.world import (
     TEACHERS,
     Spread,
     Teacher,
-    assignment,
+    assign_landmarks,
     pushes,
 )
 
@@ -117,11 +117,11 @@ def test_the_assignment_equals_scipys():
     for N in (5, 7):
         distance, alive = rng.random((50, N, N)), np.ones((50, N), bool)
         expected = [linear_sum_assignment(d)[1] for d in distance]
-        assert (assignment(distance, alive) == expected).all()
+        assert (assign_landmarks(distance, alive) == expected).all()
         fewer = alive.copy()
         fewer[:, N - 1] = False
         expected = [linear_sum_assignment(d[:-1, :-1])[1] for d in distance]
-        assert (assignment(distance, fewer)[:, :-1] == expected).all()
+        assert (assign_landmarks(distance, fewer)[:, :-1] == expected).all()
 
 
 def test_teachers_are_of_three_qualities_and_a_convention_is_between():
@@ -137,9 +137,9 @@ def test_teachers_are_of_three_qualities_and_a_convention_is_between():
 def test_a_convention_lasts_and_differs_between_worlds():
     world = Spread(range(200), 3)
     teacher = Teacher(world, TEACHERS.index("convention"), np.random.default_rng(0))
-    first = teacher.targets(world)
+    first = teacher.choose_landmarks(world)
     world.step(pushes(teacher.act(world)))
-    assert (teacher.targets(world) == first).all()
+    assert (teacher.choose_landmarks(world) == first).all()
     assert (np.sort(first, 1) == range(3)).all() and len(np.unique(first, axis=0)) == 6
 
 
@@ -175,7 +175,7 @@ def test_omars_rules_by_hand():
 def test_worlds_of_different_sizes_are_not_observed_together():
     with pytest.raises(ValueError, match="equal numbers of agents"):
         Spread([0, 1], [2, 3]).observe()
-    assert [w.tolist() for w in Spread([0, 1, 2], [2, 3, 2]).alike()] == [[0, 2], [1]]
+    assert [w.tolist() for w in Spread([0, 1, 2], [2, 3, 2]).worlds_by_size()] == [[0, 2], [1]]
 
 
 def test_unknown_rules_are_refused():

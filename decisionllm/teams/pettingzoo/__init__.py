@@ -1,0 +1,1 @@
+"""PettingZoo: environments to evaluate in, and logs of them."""
