@@ -144,20 +144,20 @@ def concatenated(logs: Sequence[Log]) -> Log:
 
 def log_files(path: str | Path) -> list[Path]:
     """The files of a path: a file, a folder or a pattern."""
-    given = Path(path).expanduser()
-    found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
-    if given.is_dir():
-        found = [file for file in given.iterdir() if file.name.endswith(KINDS)]
-    if not found:
+    location = Path(path).expanduser()
+    files = [location] if location.is_file() else [Path(name) for name in glob(str(location))]
+    if location.is_dir():
+        files = [file for file in location.iterdir() if file.name.endswith(KINDS)]
+    if not files:
         wanted = f"a file, a folder or a pattern of {', '.join(KINDS)}"
         raise FileNotFoundError(f"{path}: no log there; expected {wanted}")
-    return sorted(found)
+    return sorted(files)
 
 
 def format_periods(periods: ArrayLike) -> str:
     """[0, 1, 2, 5] -> "0-2,5", which `parse_periods` reads."""
-    known = np.unique(periods)
-    runs = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
+    numbers = np.unique(periods)
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     parts = []
     for run in runs:
         parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
@@ -181,7 +181,7 @@ def read(path: str | Path, *, periods: str = "") -> Log:
         ValueError: a file is not a complete log, or a period is missing or in two files; names
             file, row and column.
     """
-    wanted = parse_periods(periods)
+    selected = parse_periods(periods)
     logs = []
     seen: dict[int, Path] = {}  # {period: its file}
     files = log_files(path)
@@ -192,14 +192,14 @@ def read(path: str | Path, *, periods: str = "") -> Log:
                 raise ValueError(f"{file}: {where}; leave one of the two out of dataset.path")
             seen[period] = file
         logs.append(log)
-    lacking = sorted(set(wanted) - set(seen))
-    if lacking:
-        missing = f"no period {format_periods(lacking)}, only {format_periods(list(seen))}"
+    missing_periods = sorted(set(selected) - set(seen))
+    if missing_periods:
+        missing = f"no period {format_periods(missing_periods)}, only {format_periods(list(seen))}"
         raise ValueError(f"dataset.periods: {path} has {missing}")
     log = concatenated(logs)
     order = np.lexsort((log.advertiser, log.period))
-    if wanted:
-        order = order[np.isin(log.period[order], wanted)]
+    if selected:
+        order = order[np.isin(log.period[order], selected)]
     return log.rows(order)
 
 
@@ -218,10 +218,10 @@ def kind_of(file: Path, *kinds: str) -> str:
     names = header(file)
     kind = max(kinds, key=lambda kind: len(SCHEMAS[kind].keys() & names))
     schema = SCHEMAS[kind]
-    lacking = [name for name in schema if name not in names]
-    if lacking:
+    missing = [name for name in schema if name not in names]
+    if missing:
         unknown = ", ".join(name for name in names if name not in schema) or "nothing"
-        wanted = f"the columns of a {kind}, {', '.join(lacking)} not among them"
+        wanted = f"the columns of a {kind}, {', '.join(missing)} not among them"
         raise ValueError(f"{file}: expected {wanted}; it has {unknown} besides the known ones")
     return kind
 
@@ -243,9 +243,9 @@ def readable(file: Path) -> Iterator[None]:
     ) as error:
         place = ""
         problem: object = error
-        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)
-        if found:
-            column, row, problem = found.groups()
+        match = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)
+        if match:
+            column, row, problem = match.groups()
             place = f", row {int(row) - 1}"  # pyarrow counts the header too
             if column:
                 place += f", {header(file)[int(column)]}"
@@ -355,11 +355,11 @@ def check_column(
 ) -> None:
     """Raise a ValueError about the first wrong number of a column (n,) of rows of these numbers."""
     expected, allowed = check
-    absent = np.isnan(column)
+    is_missing = np.isnan(column)
     place = f"{file}, row "
     if not missing:
-        refuse(place, absent, f"{{}}, {name}: expected a number, got none", numbers)
-    wrong = ~(allowed(column) & np.isfinite(column) | absent)
+        refuse(place, is_missing, f"{{}}, {name}: expected a number, got none", numbers)
+    wrong = ~(allowed(column) & np.isfinite(column) | is_missing)
     refuse(place, wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
 
 
@@ -447,15 +447,15 @@ def constants(file: Path, days: Columns, names: dict[str, str]) -> Columns:
     """
     what = WHO + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
     step = days["timeStepIndex"]
-    found = {}
+    value_by_field = {}
     for field, name in names.items():
         column = days[name]
         first = np.broadcast_to(column[:, :1], column.shape)
         values = days[CAMPAIGN[0]], days[CAMPAIGN[1]], first, step, column
         refuse(f"{file}, {name}: ", column != first, what, *values)
         kind = int if KNOWN.get(name) is COUNT else float
-        found[field] = column[:, 0].astype(kind)
-    return found
+        value_by_field[field] = column[:, 0].astype(kind)
+    return value_by_field
 
 
 def refuse_rises(file: Path, days: Columns, remaining: np.ndarray) -> None:
@@ -531,12 +531,12 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     parts = []
     left_out = [np.empty((0, 4))]  # period, advertiser, row and number of the column that lacks
     for row, columns in batches(file, TRAFFIC, missing=True):
-        lacking = np.isnan(list(columns.values()))  # (columns, n)
-        rows = np.flatnonzero(lacking.any(0))
+        is_missing = np.isnan(list(columns.values()))  # (columns, n)
+        rows = np.flatnonzero(is_missing.any(0))
         if len(rows):
             campaigns = [columns[name][rows] for name in CAMPAIGN]
-            first_lacking = lacking[:, rows].argmax(0)
-            left_out.append(np.stack([*campaigns, row + rows, first_lacking], 1))
+            first_missing = is_missing[:, rows].argmax(0)
+            left_out.append(np.stack([*campaigns, row + rows, first_missing], 1))
             columns = {name: np.delete(column, rows) for name, column in columns.items()}
         exposed = columns["isExposed"]
         columns["spend"] = columns["cost"] * exposed
@@ -546,13 +546,13 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         parts.append(add_up(pa.table(columns), keys))
     table = add_up(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
     sums = {name: table[name].to_numpy() for name in table.column_names}
-    lost = np.concatenate(left_out)
-    refuse_lost(file, sums, lost)
+    incomplete = np.concatenate(left_out)
+    refuse_lost(file, sums, incomplete)
     refuse_second(file, sums, keys)
     refuse_repeated(file, sums)
-    if not len(lost):
+    if not len(incomplete):
         return sums, {}
-    return sums, {"rows without a number, left out": len(lost)}
+    return sums, {"rows without a number, left out": len(incomplete)}
 
 
 def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
@@ -586,17 +586,17 @@ def refuse_repeated(file: Path, sums: Columns) -> None:
     refuse(f"{file}: ", rows > last - first + 1, what, *step, rows, first, last)
 
 
-def refuse_lost(file: Path, sums: Columns, lost: np.ndarray) -> None:
+def refuse_lost(file: Path, sums: Columns, incomplete: np.ndarray) -> None:
     """Raise a ValueError if every row of a campaign lacks a number.
 
-    lost: (n, 4) period, advertiser, row, and number of the column, of the rows that lack one.
+    incomplete: (n, 4) period, advertiser, row, and number of the column, of the rows that lack one.
     """
     names = [name for name, check in TRAFFIC.items() if check]
-    kept = set(zip(*(sums[name].tolist() for name in CAMPAIGN), strict=True))
-    _, first = np.unique(lost[:, :2], axis=0, return_index=True)
-    for period, advertiser, row, column in lost[first].tolist():
-        known = np.isfinite([period, advertiser]).all()
-        if known and (period, advertiser) not in kept:
+    complete_campaigns = set(zip(*(sums[name].tolist() for name in CAMPAIGN), strict=True))
+    _, first = np.unique(incomplete[:, :2], axis=0, return_index=True)
+    for period, advertiser, row, column in incomplete[first].tolist():
+        has_keys = np.isfinite([period, advertiser]).all()
+        if has_keys and (period, advertiser) not in complete_campaigns:
             every = WHO.format(period, advertiser).rstrip(": ")
             what = f"expected a number, got none; so it is in every row of {every}"
             raise ValueError(f"{file}, row {row:.0f}, {names[int(column)]}: {what}")

@@ -53,8 +53,8 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
 
 def price_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The published traffic of the one period that the file's name ends with, at its prices."""
-    found = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
-    if not found:
+    match = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
+    if not match:
         wanted = "a name that ends with the period's number, such as lwc_period_7.parquet"
         raise ValueError(f"expected {wanted}")
     columns = joined(file, PRICES, missing=False)
@@ -62,7 +62,7 @@ def price_days(file: Path, prices: str) -> Iterator[days.Day]:
     price = columns["leastWinningCost"]
     if (np.diff(step) < 0).any():
         raise ValueError("timeStepIndex: expected steps in order")
-    period = int(found[1])
+    period = int(match[1])
     total = PUBLISHED["opportunities"]
     market_prices = np.split(price, np.searchsorted(step, np.arange(1, STEPS)))
     traffic = scaled_traffic(period, total)
@@ -100,8 +100,8 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
         order: period, step and number of the opportunity, and the advertiser: the rows are sorted
             by these.
     """
-    known = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
-    rows = known[np.lexsort([columns[name][known] for name in reversed(order)])]
+    complete_rows = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
+    rows = complete_rows[np.lexsort([columns[name][complete_rows] for name in reversed(order)])]
     # the first row of each opportunity, and how many there are
     first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
     count = np.diff(np.append(first, len(rows)))

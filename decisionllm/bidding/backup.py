@@ -26,11 +26,11 @@ def backup(config: Node) -> None:
         with closing(Journal(config["journal"], read_only=True)) as journal:
             journal.backup(config["to"])
         with closing(Journal(config["to"], read_only=True)) as copy:
-            found = copy.check_rows()
+            check = copy.check_rows()
             copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
     beside = "".join(f", and {CONTENT[name]}" for name in copied)
-    print(f"{config['to']}: {found.campaigns:,} campaigns of {config['journal']}{beside}")
-    warn_of_faults(config["to"], found)
+    print(f"{config['to']}: {check.campaigns:,} campaigns of {config['journal']}{beside}")
+    warn_of_faults(config["to"], check)
 
 
 def restore(journal: str | Path, copy: str | Path) -> list[Path]:
@@ -76,11 +76,11 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
     return [new for _, new in aside]
 
 
-def warn_of_faults(path: str | Path, found: RowCheck) -> None:
+def warn_of_faults(path: str | Path, check: RowCheck) -> None:
     """Log damaged and missing rows of a copy."""
-    if found.faults:
-        shown = "; ".join(found.faults[:SHOWN])
-        logger.warning("%s has %d faults, as its journal had: %s", path, len(found.faults), shown)
+    if check.faults:
+        shown = "; ".join(check.faults[:SHOWN])
+        logger.warning("%s has %d faults, as its journal had: %s", path, len(check.faults), shown)
 
 
 def check_unused(journal: str | Path) -> None:

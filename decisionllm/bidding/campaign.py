@@ -64,9 +64,9 @@ class Campaigns:
     def __init__(self, budgets: Numbers, target_cpa: Numbers, *, steps: int = STEPS) -> None:
         self.budgets = np.array(budgets, np.float64)
         self.target_cpa = np.array(target_cpa, np.float64)
-        for name, given in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
-            if given.ndim != 1 or not np.isfinite(given).all() or (given <= 0).any():
-                got = f"got {given.tolist()}"
+        for name, numbers in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
+            if numbers.ndim != 1 or not np.isfinite(numbers).all() or (numbers <= 0).any():
+                got = f"got {numbers.tolist()}"
                 raise ValueError(f"{name}: expected one number above 0 a campaign, {got}")
         N = len(self.budgets)
         self.steps = steps
@@ -165,10 +165,10 @@ def context_numbers(
 ) -> np.ndarray:
     """(..., 5) float64 in the order of CONTEXT, from arrays of shapes that broadcast."""
     numbers = np.log(budget), target_cpa, spend / target_cpa, conversions, exposed_value
-    found = np.empty((*np.broadcast(*numbers).shape, len(numbers)))
+    context = np.empty((*np.broadcast(*numbers).shape, len(numbers)))
     for i, each in enumerate(numbers):
-        found[..., i] = each
-    return found
+        context[..., i] = each
+    return context
 
 
 def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarray:

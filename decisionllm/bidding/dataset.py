@@ -92,17 +92,17 @@ def load(
     log = read_log(path, periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path and behaviour not in TEACHERS:
         behaviour = ""  # whoever bid in these files
-    found_periods = format_periods(log.period)
+    all_periods = format_periods(log.period)
     if relabel:
         log = relabelled(log, relabel, seed)
-    known = facts(log.budget, log.target_cpa, log.category)
+    campaign_facts = facts(log.budget, log.target_cpa, log.category)
     info = {
         "name": log_name(
             path,
             behaviour,
             seed=seed,
             num_campaigns=num_campaigns,
-            periods=found_periods,
+            periods=all_periods,
             relabel=relabel,
         ),
         "env": "auction",
@@ -111,16 +111,16 @@ def load(
         "seed": seed,
         "behaviour": behaviour,
         "path": path,
-        "periods": found_periods,
+        "periods": all_periods,
         "repairs": log.repairs,
     }
     if text == "paraphrased":
-        info["wordings"] = by_task(known)
-    episodes = make_episodes(log, spec, texts(known, log.period, text=text))
+        info["wordings"] = by_task(campaign_facts)
+    episodes = make_episodes(log, spec, texts(campaign_facts, log.period, text=text))
     columns = log.period, log.advertiser, log.category, log.budget, log.target_cpa
     campaigns = zip(*(x.tolist() for x in columns), strict=True)
     source = campaigns_source(episodes, campaigns, STEPS, info)
-    return replace(source, facts=by_task(known))
+    return replace(source, facts=by_task(campaign_facts))
 
 
 def log_name(
@@ -148,12 +148,12 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
     value = log.states[:, :, STATE.index("value now")]
     learned = (log.remaining >= MIN_REMAINING) & (value > 0)
     lengths = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS)
-    found = []
+    episodes = []
     for k, n in enumerate(lengths):
         rows = seen[k, :n], actions[k, :n], paid[k, :n]
         group = int(log.period[k])
-        found.append(Episode(*rows, task=tasks[k], group=group, loss_mask=learned[k, :n]))
-    return found
+        episodes.append(Episode(*rows, task=tasks[k], group=group, loss_mask=learned[k, :n]))
+    return episodes
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
@@ -312,19 +312,19 @@ def replay_days(
     **options: object,
 ) -> Iterator[Day]:
     """The replayable days of files, see `read_days`; without a path, of our own market."""
-    wanted = parse_periods(periods)
+    selected = parse_periods(periods)
     if path:
-        lacking = set(wanted)
+        missing_periods = set(selected)
         for day in read_days(path, prices=stem(path)):
-            if not wanted or day.period in wanted:
+            if not selected or day.period in selected:
                 yield day
-            lacking.discard(day.period)
-        if lacking:
-            missing = format_periods(list(lacking))
+            missing_periods.discard(day.period)
+        if missing_periods:
+            missing = format_periods(list(missing_periods))
             raise ValueError(f"dataset.periods: {path} has no period {missing}")
         return
     total = PUBLISHED["opportunities"]
-    for period in wanted or range(7):
+    for period in selected or range(7):
         roster = partial(behaviour_roster, behaviour, period, seed=seed)
         yield play(period, roster, total=total, seed=seed)
 
@@ -396,8 +396,8 @@ def nearest_returns(
     """
     table = np.array(campaigns, np.float64)
     apart = np.log(table[:, None, 3:5]) - np.log(np.stack([budgets, target_cpa], 1))  # (days, N, 2)
-    found = np.argsort(np.square(apart).sum(2), axis=0, kind="stable")[:nearest]
-    return np.asarray(np.quantile(table[found, 5], quantile, axis=0))
+    rows = np.argsort(np.square(apart).sum(2), axis=0, kind="stable")[:nearest]
+    return np.asarray(np.quantile(table[rows, 5], quantile, axis=0))
 
 
 def observations(log: Log, spec: ObservationSpec) -> np.ndarray:
@@ -437,7 +437,9 @@ def texts(facts: Sequence[Json], period: np.ndarray, *, text: str) -> list[str]:
             rng = np.random.default_rng(int(number))
             order[period == number] = rng.permutation(np.flatnonzero(period == number))
     named = [facts[k] for k in order.tolist()]
-    return [spec.task(known["budget"], known["cpa"], known["category"]) for known in named]
+    return [
+        spec.task(campaign["budget"], campaign["cpa"], campaign["category"]) for campaign in named
+    ]
 
 
 def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> list[Json]:
@@ -447,7 +449,10 @@ def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> l
 
 def by_task(facts: Sequence[Json]) -> dict[str, Json]:
     """The facts of campaigns by their informative texts."""
-    return {task_text(known["budget"], known["cpa"], known["category"]): known for known in facts}
+    return {
+        task_text(campaign["budget"], campaign["cpa"], campaign["category"]): campaign
+        for campaign in facts
+    }
 
 
 def files(
@@ -461,10 +466,10 @@ def files(
 
 def stem(path: str) -> str:
     """A short name of a log: its file's, or its folder's."""
-    given = Path(path).expanduser()
-    if given.is_file():
-        return given.name.split(".")[0]
-    folder = given if given.is_dir() else given.parent
+    location = Path(path).expanduser()
+    if location.is_file():
+        return location.name.split(".")[0]
+    folder = location if location.is_dir() else location.parent
     return folder.resolve().name
 
 

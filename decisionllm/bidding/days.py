@@ -102,17 +102,17 @@ def make(
         ValueError: the prices are not as many as the opportunities.
     """
     steps = []
-    found = []
-    kept = slice(0) if total else slice(None)
-    for t, ((values, sigmas), given) in enumerate(zip(traffic, market_prices, strict=True)):
-        price = np.asarray(given, np.float64)
+    step_curves = []
+    stored_rows = slice(0) if total else slice(None)
+    for t, ((values, sigmas), step_prices) in enumerate(zip(traffic, market_prices, strict=True)):
+        price = np.asarray(step_prices, np.float64)
         if len(price) != len(values):
             wanted = f"{len(values)} market prices in step {t} of period {period}"
             raise ValueError(f"expected {wanted}, got {len(price)}")
-        steps.append((values[kept], sigmas[kept].astype(np.float32), price))
-        found.append(curves(values, price))
+        steps.append((values[stored_rows], sigmas[stored_rows].astype(np.float32), price))
+        step_curves.append(curves(values, price))
     values, sigmas, market_price = (np.concatenate(x) for x in zip(*steps, strict=True))
-    cost, value, won, mean_value = (np.stack(x) for x in zip(*found, strict=True))
+    cost, value, won, mean_value = (np.stack(x) for x in zip(*step_curves, strict=True))
     return Day(
         period=period,
         prices=prices,
@@ -187,25 +187,25 @@ def day_files(
     Raises:
         FileNotFoundError: a day is not there.
     """
-    found = all_days(folder)
-    absent = [period for period in periods if period not in found]
-    if absent or not found:
+    files = all_days(folder)
+    absent = [period for period in periods if period not in files]
+    if absent or not files:
         first = absent[0] if absent else "*"
         wanted = f"period_{first}.npz in {folder or 'a path'}, a folder of replay days"
-        known = ", ".join(map(str, sorted(found))) or "none"
+        known = ", ".join(map(str, sorted(files))) or "none"
         there_are = f"there are periods {known}; `{MAKE}` makes one"
         raise FileNotFoundError(f"{option}: expected {wanted}; {there_are}")
-    return {period: found[period] for period in sorted(periods or found)}
+    return {period: files[period] for period in sorted(periods or files)}
 
 
 def all_days(folder: str | Path) -> dict[int, Path]:
     """The files of all days in a folder, by period."""
-    found = {}
+    files = {}
     for file in Path(folder).expanduser().glob("period_*.npz"):
         number = file.stem.removeprefix("period_")
         if number.isdigit():
-            found[int(number)] = file
-    return found
+            files[int(number)] = file
+    return files
 
 
 def read(file: str | Path) -> Day:
@@ -220,11 +220,11 @@ def read(file: str | Path) -> Day:
         explained(unreadable, OSError, ValueError, EOFError, remedy=again),
         np.load(file) as arrays,
     ):
-        kept: Json = dict(arrays)
-    got = str(kept.pop("format", "another"))
-    if got != FORMAT or kept.keys() != {field.name for field in fields(Day)}:
+        columns: Json = dict(arrays)
+    got = str(columns.pop("format", "another"))
+    if got != FORMAT or columns.keys() != {field.name for field in fields(Day)}:
         raise ValueError(f"{file}: expected format {FORMAT}, got {got}; {again}")
-    kept["period"] = int(kept["period"])
-    kept["prices"] = str(kept["prices"])
-    kept["total"] = int(kept["total"])
-    return Day(**kept)
+    columns["period"] = int(columns["period"])
+    columns["prices"] = str(columns["prices"])
+    columns["total"] = int(columns["total"])
+    return Day(**columns)

@@ -210,14 +210,16 @@ class Auction(Env):
 
     def _write_texts(self, repeats: int, *, held_out: bool, frames: int) -> Worded:
         """The kind of frame and the task text of each of the N campaigns."""
-        known = facts(self.budgets, self.target_cpa, self.category)
+        campaign_facts = facts(self.budgets, self.target_cpa, self.category)
         tasks: list[str] = []
         # texts are shuffled within a budget and a repeat
-        for rows in np.split(np.arange(len(known)), len(self.factors) * repeats):
-            tasks += texts([known[i] for i in rows], self.entries.period[rows], text=self.text)
+        for rows in np.split(np.arange(len(campaign_facts)), len(self.factors) * repeats):
+            tasks += texts(
+                [campaign_facts[i] for i in rows], self.entries.period[rows], text=self.text
+            )
         if self.text != "paraphrased":
             return [("", task) for task in tasks]
-        self.facts = by_task(known)
+        self.facts = by_task(campaign_facts)
         return turns(tasks, self.facts, held_out=held_out, frames=frames)
 
     def _label(self, *, held_out: bool, text_of: str) -> str:
@@ -274,8 +276,8 @@ class Auction(Env):
         """
         c = self.campaigns
         before = self.total_reward()
-        chosen = np.asarray(actions, np.float64)[:, 0]
-        multipliers = np.where(c.remaining < MIN_REMAINING, 0.0, chosen)
+        requested = np.asarray(actions, np.float64)[:, 0]
+        multipliers = np.where(c.remaining < MIN_REMAINING, 0.0, requested)
         results = self.simulation.step(c.now, multipliers, c.remaining)
         if self.draws == "expected":
             results["conversions"] = results["exposed_value"]
@@ -311,11 +313,11 @@ class Auction(Env):
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         """A row of the results for each budget factor."""
         rows = np.split(np.arange(len(self.tasks)), len(self.factors))
-        found: dict[str, Sequence[int]] = {}
+        rows_by_label: dict[str, Sequence[int]] = {}
         for factor, part in zip(self.factors, rows, strict=True):
             label = self.protocol if factor == 1 else f"{self.protocol}, {100 * factor:g} %"
-            found[label] = part.tolist()
-        return found
+            rows_by_label[label] = part.tolist()
+        return rows_by_label
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         """AuctionNet's score of each episode, whatever its rewards are."""
@@ -331,30 +333,30 @@ class Auction(Env):
         limit, budget = outcome(episodes, "target_cpa", "budget")
         category, advertiser, period = outcome(episodes, "category", "advertiser", "period")
         scores = self.score(episodes)
-        some = conversions > 0
-        found: Json = {
+        converted = conversions > 0
+        results: Json = {
             "conversions": mean(conversions),
             "cpa_ratio": None,
             "budget_used": mean(spend / budget),
             "over_limit": mean(spend > limit * conversions),
         }
-        if some.any():
-            found["cpa_ratio"] = mean((spend / limit)[some] / conversions[some])
+        if converted.any():
+            results["cpa_ratio"] = mean((spend / limit)[converted] / conversions[converted])
         if self.replayed:
             day = np.searchsorted(self.days, period)
             _, best = best_constant(self.curves, day, advertiser, budget, limit)
             if best.any():
-                found["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
+                results["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
         size = np.digitize(BUDGETS[advertiser], SIZE_EDGES)
-        found["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
-        found["by_budget"] = means_by(scores, size, SIZES)
-        found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
+        results["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
+        results["by_budget"] = means_by(scores, size, SIZES)
+        results["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
         if kinds:
             names = library("bidding").held_out_kinds
             numbers = np.array([names.index(kind) for kind in kinds])
-            found["by_kind"] = means_by(scores, numbers, names)
-        return found
+            results["by_kind"] = means_by(scores, numbers, names)
+        return results
 
     @cached_property
     def curves(self) -> Curves:
@@ -395,18 +397,20 @@ class Auction(Env):
         AuctionNet's Decision Transformer, OnlineLP with a table of `table_days`, and in a replay
         the best constant multiplier in hindsight.
         """
-        found: dict[str, Bidder] = {bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())}
+        bidders: dict[str, Bidder] = {
+            bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())
+        }
         for _, bidder in roster():
-            found.setdefault(bidder.name, bidder)
-        del found["Constant"]
+            bidders.setdefault(bidder.name, bidder)
+        del bidders["Constant"]
         if self.table_days:
-            found["OnlineLP, pooled"] = pooled_online_lp(map(read, self.table_days))
+            bidders["OnlineLP, pooled"] = pooled_online_lp(map(read, self.table_days))
         if self.replayed:
             day = np.searchsorted(self.days, self.entries.period)
             advertiser = self.entries.advertiser
             best, _ = best_constant(self.curves, day, advertiser, self.budgets, self.target_cpa)
-            found["best constant, hindsight"] = Constant(best)
-        return {name: partial(self.player, bidder) for name, bidder in found.items()}
+            bidders["best constant, hindsight"] = Constant(best)
+        return {name: partial(self.player, bidder) for name, bidder in bidders.items()}
 
     def player(self, bidder: Bidder, tasks: Sequence[str]) -> ScriptedPlayer:
         """A bidder of the market as the player of all campaigns.

@@ -37,7 +37,7 @@ SURE = 1000.0  # weight of the equation that chances sum to 1; a step's mean wei
 
 
 @dataclass(frozen=True)
-class Prices:
+class PriceModel:
     """How prices and values spread within a step.
 
     Attributes:
@@ -68,8 +68,8 @@ def infer(log: Log, *, prices: str) -> Iterator[Day]:
     Raises:
         ValueError: a period lacks an advertiser, or no step says at what bid what share was won.
     """
-    found = fit(log)
-    days = list(of_periods(log, found, prices=prices))
+    price_model = fit(log)
+    days = list(of_periods(log, price_model, prices=prices))
     yield from days
     first = 10 ** max(3, len(str(max(day.period for day in days))))
     for k in range(1, min(len(days), MOST_OTHERS + 1)):
@@ -80,12 +80,12 @@ def infer(log: Log, *, prices: str) -> Iterator[Day]:
                 market.mean_price,
                 day.mean_value,
                 market.volume,
-                found,
+                price_model,
                 prices=prices,
             )
 
 
-def of_periods(log: Log, found: Prices, *, prices: str) -> Iterator[Day]:
+def of_periods(log: Log, price_model: PriceModel, *, prices: str) -> Iterator[Day]:
     """The days of a log as they were; arguments and errors as in `infer`."""
     price = of_steps(log, "market price")
     for period in np.unique(log.period).tolist():
@@ -98,7 +98,7 @@ def of_periods(log: Log, found: Prices, *, prices: str) -> Iterator[Day]:
         states = log.states[rows]
         value = states[:, :, STATE.index("value now")].T
         volume = states[0, :, STATE.index("volume now")].astype(int)
-        yield day_of(period, of_step, value, volume, found, prices=prices)
+        yield day_of(period, of_step, value, volume, price_model, prices=prices)
 
 
 def of_steps(log: Log, name: str) -> np.ndarray:
@@ -109,7 +109,7 @@ def of_steps(log: Log, name: str) -> np.ndarray:
     return np.diff(before, axis=1, append=np.nan)
 
 
-def fit(log: Log) -> Prices:
+def fit(log: Log) -> PriceModel:
     """How prices and values spread in the log; arguments and errors as in `infer`."""
     bid, won, volume = auctions(log)
     if not len(bid):
@@ -133,7 +133,7 @@ def auctions(log: Log) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return bid[counted] / price[counted], won[counted], volume[counted]
 
 
-def chances_of(bid: np.ndarray, won: np.ndarray, volume: np.ndarray, spread: float) -> Prices:
+def chances_of(bid: np.ndarray, won: np.ndarray, volume: np.ndarray, spread: float) -> PriceModel:
     """The chances of RATIOS with which the shares that were won are explained best, if values have
     this spread; other arguments: see `auctions`.
     """
@@ -145,7 +145,7 @@ def chances_of(bid: np.ndarray, won: np.ndarray, volume: np.ndarray, spread: flo
     few = np.asarray(np.linalg.qr(equations, "r"))  # with the same solution
     chances = lsq_linear(few[:, :-1], few[:, -1], (0, np.inf)).x
     possible = chances > 1e-4
-    return Prices(spread, RATIOS[possible], chances[possible] / chances[possible].sum())
+    return PriceModel(spread, RATIOS[possible], chances[possible] / chances[possible].sum())
 
 
 def above(least: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -163,12 +163,12 @@ def day_of(
     price: np.ndarray,
     value: np.ndarray,
     volume: np.ndarray,
-    found: Prices,
+    price_model: PriceModel,
     *,
     prices: str,
 ) -> Day:
     """A day by the means of its steps: price (T,), value (T, N); volume: (T,) opportunities."""
-    cost, worth, won = curves(price, value, volume, found)
+    cost, worth, won = curves(price, value, volume, price_model)
     return Day(
         period=period,
         prices=prices,
@@ -185,18 +185,18 @@ def day_of(
 
 
 def curves(
-    price: np.ndarray, value: np.ndarray, volume: np.ndarray, found: Prices
+    price: np.ndarray, value: np.ndarray, volume: np.ndarray, price_model: PriceModel
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What each multiplier of GRID costs, brings and wins in each step, see `days.Day`.
 
     price: (T,) mean of each step; value: (T, N) means; volume: (T,) opportunities.
     """
     # the least value, in means, with which each multiplier wins at each price: (T, N, G, R)
-    levels = price[:, None] * found.ratios  # (T, R)
+    levels = price[:, None] * price_model.ratios  # (T, R)
     bids = np.maximum(value, 1e-12)[:, :, None] * GRID  # (T, N, G)
-    share, mean = above(levels[:, None, None] / bids[..., None], found.spread)
+    share, mean = above(levels[:, None, None] / bids[..., None], price_model.spread)
     opportunities = volume[:, None, None]
-    won = opportunities * (share @ found.chances)
-    worth = opportunities * value[:, :, None] * (mean @ found.chances)
-    cost = opportunities * np.einsum("tngr,tr->tng", share, levels * found.chances)
+    won = opportunities * (share @ price_model.chances)
+    worth = opportunities * value[:, :, None] * (mean @ price_model.chances)
+    cost = opportunities * np.einsum("tngr,tr->tng", share, levels * price_model.chances)
     return cost.astype(np.float32), worth.astype(np.float32), won.astype(np.float32)

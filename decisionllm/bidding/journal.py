@@ -331,14 +331,14 @@ class Journal:
             self._remembered = OrderedDict()
             self._remembered_at = version
         remembered = self._remembered
-        found = remembered.get(id)
-        if found is None:
-            found = self._found_last(id)
-            if found is not None:
+        row = remembered.get(id)
+        if row is None:
+            row = self._found_last(id)
+            if row is not None:
                 if len(remembered) >= REMEMBERED:
                     remembered.popitem(last=False)
-                remembered[id] = found
-        return found
+                remembered[id] = row
+        return row
 
     def _found_last(self, id: str) -> Row | None:
         """`last`, from the file."""
@@ -392,7 +392,7 @@ class Journal:
             DamagedRowError: a tick is damaged.
         """
         which = "campaign = ? AND step >= ? ORDER BY step"
-        found = []
+        ticks = []
         for row in self._read(f"SELECT {TICK} FROM ticks WHERE {which}", id, first):
             try:
                 request, answer = self._tick_of(row)
@@ -401,8 +401,8 @@ class Journal:
                     raise
                 continue
             tick = {"index": row[1], "request": json.loads(request), "answer": json.loads(answer)}
-            found.append(tick)
-        return found
+            ticks.append(tick)
+        return ticks
 
     def steps(self, id: str) -> int:
         """Number of ticks of a campaign."""
@@ -442,12 +442,12 @@ class Journal:
 
     def _listed(self, which: str, *values: object) -> list[Row]:
         """Campaigns with the answer to their last tick, without those of which a row is damaged."""
-        found = []
+        rows = []
         query = f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} {which}"
         for row in self._list(query, *values):
             with suppress(DamagedRowError):
-                found.append(self._with_last(row))
-        return found
+                rows.append(self._with_last(row))
+        return rows
 
     def _sound(self, which: str, *values: object) -> Iterator[Json]:
         """Campaigns, one after the other, without those whose row is damaged."""
@@ -513,40 +513,40 @@ class Journal:
             sqlite3.DatabaseError: the file itself is damaged.
         """
         self.verify()
-        found = RowCheck()
-        self._check_campaigns(found)
-        self._check_ticks(found)
+        check = RowCheck()
+        self._check_campaigns(check)
+        self._check_ticks(check)
         known = "SELECT id FROM campaigns"
         for (id,) in self._each(
             f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
         ):
-            found.faults.append(f"campaign {id}, which has ticks, is missing")
+            check.faults.append(f"campaign {id}, which has ticks, is missing")
         still_open = "SELECT COUNT(*) FROM campaigns WHERE ended IS NULL"
         ((counted, there),) = self._list(f"SELECT (SELECT open FROM counts), ({still_open})")
         if counted != there:
-            found.faults.append(f"{counted} open campaigns were counted, {there} are there")
-        return found
+            check.faults.append(f"{counted} open campaigns were counted, {there} are there")
+        return check
 
-    def _check_campaigns(self, found: RowCheck) -> None:
+    def _check_campaigns(self, check: RowCheck) -> None:
         for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
-            found.campaigns += 1
-            found.unchecked += row[4] is None
-            with found.damage():
+            check.campaigns += 1
+            check.unchecked += row[4] is None
+            with check.damage():
                 self._campaign_of(row)
 
-    def _check_ticks(self, found: RowCheck) -> None:
+    def _check_ticks(self, check: RowCheck) -> None:
         campaign, next_step = "", 0
         for row in self._each(f"SELECT {TICK} FROM ticks ORDER BY campaign, step"):
-            found.ticks += 1
-            found.unchecked += row[5] is None
+            check.ticks += 1
+            check.unchecked += row[5] is None
             if row[0] != campaign:
                 campaign, next_step = row[0], 0
             step = row[1]
             if step != next_step:
                 missing = f"ticks {next_step} to {step - 1} of campaign {campaign} are missing"
-                found.faults.append(missing)
+                check.faults.append(missing)
             next_step = step + 1
-            with found.damage():
+            with check.damage():
                 self._tick_of(row)
 
     def _each(self, query: str, *values: object) -> Iterator[Columns]:
@@ -570,16 +570,16 @@ class Journal:
         last = "SELECT at FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1"
         old = f"ended IS NOT NULL AND MAX(opened, COALESCE(({last}), 0)) < ?"
         count = 0
-        while found := self._list(
+        while ids := self._list(
             f"SELECT id FROM campaigns WHERE {old} LIMIT {PRUNED_AT_ONCE}", before
         ):
             # The journal comes last: what fails before is found again by the next call.
             for name, tables in BESIDE.items():
-                _delete_beside(self.beside(name), tables, found)
+                _delete_beside(self.beside(name), tables, ids)
             with self._locked(WAIT) as writer, transaction(writer):
-                writer.executemany("DELETE FROM ticks WHERE campaign = ?", found)
-                writer.executemany("DELETE FROM campaigns WHERE id = ?", found)
-            count += len(found)
+                writer.executemany("DELETE FROM ticks WHERE campaign = ?", ids)
+                writer.executemany("DELETE FROM campaigns WHERE id = ?", ids)
+            count += len(ids)
         return count
 
     def check_file(self) -> None:
@@ -764,10 +764,10 @@ def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
 def identity(path: str | Path) -> tuple[int, int] | None:
     """Which file lies at a path; None: there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _connect(path: str, wait: float = WAIT) -> sqlite3.Connection:
@@ -834,9 +834,9 @@ def _copy(source: sqlite3.Connection, to: Path) -> None:
 
 def _check_pages(file: sqlite3.Connection) -> None:
     """Read a whole database. Raises sqlite3.DatabaseError if it is damaged."""
-    ((found,),) = file.execute("PRAGMA quick_check(1)")
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
+    ((result,),) = file.execute("PRAGMA quick_check(1)")
+    if result != "ok":
+        raise sqlite3.DatabaseError(result)
 
 
 def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:

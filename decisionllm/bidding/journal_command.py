@@ -31,21 +31,21 @@ def report(config: Json) -> None:
     from decisionllm.bidding.server import ab_report
 
     with closing(Journal(config["journal"], read_only=True)) as file:
-        found = ab_report.report(file)
-    text = json.dumps(found.as_dict()) if config["json"] else ab_report.text(found)
+        comparison = ab_report.report(file)
+    text = json.dumps(comparison.as_dict()) if config["json"] else ab_report.text(comparison)
     print(text)
 
 
 def verify(config: Json) -> None:
     """Compare every row with its checksum, and look for rows that are missing."""
     with closing(Journal(config["journal"], read_only=True)) as file:
-        found = file.check_rows()
-    known = f"{found.campaigns:,} campaigns, {found.ticks:,} ticks"
-    if found.faults:
-        shown = "; ".join(found.faults[:SHOWN])
-        raise ValueError(f"{config['journal']}: {len(found.faults)} faults in {known}: {shown}")
-    without = f", {found.unchecked:,} of them without a checksum" * bool(found.unchecked)
-    print(f"{config['journal']}: {known}{without}: as they were written")
+        check = file.check_rows()
+    counts = f"{check.campaigns:,} campaigns, {check.ticks:,} ticks"
+    if check.faults:
+        shown = "; ".join(check.faults[:SHOWN])
+        raise ValueError(f"{config['journal']}: {len(check.faults)} faults in {counts}: {shown}")
+    without = f", {check.unchecked:,} of them without a checksum" * bool(check.unchecked)
+    print(f"{config['journal']}: {counts}{without}: as they were written")
 
 
 def prune(config: Json) -> None:

@@ -513,21 +513,23 @@ class Market:
     def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
         """(N,) multipliers: the given ones, the roster's elsewhere; 0 where too little is left."""
         c = self.campaigns
-        chosen = np.full(len(self.budgets), np.nan)
-        given = np.zeros(len(self.budgets), bool)
-        given[positions] = multipliers is not None
+        all_multipliers = np.full(len(self.budgets), np.nan)
+        is_set = np.zeros(len(self.budgets), bool)
+        is_set[positions] = multipliers is not None
         for own, bidder in self.roster:
-            if not given[own].all():
-                chosen[own] = bidder.act(self.observe(bidder.features)[own], self.context(own))
+            if not is_set[own].all():
+                all_multipliers[own] = bidder.act(
+                    self.observe(bidder.features)[own], self.context(own)
+                )
         if multipliers is not None:
-            chosen[positions] = multipliers
-        if not np.isfinite(chosen).all():
-            i = int(np.argmin(np.isfinite(chosen)))
+            all_multipliers[positions] = multipliers
+        if not np.isfinite(all_multipliers).all():
+            i = int(np.argmin(np.isfinite(all_multipliers)))
             remedy = "give one, or put a bidder in its position in the roster"
             wanted = "expected a multiplier for every advertiser"
-            raise ValueError(f"step {c.now}: {wanted}, got {chosen[i]} for {i}; {remedy}")
-        chosen[c.remaining < MIN_REMAINING] = 0
-        return chosen
+            raise ValueError(f"step {c.now}: {wanted}, got {all_multipliers[i]} for {i}; {remedy}")
+        all_multipliers[c.remaining < MIN_REMAINING] = 0
+        return all_multipliers
 
     def step(self, multipliers: np.ndarray | None = None, positions: Positions = ALL) -> MarketStep:
         """Bid, run the auctions, record.
@@ -542,9 +544,9 @@ class Market:
         states = self.observe()
         remaining = c.remaining
         last = c.now == STEPS - 1
-        chosen = self.choose(multipliers, positions)
+        chosen_multipliers = self.choose(multipliers, positions)
         bids, outcome = self.settle(
-            values * chosen,
+            values * chosen_multipliers,
             values,
             self.sigmas,
             self._errors,
@@ -577,7 +579,7 @@ class Market:
             states=states,
             remaining=remaining,
             done=last | (remaining < MIN_REMAINING),
-            chosen_multipliers=chosen,
+            chosen_multipliers=chosen_multipliers,
             multipliers=np.divide(total, offered, out=np.zeros_like(total), where=offered > 0),
             volume=volume,
             means=c.means[c.now - 1],

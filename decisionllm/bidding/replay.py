@@ -87,11 +87,11 @@ class PricedPeriod:
                 shuffled = rng.permutation(len(bought))
                 paid = np.cumsum(price[shuffled])
                 won[m] = np.searchsorted(paid, remaining[m], side="right")
-                kept = shuffled[: won[m]]
-                bought = bought[kept]
-                value = value[kept]
-                u = u[kept]
-                z = z[kept]
+                affordable = shuffled[: won[m]]
+                bought = bought[affordable]
+                value = value[affordable]
+                u = u[affordable]
+                z = z[affordable]
                 spend[m] = paid[won[m] - 1] if won[m] else 0
                 lost[m] = exposed_value[m] - value.sum()
                 exposed_value[m] = value.sum()

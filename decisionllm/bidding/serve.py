@@ -181,16 +181,18 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     """
     from decisionllm.bidding.server.app import create_app
 
-    policy, known, dataset = loaded(config, config["run"], part=config["part"], **config["act"])
+    policy, description, dataset = loaded(
+        config, config["run"], part=config["part"], **config["act"]
+    )
     options: Json = {}
     if dataset.get("env") in ("auction", "journal"):
-        options = bidding_options(config, known, ObservationSpec.of(dataset))
+        options = bidding_options(config, description, ObservationSpec.of(dataset))
     elif config["shadow"]:
-        got = f"run={config['run']} is of {known['dataset']}"
+        got = f"run={config['run']} is of {description['dataset']}"
         raise ValueError(f"shadow: expected campaigns, which a run of an auction has; {got}")
     return create_app(
         policy,
-        known,
+        description,
         access=access_of(config),
         replica=replica,
         traces=traces_of(config),
@@ -206,8 +208,8 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     )
 
 
-def bidding_options(config: Json, known: Json, observation: ObservationSpec) -> Json:
-    """Options of `create_app` for a run of an auction. `known` is given the shadow's description."""
+def bidding_options(config: Json, description: Json, observation: ObservationSpec) -> Json:
+    """Options of `create_app` for a run of an auction. `description` is given the shadow's description."""
     journal = Journal(journal_path(config))
     campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
     campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)
@@ -224,7 +226,9 @@ def bidding_options(config: Json, known: Json, observation: ObservationSpec) -> 
     }
     if config["shadow"]:
         shadow, about = shadow_of(config, journal, observation, campaigns)
-        known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
+        description["shadow"] = {
+            name: about[name] for name in ("run", "model", "dataset", "fingerprint")
+        }
         options["shadow"] = shadow
     if config["models_dir"]:
         options["folder"] = folder_of(config, journal, campaigns)
@@ -252,7 +256,7 @@ def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
         directory_of_models,
         load,
         run=config["run"],
-        kept=journal.beside("models"),
+        choice_file=journal.beside("models"),
         shares=config["models"] or [],
     )
 

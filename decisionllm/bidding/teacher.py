@@ -249,9 +249,9 @@ def fit(
     for number in tracked(range(rounds), "teacher: labels of the oracle"):
         drawn = draw(curves, campaigns, generator)
         player = network if number else None
-        seen, wanted = label(drawn, player, generator)
+        seen, log_ratios = label(drawn, player, generator)
         features.append(seen)
-        labels.append(wanted)
+        labels.append(log_ratios)
         x, y = torch.cat(features), torch.cat(labels)
         if not number:
             network.mean = x.mean(0)

@@ -93,8 +93,8 @@ class WinCurve:
 
     def chance(self, bids: np.ndarray) -> np.ndarray:
         """The chance that bids (n,) above 0 win, (n,); 0 below the lowest point."""
-        known = np.log(self.prices)
-        return np.asarray(np.interp(np.log(bids), known, self.chances, left=0.0))
+        log_prices = np.log(self.prices)
+        return np.asarray(np.interp(np.log(bids), log_prices, self.chances, left=0.0))
 
 
 def fit(counts: WinCounts) -> WinCurve | None:
@@ -130,13 +130,13 @@ def counted(prices: np.ndarray, won: np.ndarray, least: np.ndarray) -> WinCounts
         won: (n,) bool.
         least: (n,) least prices that would have won, currency; NaN: unknown.
     """
-    known = np.isfinite(least)
-    told = np.where(known, least, prices)
-    numbers, row = np.unique(buckets(told), return_inverse=True)
+    has_least = np.isfinite(least)
+    bucket_prices = np.where(has_least, least, prices)
+    numbers, row = np.unique(buckets(bucket_prices), return_inverse=True)
     size = len(numbers)
     return WinCounts(
         buckets=numbers,
-        lost=np.bincount(row[~known & ~won], minlength=size).astype(float),
-        won=np.bincount(row[~known & won], minlength=size).astype(float),
-        least=np.bincount(row[known], minlength=size).astype(float),
+        lost=np.bincount(row[~has_least & ~won], minlength=size).astype(float),
+        won=np.bincount(row[~has_least & won], minlength=size).astype(float),
+        least=np.bincount(row[has_least], minlength=size).astype(float),
     )

@@ -84,10 +84,10 @@ class Report:
     def as_dict(self) -> Json:
         """The report in values of JSON, which has no infinity: None in place of it."""
         text = json.dumps(asdict(self))
-        known: Json = json.loads(text, parse_constant=lambda name: None)
-        for each, row in zip(self.differences, known["differences"], strict=True):
+        values: Json = json.loads(text, parse_constant=lambda name: None)
+        for each, row in zip(self.differences, values["differences"], strict=True):
             row["more_than_noise"] = each.more_than_noise
-        return known
+        return values
 
 
 def report(journal: Journal) -> Report:
@@ -111,7 +111,7 @@ def report(journal: Journal) -> Report:
 def read(journal: Journal) -> tuple[list[Outcome], dict[str, int]]:
     """The ended campaigns of a journal, and how many of the others there are, by reason."""
     left_out = {"open": 0, "moved": 0, "damaged": 0}
-    found = []
+    outcomes = []
     for campaign in journal.campaigns():
         if campaign["ended"] is None:
             left_out["open"] += 1
@@ -124,10 +124,10 @@ def read(journal: Journal) -> tuple[list[Outcome], dict[str, int]]:
         if len(models) > 1:
             left_out["moved"] += 1
         elif answers:
-            found.append(outcome_of(campaign, answers[-1]))
+            outcomes.append(outcome_of(campaign, answers[-1]))
     # each row that was found to be damaged above is the first one of its campaign
     left_out["damaged"] = len(journal.damaged)
-    return found, left_out
+    return outcomes, left_out
 
 
 def outcome_of(campaign: Json, last: Json) -> Outcome:
@@ -179,9 +179,9 @@ def cost_per_conversion(spend: np.ndarray, conversions: np.ndarray, axis: int = 
 def interval(statistic: Statistic, *data: np.ndarray) -> Range:
     """The 95 % bootstrap interval of a statistic of campaigns, in batches that fit into memory."""
     if len(data[0]) < 2 or not any(np.ptp(values) for values in data):
-        known = float(statistic(*data, axis=-1))
-        return known, known
-    found = stats.bootstrap(
+        value = float(statistic(*data, axis=-1))
+        return value, value
+    bootstrap = stats.bootstrap(
         data,
         statistic,
         paired=True,
@@ -191,7 +191,7 @@ def interval(statistic: Statistic, *data: np.ndarray) -> Range:
         method="percentile",
         rng=np.random.default_rng(0),
     )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return float(bootstrap.confidence_interval.low), float(bootstrap.confidence_interval.high)
 
 
 def batch(n: int) -> int:
@@ -307,20 +307,20 @@ def expectation(outcomes: list[Outcome]) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(expected, np.finfo(float).tiny), shrunk
 
 
-def text(found: Report) -> str:
+def text(comparison: Report) -> str:
     """The report as lines for a terminal."""
     header = (
         f"{'model':30s} {'campaigns':>9s} {'conversions':>20s} {'cost each':>22s} {'score':>20s}"
     )
-    lines = [header, *map(line_of_model, found.models), *map(in_words, found.differences)]
-    if len(found.models) > len(found.differences) + 1:
+    lines = [header, *map(line_of_model, comparison.models), *map(in_words, comparison.differences)]
+    if len(comparison.models) > len(comparison.differences) + 1:
         lines.append(
             f"a model with fewer than {FEWEST} ended campaigns is not compared, and none is"
             " compared with a model without a score"
         )
     lines.append(
-        f"left out: {found.open} open campaigns, {found.moved} of several models,"
-        f" {found.damaged} damaged"
+        f"left out: {comparison.open} open campaigns, {comparison.moved} of several models,"
+        f" {comparison.damaged} damaged"
     )
     return "\n".join(lines)
 
@@ -332,12 +332,12 @@ def line_of_model(row: Achieved) -> str:
     return f"{row.model:30s} {row.campaigns:9d} {conversions:>20s} {cpa:>22s} {scored:>20s}"
 
 
-def in_words(found: Difference) -> str:
-    verdict = "more than noise" if found.more_than_noise else "not more than noise"
-    low, high = found.interval
+def in_words(compared: Difference) -> str:
+    verdict = "more than noise" if compared.more_than_noise else "not more than noise"
+    low, high = compared.interval
     return (
-        f"{found.model} scores {found.score:+.1%} [{low:+.1%}, {high:+.1%}] against"
-        f" {found.baseline} in campaigns of the same settings, p {found.p:.4f}: {verdict}"
+        f"{compared.model} scores {compared.score:+.1%} [{low:+.1%}, {high:+.1%}] against"
+        f" {compared.baseline} in campaigns of the same settings, p {compared.p:.4f}: {verdict}"
     )
 
 

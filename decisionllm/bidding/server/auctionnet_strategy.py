@@ -63,14 +63,14 @@ class BiddingStrategy:
             historyBid: (n,) bids of each; the other histories: slots (n, 3), impressions (n, 2) and
                 market prices (n,), see campaign.summary.
         """
-        given = (
+        histories = (
             historyPValueInfo,
             historyBid,
             historyAuctionResult,
             historyImpressionResult,
             historyLeastWinningCost,
         )
-        return self._bids(timeStepIndex, pValues, dict(zip(HISTORIES, given, strict=True)))
+        return self._bids(timeStepIndex, pValues, dict(zip(HISTORIES, histories, strict=True)))
 
     def _bids(
         self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]

@@ -80,9 +80,9 @@ class CampaignRoutes:
 
     async def open_campaign(self, request: schemas.CampaignSettings) -> Response:
         """Open a campaign, or find the one that was opened with this key."""
-        known = await self.service.open(request.model_dump(exclude={"key"}), request.key)
-        row = await asyncio.to_thread(self.service.journal.last, known["id"])
-        opened = schemas.Campaign(**with_status(*row or (known, None)))
+        record = await self.service.open(request.model_dump(exclude={"key"}), request.key)
+        row = await asyncio.to_thread(self.service.journal.last, record["id"])
+        opened = schemas.Campaign(**with_status(*row or (record, None)))
         return json_text(opened.model_dump_json(), 201)
 
     async def campaigns(self, search: Search = "", before: Before = None) -> Json:
@@ -148,15 +148,15 @@ class CampaignRoutes:
 def with_ticks(service: Service, id: str) -> Json:
     """A campaign of the journal with the answers to its ticks."""
     logs.note_campaign(id)
-    known = service.journal.campaign(id)
-    if known is None:
+    record = service.journal.campaign(id)
+    if record is None:
         raise RequestError(404, "id", "no such campaign")
     ticks = [tick["answer"] for tick in service.journal.ticks(id, damaged="skip")]
     last = ticks[-1] if ticks else None
     if service.shadow is not None:
         beside = service.shadow.decisions(id)
         ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
-    return with_status(known, last) | {"ticks": ticks}
+    return with_status(record, last) | {"ticks": ticks}
 
 
 async def tick_or_error(service: Service, id: str, tick: schemas.Tick, due: float) -> str:
@@ -174,11 +174,11 @@ async def tick_or_error(service: Service, id: str, tick: schemas.Tick, due: floa
     return bytes(answer.body).decode()
 
 
-def with_status(known: Json, last: Json | None) -> Json:
+def with_status(record: Json, last: Json | None) -> Json:
     """A campaign of the journal with its status after the answer to its last tick."""
     last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
-    status = {"status": "ended" if known["ended"] else "open", "step": last["index"] + 1}
-    return known | status | {"spend": last["spend"], "conversions": last["conversions"]}
+    status = {"status": "ended" if record["ended"] else "open", "step": last["index"] + 1}
+    return record | status | {"spend": last["spend"], "conversions": last["conversions"]}
 
 
 def add_page(app: FastAPI) -> None:

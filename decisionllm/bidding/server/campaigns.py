@@ -136,15 +136,15 @@ class CampaignManager:
         Raises:
             ValueError: a campaign began with another model, or has more steps than `horizon`.
         """
-        found = self.journal.open_models()
-        longest = max((steps for _, _, steps in found), default=0)
+        open_models = self.journal.open_models()
+        longest = max((steps for _, _, steps in open_models), default=0)
         if longest > self.horizon:
             raise ValueError(
                 f"horizon: expected at least {longest}, the steps of an open campaign in"
                 f" {self.journal.path}, got {self.horizon}; raise it, or end that campaign first"
             )
         # version 1 of the journal did not know the model: such campaigns go on
-        foreign = [row for row in found if row[0] not in (self.name, *beside)]
+        foreign = [row for row in open_models if row[0] not in (self.name, *beside)]
         others = [f"{count} of {model}" for model, count, _ in foreign if model is not None]
         if others and not move:
             raise ValueError(
@@ -166,11 +166,11 @@ class CampaignManager:
         Args:
             id: of a new campaign, from `new_id`.
         """
-        known = self.journal.keyed(key) if key else None
-        if known is None:
-            known = await self._opened(id or new_id(), settings, key, write)
-        check_same_settings(known, settings)
-        return known
+        record = self.journal.keyed(key) if key else None
+        if record is None:
+            record = await self._opened(id or new_id(), settings, key, write)
+        check_same_settings(record, settings)
+        return record
 
     async def _opened(self, id: str, settings: Json, key: str | None, write: Write) -> Json:
         """A campaign that is written now, or the one that another process has just opened with its
@@ -179,11 +179,11 @@ class CampaignManager:
         complete = self.check(settings)
         complete["text"] = Campaign.begin(complete, self.observation).task
         is_new = await write([journals.opened(id, key, complete, self.name)])
-        known = self.journal.campaign(id) if is_new else self.journal.keyed(key or "")
-        assert known is not None, "it was just written"
+        record = self.journal.campaign(id) if is_new else self.journal.keyed(key or "")
+        assert record is not None, "it was just written"
         if is_new:  # so that its first tick waits for no replay
-            self.remember(self._begun(known))
-        return known
+            self.remember(self._begun(record))
+        return record
 
     async def tick_async(self, id: str, request: Json, decide: Decide, write: Write) -> str:
         """Answer a tick. Returns JSON."""
@@ -326,10 +326,10 @@ class CampaignManager:
         """
         id = pending.campaign.id
         index = pending.request["index"]
-        found = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
+        entries = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
         if pending.last:
-            found.append(journals.ended_by(found[0]))
-        return found
+            entries.append(journals.ended_by(entries[0]))
+        return entries
 
     def commit(self, pending: PendingTick) -> None:
         """The answer is in the journal: count it, and go on from there."""
@@ -406,10 +406,10 @@ class CampaignManager:
         Raises:
             RequestError: there is no such campaign.
         """
-        known = self.journal.campaign(id)
-        if known is None:
+        record = self.journal.campaign(id)
+        if record is None:
             raise RequestError(404, "id", "no such campaign")
-        return self._replay_from(known, campaign or self._begun(known, changed), until=until)
+        return self._replay_from(record, campaign or self._begun(record, changed), until=until)
 
     def _replay_from(
         self, record: Json, campaign: Campaign, *, until: int | None = None
@@ -426,24 +426,24 @@ class CampaignManager:
             return campaign
         return replace(campaign, ended=record["ended"], model=record["model"])
 
-    def _begun(self, known: Json, changed: Mapping[str, object] = {}) -> Campaign:
+    def _begun(self, record: Json, changed: Mapping[str, object] = {}) -> Campaign:
         """A campaign of the journal before its first tick. changed: settings in place of its own."""
-        settings = {name: known[name] for name in SETTINGS} | {**changed}
-        return Campaign.begin(settings, self.observation, id=known["id"], model=known["model"])
+        settings = {name: record[name] for name in SETTINGS} | {**changed}
+        return Campaign.begin(settings, self.observation, id=record["id"], model=record["model"])
 
 
 def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def check_same_settings(known: Json, settings: Json) -> None:
+def check_same_settings(record: Json, settings: Json) -> None:
     """Raise a RequestError if a campaign was opened with other settings than these; without a text
     it has one of its own.
     """
     for name, value in settings.items():
         own_text = name == "text" and value is None
-        if known[name] != value and not own_text:
-            message = f"campaign {known['id']} was opened with this key and other settings"
+        if record[name] != value and not own_text:
+            message = f"campaign {record['id']} was opened with this key and other settings"
             raise RequestError(409, "key", message)
 
 

@@ -109,17 +109,17 @@ class DirectRoutes:
 
 def readers(route: APIRoute) -> dict[str, Reader]:
     """A reader of each parameter of an endpoint that is not in its path."""
-    found: dict[str, Reader] = {}
+    reader_by_name: dict[str, Reader] = {}
     for name, annotation in get_type_hints(route.endpoint, include_extras=True).items():
         if name == "return" or name in route.param_convertors:
             continue
         if annotation is Request:
-            found[name] = lambda request, body: request
+            reader_by_name[name] = lambda request, body: request
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found[name] = body_reader(TypeAdapter(annotation))
+            reader_by_name[name] = body_reader(TypeAdapter(annotation))
         else:
-            found[name] = header_reader(name.replace("_", "-"), TypeAdapter(annotation))
-    return found
+            reader_by_name[name] = header_reader(name.replace("_", "-"), TypeAdapter(annotation))
+    return reader_by_name
 
 
 def body_reader(model: TypeAdapter[Any]) -> Reader:

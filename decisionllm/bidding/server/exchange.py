@@ -176,19 +176,19 @@ class Exchange:
             unshaded: gets what first-price bids were before they were lowered, currency.
         """
         id = request.ext.campaign
-        found = self.journal.last(id)
-        if found is None:
+        row = self.journal.last(id)
+        if row is None:
             raise RequestError(404, "ext.campaign", "no such campaign")
-        known, last = found
-        if last and not known["ended"] and time.time() - known["ticked"] > self.max_tick_age:
+        record, last = row
+        if last and not record["ended"] and time.time() - record["ticked"] > self.max_tick_age:
             return None, "old tick"
         if last is None:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-        logs.note_model(last.get("model") or known["model"])
+        logs.note_model(last.get("model") or record["model"])
         step, left = last["index"], last["remaining"]
         reported = last.get("spend", 0.0)
         committed = self.open_bids.committed(id, step, reported=reported, bids=len(request.imp))
-        state = known | last | {"remaining": left - committed}
+        state = record | last | {"remaining": left - committed}
         response, reason = respond(
             request,
             state,
@@ -264,8 +264,8 @@ class Exchange:
         if was_booked:
             self.counts.notices.labels(kind).inc()
         if self.shading is not None:
-            told = [least] if won else [least, price]
-            self.shading.settle(id, won=won, least=least_price(*told))
+            prices = [least] if won else [least, price]
+            self.shading.settle(id, won=won, least=least_price(*prices))
 
 
 def open_exchange(
@@ -351,11 +351,11 @@ def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> d
     return {"nurl": f"{at}/win?{prices}", "lurl": f"{at}/loss?{prices}"}
 
 
-def least_price(*told: str) -> float | None:
+def least_price(*prices: str) -> float | None:
     """The first of these prices per mille that is a number above 0, in currency; None: there is
     none.
     """
-    for price in told:
+    for price in prices:
         paid = paid_for(price)
         if 0 < paid < math.inf:
             return paid

@@ -164,7 +164,7 @@ class Cache:
             (session.actions[row, :n], history.actions[:n].astype(np.float32)),
             (session.rewards[row, : t - 1], history.rewards[: t - 1]),
         )
-        return all(np.array_equal(held, given) for held, given in pairs)
+        return all(np.array_equal(held, requested) for held, requested in pairs)
 
     def forget(self, key: Hashable) -> None:
         """Free the row of an episode, if it has one."""
@@ -180,13 +180,13 @@ def decide(
 
     Returns the decision of each request, or the exception it raised.
     """
-    found: dict[int, Decision | Exception] = {}
+    decisions: dict[int, Decision | Exception] = {}
     if cache is not None:
-        found |= _together(policy, cache, requests)
+        decisions |= _together(policy, cache, requests)
     for i, (_, history) in enumerate(requests):
-        if i not in found:
-            found[i] = _alone(policy, history)
-    return [found[i] for i in range(len(requests))]
+        if i not in decisions:
+            decisions[i] = _alone(policy, history)
+    return [decisions[i] for i in range(len(requests))]
 
 
 def _together(

@@ -35,14 +35,14 @@ STOPPING = 2.0  # most seconds that the end waits for a stream that takes no mor
 current: ContextVar[Json] = ContextVar("request")  # what is known of the request at work
 
 
-def begin(given: bytes | None) -> str:
+def begin(header: bytes | None) -> str:
     """Begin a request with the id in its header, or with a new one if that is not valid.
 
     Returns the id.
     """
     id = f"{random.getrandbits(64):016x}"
-    if given and VALID.fullmatch(given):
-        id = given.decode()
+    if header and VALID.fullmatch(header):
+        id = header.decode()
     current.set({"request_id": id})
     return id
 
@@ -84,7 +84,7 @@ def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None
         if usual and random.random() >= writer.sample:
             continue
         route = scope["route"].path if "route" in scope else None
-        known = {
+        fields = {
             "method": scope["method"],
             "status": status,
             "route": route,
@@ -93,10 +93,10 @@ def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None
         }
         caller = scope["state"].get("caller")
         if caller is not None and caller.name:
-            known["token"] = caller.name
+            fields["token"] = caller.name
         if usual and writer.sample < 1:
-            known["sample"] = writer.sample
-        writer.add(time.time(), "info", "request", known)
+            fields["sample"] = writer.sample
+        writer.add(time.time(), "info", "request", fields)
 
 
 class Writer(logging.Handler):
@@ -117,15 +117,15 @@ class Writer(logging.Handler):
         self.stopped = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
-        known: Json = {"logger": record.name}
+        fields: Json = {"logger": record.name}
         if record.exc_info:
-            known["exception"] = logging.Formatter().formatException(record.exc_info)
-        self.add(record.created, record.levelname.lower(), record.getMessage(), known)
+            fields["exception"] = logging.Formatter().formatException(record.exc_info)
+        self.add(record.created, record.levelname.lower(), record.getMessage(), fields)
 
-    def add(self, when: float, level: str, message: str, known: Json) -> None:
+    def add(self, when: float, level: str, message: str, fields: Json) -> None:
         """Let a line be written; without any work here, since the event loop calls it."""
         if len(self.waiting) < WAITING:
-            self.waiting.append((when, level, message, known, current.get(None)))
+            self.waiting.append((when, level, message, fields, current.get(None)))
         else:
             self.dropped += 1
 
@@ -153,11 +153,11 @@ class Writer(logging.Handler):
         when: float,
         level: str,
         message: str,
-        known: Json,
+        fields: Json,
         request: Json | None,
     ) -> str:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
-        line = {"time": stamp, "level": level, "message": message, **known}
+        line = {"time": stamp, "level": level, "message": message, **fields}
         if request:
             line["request_id"] = request["request_id"]
             campaigns = request.get("campaigns", [])

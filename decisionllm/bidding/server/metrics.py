@@ -158,14 +158,14 @@ class Metrics(Collector):
         caches = models.caches
         if caches:
             events = Totals(models.cache_counts)  # a count never falls
-            for kept in caches:
-                events.update(kept.counts)
+            for cache in caches:
+                events.update(cache.counts)
             found = "Prefix-cache hits, misses and evictions."
             yield counter("cache", found, events, "event")
-            size = sum(kept.bytes for kept in caches)
+            size = sum(cache.bytes for cache in caches)
             allocated = "Bytes allocated for keys, values and histories."
             yield gauge("cache_bytes", allocated, size)
-            rows = sum(len(kept.taken) for kept in caches)
+            rows = sum(len(cache.taken) for cache in caches)
             yield gauge("cache_rows", "Campaigns in the prefix cache.", rows)
         share = GaugeMetricFamily(
             "decisionllm_model_share",

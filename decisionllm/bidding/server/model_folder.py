@@ -44,7 +44,7 @@ def beside_ticks() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SavedChoice:
     """The content of the file of the choice.
 
     Attributes:
@@ -78,13 +78,13 @@ class ModelFolder:
         load: Callable[[Path], Model],
         *,
         run: str | Path,
-        kept: str = ":memory:",
+        choice_file: str = ":memory:",
         shares: Sequence[str] = (),
     ) -> None:
         self.folder = Path(folder).resolve()
         self.read_run = load
         self.run = str(Path(run).resolve())
-        self.kept = None if kept == ":memory:" else Path(kept)
+        self.choice_file = None if choice_file == ":memory:" else Path(choice_file)
         self.shares = list(shares)
         self.command: Json = {}
 
@@ -120,39 +120,37 @@ class ModelFolder:
             ValueError: the file of the choice, or a run, is not as it was.
         """
         self.command = {"model": models.current.name, "shares": self.shares}
-        chosen = self.read()
-        if chosen is not None and chosen.command == self.command:
-            self._restore(models, chosen)
+        saved = self.read()
+        if saved is not None and saved.command == self.command:
+            self._restore(models, saved)
             return
-        if chosen is not None:
-            logger.warning(
-                "the command line changed: %s no longer counts", described(chosen.choice)
-            )
+        if saved is not None:
+            logger.warning("the command line changed: %s no longer counts", described(saved.choice))
             loaded = dict(models.loaded)
-            self.load_open(loaded, chosen, models.current.campaigns.journal)
+            self.load_open(loaded, saved, models.current.campaigns.journal)
             models.add_new(loaded)
         if self.shares:
             models.choose(self._load_shares(models), None)
-        if chosen is not None or self.shares:
+        if saved is not None or self.shares:
             self.keep(models, models.choice, models.before)
 
-    def _restore(self, models: Models, chosen: Chosen) -> None:
+    def _restore(self, models: Models, saved: SavedChoice) -> None:
         loaded = dict(models.loaded)
-        remedy = f"put the run back, or delete {self.kept} to begin with run="
+        remedy = f"put the run back, or delete {self.choice_file} to begin with run="
         with explained("models: the last choice cannot be served", ValueError, remedy=remedy):
-            before = self.load_chosen(loaded, chosen, models.current.campaigns.journal)
+            before = self.load_chosen(loaded, saved, models.current.campaigns.journal)
         models.add_new(loaded)
-        models.choose(chosen.choice, before)
+        models.choose(saved.choice, before)
 
     def load_chosen(
-        self, loaded: dict[str, Model], chosen: Chosen, journal: Journal
+        self, loaded: dict[str, Model], saved: SavedChoice, journal: Journal
     ) -> Choice | None:
         """Add what the file names and is not loaded: the models of the choice, of open campaigns
         and of the choice before.
 
         Args:
             loaded: models by name.
-            chosen: content of the file.
+            saved: content of the file.
             journal: of the campaigns.
 
         Returns:
@@ -161,23 +159,23 @@ class ModelFolder:
         Raises:
             ValueError: a model that is chosen or has open campaigns is not in its run any more.
         """
-        for name in chosen.choice:
-            self._add(loaded, name, chosen.runs[name])
-        self.load_open(loaded, chosen, journal)
-        before = chosen.before
+        for name in saved.choice:
+            self._add(loaded, name, saved.runs[name])
+        self.load_open(loaded, saved, journal)
+        before = saved.before
         try:
             for name in before or {}:
-                self._add(loaded, name, chosen.runs[name])
+                self._add(loaded, name, saved.runs[name])
         except ValueError as error:
             logger.warning("there is no choice to go back to: %s", error)
             return None
         return before
 
-    def load_open(self, loaded: dict[str, Model], chosen: Chosen, journal: Journal) -> None:
+    def load_open(self, loaded: dict[str, Model], saved: SavedChoice, journal: Journal) -> None:
         """Add the models of open campaigns that the file names. See `load_chosen`."""
         for name, _, _ in journal.open_models():
-            if name in chosen.runs:
-                self._add(loaded, name, chosen.runs[name])
+            if name in saved.runs:
+                self._add(loaded, name, saved.runs[name])
 
     def _load_shares(self, models: Models) -> Choice:
         choice: Choice = {}
@@ -203,17 +201,17 @@ class ModelFolder:
             raise ValueError(f"expected {name} in run {run}, got {model.name}")
         loaded[name] = model
 
-    def read(self) -> Chosen | None:
+    def read(self) -> SavedChoice | None:
         """The content of the file; None without one. Raises a ValueError if it is damaged."""
-        if self.kept is None or not self.kept.is_file():
+        if self.choice_file is None or not self.choice_file.is_file():
             return None
-        return parse(self.kept.read_bytes())
+        return parse(self.choice_file.read_bytes())
 
     def knows(self, name: str | None) -> bool:
         """Whether the file names a model: a replica that has not loaded it is about to."""
         with suppress(ValueError, OSError):
-            chosen = self.read()
-            return chosen is not None and name in chosen.runs
+            saved = self.read()
+            return saved is not None and name in saved.runs
         return False
 
     @asynccontextmanager
@@ -230,10 +228,10 @@ class ModelFolder:
         Raises:
             OSError: there is no room for the file of the lock, or it may not be written.
         """
-        if self.kept is None:
+        if self.choice_file is None:
             yield True
             return
-        lock = AsyncFileLock(f"{self.kept}.lock", timeout=patience)
+        lock = AsyncFileLock(f"{self.choice_file}.lock", timeout=patience)
         try:
             await lock.acquire()
         except Timeout:
@@ -250,25 +248,25 @@ class ModelFolder:
         """Write a choice among loaded models, so that a restart has it. Raises OSError.
 
         Args:
-            move: see `Chosen`.
+            move: see `SavedChoice`.
         """
-        if self.kept is None:
+        if self.choice_file is None:
             return
         runs = {name: model.run or self.run for name, model in models.loaded.items()}
-        chosen = Chosen(self.command, runs, choice, before, move)
-        with atomic(self.kept) as partial, partial.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT} | asdict(chosen), file, indent=1)
+        saved = SavedChoice(self.command, runs, choice, before, move)
+        with atomic(self.choice_file) as partial, partial.open("w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT} | asdict(saved), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 
 
-def parse(content: bytes) -> Chosen:
+def parse(content: bytes) -> SavedChoice:
     """The choice in the bytes of its file. Raises a ValueError if they are damaged."""
     with explained("models: the file of the last choice is damaged", ValueError, TypeError):
-        known = json.loads(content)
-        if known.pop("format", None) != FORMAT:
+        fields = json.loads(content)
+        if fields.pop("format", None) != FORMAT:
             raise ValueError("it is of another version")
-        return Chosen(**known)
+        return SavedChoice(**fields)
 
 
 def parse_shares(shares: Sequence[str]) -> Choice:
@@ -277,12 +275,16 @@ def parse_shares(shares: Sequence[str]) -> Choice:
     Raises:
         ValueError: a share is no number above 0, or they do not sum to 1.
     """
-    found: Choice = {}
-    for given in shares:
-        name, _, share = str(given).rpartition(":")
-        with explained(f"models: expected RUN:SHARE, got {given!r}", ValueError):
-            found[name] = float(share)
-    total = sum(found.values())
-    if len(found) < len(shares) or min(found.values()) <= 0 or not abs(total - 1) < 1e-6:
+    share_by_run: Choice = {}
+    for entry in shares:
+        name, _, share = str(entry).rpartition(":")
+        with explained(f"models: expected RUN:SHARE, got {entry!r}", ValueError):
+            share_by_run[name] = float(share)
+    total = sum(share_by_run.values())
+    if (
+        len(share_by_run) < len(shares)
+        or min(share_by_run.values()) <= 0
+        or not abs(total - 1) < 1e-6
+    ):
         raise ValueError(f"models: expected shares above 0 that sum to 1, got {list(shares)}")
-    return found
+    return share_by_run

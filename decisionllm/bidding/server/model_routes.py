@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from decisionllm.bidding.server import schemas
 from decisionllm.bidding.server.answers import errors, json_text
 from decisionllm.bidding.server.campaigns import RequestError
-from decisionllm.bidding.server.model_folder import Chosen, ModelFolder, beside_ticks, parse
+from decisionllm.bidding.server.model_folder import ModelFolder, SavedChoice, beside_ticks, parse
 from decisionllm.bidding.server.models import Choice, Model, check_new, with_share
 from decisionllm.bidding.server.service import Service
 from decisionllm.bidding.server.watched_file import WatchedFile
@@ -100,9 +100,9 @@ class ModelChanges:
         try:
             with beside_ticks():
                 model = self.folder.load(run)
-                known = self.models.loaded.get(model.name)
-                if known is not None:
-                    return known, 0
+                loaded = self.models.loaded.get(model.name)
+                if loaded is not None:
+                    return loaded, 0
                 return model, check_new(model, self.models.current)
         except ValueError as error:
             raise RequestError(422, "run", str(error)) from error
@@ -114,8 +114,8 @@ class ModelChanges:
 
     async def served(self, **more: int | None) -> schemas.ServedModels:
         """The loaded models, the one with the largest share first."""
-        found = await asyncio.to_thread(self.service.journal.open_models)
-        open_campaigns = {name: count for name, count, _ in found}
+        open_models = await asyncio.to_thread(self.service.journal.open_models)
+        open_campaigns = {name: count for name, count, _ in open_models}
         rows = [
             schemas.ServedModel(
                 model=model.name,
@@ -133,7 +133,7 @@ class ModelChanges:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Follow the file of the choice, which other replicas change, until the end of the block."""
-        if self.folder.kept is None:
+        if self.folder.choice_file is None:
             yield
             return
         loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ class ModelChanges:
             if not followed.result():
                 watched.seen = None  # the next look takes it again
 
-        watched = WatchedFile(self.folder.kept, take, optional=True)
+        watched = WatchedFile(self.folder.choice_file, take, optional=True)
         async with watched.run():
             yield
 
@@ -160,11 +160,11 @@ class ModelChanges:
         """
         async with self.lock:
             try:
-                chosen = await self._follow()
-                if chosen is None or not chosen.move:
+                saved = await self._follow()
+                if saved is None or not saved.move:
                     return True
                 async with self._locked() as free:
-                    if not free or chosen != await asyncio.to_thread(self.folder.read):
+                    if not free or saved != await asyncio.to_thread(self.folder.read):
                         return False
                     await self.service.change(self.models.choice, self.models.before, move=True)
             except sqlite3.Error as error:
@@ -174,23 +174,23 @@ class ModelChanges:
                 return False
         return True
 
-    async def _follow(self) -> Chosen | None:
+    async def _follow(self) -> SavedChoice | None:
         """Serve the last choice, in whatever replica it was made. Returns it; None: there is none.
 
         The file is read here, within the lock: what was read before may be older than a change of
         this replica.
         """
-        chosen = await asyncio.to_thread(self.folder.read)
-        if chosen is not None:
-            loaded, before = await asyncio.to_thread(self._load, chosen)
+        saved = await asyncio.to_thread(self.folder.read)
+        if saved is not None:
+            loaded, before = await asyncio.to_thread(self._load, saved)
             self.models.add_new(loaded)
-            await self.service.change(chosen.choice, before, move=False)
-        return chosen
+            await self.service.change(saved.choice, before, move=False)
+        return saved
 
-    def _load(self, chosen: Chosen) -> tuple[dict[str, Model], Choice | None]:
+    def _load(self, saved: SavedChoice) -> tuple[dict[str, Model], Choice | None]:
         """The loaded models with those of a choice, and what a rollback goes back to."""
         loaded = dict(self.models.loaded)
-        before = self.folder.load_chosen(loaded, chosen, self.service.journal)
+        before = self.folder.load_chosen(loaded, saved, self.service.journal)
         for name in loaded.keys() - self.models.loaded.keys():
             with beside_ticks():
                 check_new(loaded[name], self.models.current)

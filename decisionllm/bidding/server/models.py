@@ -88,10 +88,10 @@ class Models:
 
     def add(self, model: Model) -> None:
         """Load a model beside the others. All count into the same numbers."""
-        known = self.current.manager
-        if model.manager is not None and known is not None:
-            model.manager.counts = known.counts
-            model.manager.spend = known.spend
+        current_manager = self.current.manager
+        if model.manager is not None and current_manager is not None:
+            model.manager.counts = current_manager.counts
+            model.manager.spend = current_manager.spend
         self.loaded[model.name] = model
 
     def add_new(self, models: Mapping[str, Model]) -> None:
@@ -109,8 +109,8 @@ class Models:
 
     def prune(self, needed: Iterable[str | None]) -> None:
         """Forget models that neither open campaigns nor may again, and are not needed."""
-        kept = {*self.choice, *(self.before or {}), *needed}
-        for name in self.loaded.keys() - kept:
+        retained = {*self.choice, *(self.before or {}), *needed}
+        for name in self.loaded.keys() - retained:
             logger.warning("model %s has no campaign left and is unloaded", name)
             manager = self.loaded.pop(name).manager
             if manager is not None and manager.cache is not None:
@@ -136,12 +136,12 @@ class Models:
 
     def all_in_memory(self) -> list[Campaign]:
         """The campaigns in memory, each as the model has it that answers it."""
-        found = []
+        campaigns = []
         for model in self.loaded.values():
             for campaign in model.campaigns.campaigns.values():
                 if campaign.model in (model.name, None):
-                    found.append(campaign)
-        return found
+                    campaigns.append(campaign)
+        return campaigns
 
     def answering(self, id: str) -> Model:
         """The model that the journal names for a campaign; the current one if that is not loaded,
@@ -150,10 +150,10 @@ class Models:
         Raises:
             DamagedRowError: the campaign's row is damaged.
         """
-        known = self.current.campaigns.journal.campaign(id)
-        if known is None:
+        record = self.current.campaigns.journal.campaign(id)
+        if record is None:
             return self.current
-        return self.loaded.get(known["model"], self.current)
+        return self.loaded.get(record["model"], self.current)
 
     def forget(self, id: str) -> None:
         """Take a campaign out of memory."""
@@ -257,17 +257,17 @@ def last_requests(manager: CampaignManager) -> list[DecisionRequest]:
     """The decisions of the last answered ticks of the newest campaigns, asked again."""
     requests: list[DecisionRequest] = []
     rows, _ = manager.journal.latest(CHECKED)
-    for known, answer in rows:
+    for record, answer in rows:
         if answer is None:
             continue
         step = answer["index"]
         try:
-            campaign = manager.replayed(known["id"], until=step)
-            tick, *_ = manager.journal.ticks(known["id"], step)  # more may have come meanwhile
+            campaign = manager.replayed(record["id"], until=step)
+            tick, *_ = manager.journal.ticks(record["id"], step)  # more may have come meanwhile
         except DamagedRowError:
             continue
-        asked = tick["request"]
-        if asked["coming"] is not None:
-            advanced = campaign.advance(asked["result"], asked["coming"])
-            requests.append(DecisionRequest(known["id"], advanced.history()))
+        request = tick["request"]
+        if request["coming"] is not None:
+            advanced = campaign.advance(request["result"], request["coming"])
+            requests.append(DecisionRequest(record["id"], advanced.history()))
     return requests

@@ -118,11 +118,11 @@ def parse_history(policy: Policy, request: Json) -> History:
 
 def array(request: Json, name: str, dtype: type, *shape: int) -> np.ndarray:
     """The numbers of a field; a RequestError if they have another shape."""
-    found = np.zeros(())
+    numbers = np.zeros(())
     with suppress(ValueError):  # rows of different lengths
-        found = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
-    if found.shape != shape:
+        numbers = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
+    if numbers.shape != shape:
         wanted = " x ".join(map(str, shape))
         count = len(request["observations"])
         raise RequestError(422, name, f"expected {wanted} numbers for {count} observations")
-    return found
+    return numbers

@@ -291,13 +291,13 @@ def _descriptors() -> int:
     """Raise the number of descriptors that this process may open, if the system allows it, and
     return that number.
     """
-    wanted = 4 * MAX_CONNECTIONS
+    target = 4 * MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    most = wanted
+        return target
+    most = target
     if hard != resource.RLIM_INFINITY:
-        most = min(hard, wanted)
+        most = min(hard, target)
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most

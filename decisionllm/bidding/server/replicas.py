@@ -88,8 +88,8 @@ def start(
 ) -> None:
     """Start the process of a replica."""
     replica.beat.value = 0.0
-    given = (serve, *arguments, replica.number, replica.beat)
-    replica.process = context.Process(target=until_orphaned, args=given)
+    process_arguments = (serve, *arguments, replica.number, replica.beat)
+    replica.process = context.Process(target=until_orphaned, args=process_arguments)
     replica.process.start()
     replica.started = time.monotonic()
 
@@ -132,7 +132,7 @@ def until_orphaned(serve: Callable[..., None], *arguments: Any) -> None:
     Args:
         arguments: of `serve`; the last one is the shared time of the last beat.
     """
-    *given, last = arguments
+    *serve_arguments, last = arguments
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -145,7 +145,7 @@ def until_orphaned(serve: Callable[..., None], *arguments: Any) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        serve(*given, beat)
+        serve(*serve_arguments, beat)
     except (ValueError, OSError) as error:
         print(f"decisionllm: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -164,10 +164,10 @@ class Service:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         id = new_id()
         model = self.models.assigned(id)
-        known = await model.campaigns.open_async(settings, key, self._written_now, id=id)
-        logs.note_campaign(known["id"])
-        logs.note_model(known["model"])
-        return known
+        record = await model.campaigns.open_async(settings, key, self._written_now, id=id)
+        logs.note_campaign(record["id"])
+        logs.note_model(record["model"])
+        return record
 
     async def tick(self, id: str, request: Json, due: float | None = None) -> str:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and
@@ -211,9 +211,9 @@ class Service:
         """The model that answers a campaign."""
         if len(self.models.loaded) == 1:
             return self.models.current
-        known = self.models.in_memory(id)
-        if known is not None:
-            return known
+        model = self.models.in_memory(id)
+        if model is not None:
+            return model
         return await asyncio.to_thread(self.models.answering, id)
 
     async def _catch_up(self, manager: CampaignManager, id: str, index: int) -> None:
@@ -221,8 +221,8 @@ class Service:
         would delay all requests.
         """
         if manager.is_behind(id, index):
-            known = manager.campaigns.get(id)
-            manager.remember_open(await asyncio.to_thread(manager.replayed, id, known))
+            campaign = manager.campaigns.get(id)
+            manager.remember_open(await asyncio.to_thread(manager.replayed, id, campaign))
 
     def _answered(self, id: str, request: Json, task: asyncio.Task[str]) -> None:
         del self.in_flight[id]
@@ -255,8 +255,8 @@ class Service:
         count = 0
         if move:
             count = await self.models.move_to_choice(self._written_now)
-        found = await asyncio.to_thread(self.journal.open_models)
-        self.models.prune([name for name, _, _ in found])
+        open_models = await asyncio.to_thread(self.journal.open_models)
+        self.models.prune([name for name, _, _ in open_models])
         return count
 
     def due(self, deadline_ms: int | None = None) -> float:

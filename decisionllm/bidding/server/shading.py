@@ -120,8 +120,8 @@ class BidShading:
         try:
             with self.lock:
                 # anybody may send notices: those of unknown ids do not take the lock for writing
-                known = "SELECT 1 FROM sent WHERE id = ?"
-                if self.file.execute(known, (id,)).fetchone() is None:
+                query = "SELECT 1 FROM sent WHERE id = ?"
+                if self.file.execute(query, (id,)).fetchone() is None:
                     return
                 with transaction(self.file):
                     self._count(id, won, least)
@@ -131,10 +131,10 @@ class BidShading:
     def _count(self, id: str, won: bool, least: float | None) -> None:
         """Count the result of a bid, unless another process did. See `settle`."""
         query = "DELETE FROM sent WHERE id = ? RETURNING campaign, price"
-        found = self.file.execute(query, (id,)).fetchone()
-        if found is None:
+        row = self.file.execute(query, (id,)).fetchone()
+        if row is None:
             return
-        campaign, price = found
+        campaign, price = row
         if least is not None and believed(price, won, least):
             self.file.execute(COUNT["least"], (campaign, bucket(least)))
         else:
@@ -153,9 +153,9 @@ class BidShading:
     def _curve(self, campaign: str) -> WinCurve | None:
         """The curve of a campaign, at most REFRESH seconds old."""
         now = time.monotonic()
-        known = self.fitted.get(campaign)
-        if known is not None and now - known.at < REFRESH:
-            return known.curve
+        cached = self.fitted.get(campaign)
+        if cached is not None and now - cached.at < REFRESH:
+            return cached.curve
         curve = None
         try:
             curve = fit(self._counts(campaign))

@@ -154,10 +154,10 @@ class Shadow:
             self.counts["failed"] += 1
             return
         with self.lock:
-            kept = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
+            decision = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
             self.file.execute(
                 "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)",
-                (id, index, self.name, json.dumps(kept)),
+                (id, index, self.name, json.dumps(decision)),
             )
         self.manager.remember(pending.campaign.record_action(multiplier))
         self.counts["decided"] += 1

@@ -52,7 +52,7 @@ class Tokens:
         if single:
             self.single = [(sha256(single.encode()).digest(), Caller())]
         self.longest = max(LONGEST, len((single or "").encode()))  # bytes
-        self.known = self.single  # replaced as a whole, so that a request sees one state
+        self.callers = self.single  # replaced as a whole, so that a request sees one state
 
     def take(self, content: bytes) -> None:
         """Replace the tokens of the file by these. A caller of the same name, rate and burst keeps
@@ -61,24 +61,24 @@ class Tokens:
         Raises:
             ValueError: the content is no file of tokens; nothing is replaced.
         """
-        before = {caller.name: caller for _, caller in self.known}
+        before = {caller.name: caller for _, caller in self.callers}
         read = parse(content)
         for _, caller in read:
             bucket = before.get(caller.name, caller).bucket
             if (bucket.rate, bucket.burst) == (caller.bucket.rate, caller.bucket.burst):
                 caller.bucket = bucket
-        self.known = self.single + read
+        self.callers = self.single + read
 
     def find(self, token: bytes) -> Caller | None:
         """The caller with this token. The time taken depends on no byte of a known token."""
         if len(token) > self.longest:
             return None  # without the cost of its digest
         digest = sha256(token).digest()
-        found = None
-        for known, caller in self.known:
-            if hmac.compare_digest(known, digest):
-                found = caller
-        return found
+        matching = None
+        for known_digest, caller in self.callers:
+            if hmac.compare_digest(known_digest, digest):
+                matching = caller
+        return matching
 
 
 def parse(content: bytes) -> list[tuple[bytes, Caller]]:
@@ -93,10 +93,10 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
         raise ValueError(f"tokens: expected TOML, got a file with a fault: {error}") from error
     if not 1 <= len(tables) <= MOST:
         raise ValueError(f"tokens: expected 1 to {MOST} tokens, got {len(tables)}")
-    found = [_entry(name, table) for name, table in tables.items()]
-    if len({digest for digest, _ in found}) < len(found):
+    entries = [_entry(name, table) for name, table in tables.items()]
+    if len({digest for digest, _ in entries}) < len(entries):
         raise ValueError("tokens: expected different tokens, got one of them twice")
-    return found
+    return entries
 
 
 def holds_plain_tokens(content: bytes) -> bool:

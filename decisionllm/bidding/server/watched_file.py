@@ -54,11 +54,11 @@ class WatchedFile:
             ValueError: `check` or `take` refused it.
         """
         with self.path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             content = file.read()
-        settled = abs(time.time() - found.st_mtime) > SETTLED  # the clock may have gone back
-        self.check(found, content)  # again at the next look if it refuses: a folder may be changed
-        self.seen = _identity(found) if settled else None
+        settled = abs(time.time() - status.st_mtime) > SETTLED  # the clock may have gone back
+        self.check(status, content)  # again at the next look if it refuses: a folder may be changed
+        self.seen = _identity(status) if settled else None
         self.take(content)
 
     def look(self) -> None:
@@ -82,7 +82,7 @@ class WatchedFile:
             yield
 
 
-def _identity(found: os.stat_result) -> Identity:
-    file = found.st_dev, found.st_ino
-    content = found.st_mtime_ns, found.st_size
-    return *file, *content, found.st_mode, found.st_uid
+def _identity(status: os.stat_result) -> Identity:
+    file = status.st_dev, status.st_ino
+    content = status.st_mtime_ns, status.st_size
+    return *file, *content, status.st_mode, status.st_uid

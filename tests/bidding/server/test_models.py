@@ -82,7 +82,7 @@ class Server:
             self.runs,
             lambda path: self.model(path, journal),
             run=self.runs / run,
-            kept=journal.beside("models"),
+            choice_file=journal.beside("models"),
             shares=shares,
         )
         info = self.model(self.runs / run, journal).info
