@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 # the same in all rows of an advertiser's day
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")
-DAY = {  # {field of Log: column}
+COLUMN_BY_FIELD = {  # {field of Log: column}
     "period": "deliveryPeriodIndex",
     "advertiser": "advertiserNumber",
     "category": "advertiserCategoryIndex",
     "budget": "budget",
     "target_cpa": "CPAConstraint",
 }
-KINDS = (".csv", ".csv.gz", ".parquet")
+FILE_SUFFIXES = (".csv", ".csv.gz", ".parquet")
 # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
 BLOCK = 1 << 24
 # the words of a message, and the numbers that they allow
@@ -61,7 +61,7 @@ STEP: Check = (
 )
 FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
 Schema = dict[str, Check | str | None]  # "state"; None: the column is not read
-KNOWN: Schema = {
+CAMPAIGN_COLUMNS: Schema = {
     "deliveryPeriodIndex": COUNT,
     "advertiserNumber": COUNT,
     "advertiserCategoryIndex": COUNT,
@@ -69,7 +69,7 @@ KNOWN: Schema = {
     "CPAConstraint": ABOVE_0,
 }
 TRAFFIC: Schema = {
-    **KNOWN,
+    **CAMPAIGN_COLUMNS,
     "timeStepIndex": STEP,
     "remainingBudget": NUMBER,
     "pvIndex": COUNT,
@@ -85,7 +85,7 @@ TRAFFIC: Schema = {
     "isEnd": FLAG,
 }
 TRAJECTORIES: Schema = {
-    **KNOWN,
+    **CAMPAIGN_COLUMNS,
     "realAllCost": NUMBER,
     "realAllConversion": NUMBER,
     "timeStepIndex": STEP,
@@ -103,8 +103,8 @@ SCHEMAS = {
     "file of market prices": PRICES,
 }
 # summed over the opportunities of a step
-ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")
-WHO = "period {:g}, advertiser {:g}: "  # in messages
+SUMMED_COLUMNS = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")
+WHICH_CAMPAIGN = "period {:g}, advertiser {:g}: "  # in messages
 Columns = dict[str, np.ndarray]
 
 
@@ -132,7 +132,7 @@ class Log:
         return replace(self, **columns)
 
 
-def concatenated(logs: Sequence[Log]) -> Log:
+def concatenate_logs(logs: Sequence[Log]) -> Log:
     """One log of all these days."""
     names = [f.name for f in fields(Log) if f.name != "repairs"]
     columns = {name: np.concatenate([vars(log)[name] for log in logs]) for name in names}
@@ -147,10 +147,12 @@ def log_files(path: str | Path) -> list[Path]:
     location = Path(path).expanduser()
     files = [location] if location.is_file() else [Path(name) for name in glob(str(location))]
     if location.is_dir():
-        files = [file for file in location.iterdir() if file.name.endswith(KINDS)]
+        files = [file for file in location.iterdir() if file.name.endswith(FILE_SUFFIXES)]
     if not files:
-        wanted = f"a file, a folder or a pattern of {', '.join(KINDS)}"
-        raise FileNotFoundError(f"{path}: no log there; expected {wanted}")
+        suffixes = ", ".join(FILE_SUFFIXES)
+        raise FileNotFoundError(
+            f"{path}: no log there; expected a file, a folder or a pattern of {suffixes}"
+        )
     return sorted(files)
 
 
@@ -196,7 +198,7 @@ def read(path: str | Path, *, periods: str = "") -> Log:
     if missing_periods:
         missing = f"no period {format_periods(missing_periods)}, only {format_periods(list(seen))}"
         raise ValueError(f"dataset.periods: {path} has {missing}")
-    log = concatenated(logs)
+    log = concatenate_logs(logs)
     order = np.lexsort((log.advertiser, log.period))
     if selected:
         order = order[np.isin(log.period[order], selected)]
@@ -205,29 +207,31 @@ def read(path: str | Path, *, periods: str = "") -> Log:
 
 def read_file(file: Path) -> Log:
     """The log of one file; its header decides which of the two schemas it has."""
-    kind = kind_of(file, "traffic log", "trajectory log")
+    kind = detect_kind(file, "traffic log", "trajectory log")
     return read_traffic(file) if kind == "traffic log" else read_trajectories(file)
 
 
-def kind_of(file: Path, *kinds: str) -> str:
+def detect_kind(file: Path, *kinds: str) -> str:
     """Which of these kinds of SCHEMAS a file is: the one that has most of its columns.
 
     Raises:
         ValueError: the file lacks a column of that kind.
     """
-    names = header(file)
+    names = read_header(file)
     kind = max(kinds, key=lambda kind: len(SCHEMAS[kind].keys() & names))
     schema = SCHEMAS[kind]
     missing = [name for name in schema if name not in names]
     if missing:
         unknown = ", ".join(name for name in names if name not in schema) or "nothing"
-        wanted = f"the columns of a {kind}, {', '.join(missing)} not among them"
-        raise ValueError(f"{file}: expected {wanted}; it has {unknown} besides the known ones")
+        raise ValueError(
+            f"{file}: expected the columns of a {kind}, {', '.join(missing)} not among them;"
+            f" it has {unknown} besides the known ones"
+        )
     return kind
 
 
 @contextmanager
-def readable(file: Path) -> Iterator[None]:
+def explain_read_errors(file: Path) -> Iterator[None]:
     """Give an error of reading the file, and the row and column if pyarrow names them."""
     import pyarrow as pa  # pip install decisionllm[auction]
 
@@ -248,7 +252,7 @@ def readable(file: Path) -> Iterator[None]:
             column, row, problem = match.groups()
             place = f", row {int(row) - 1}"  # pyarrow counts the header too
             if column:
-                place += f", {header(file)[int(column)]}"
+                place += f", {read_header(file)[int(column)]}"
         what = f"not a readable log ({problem}); mend it or fetch it"
         raise ValueError(f"{file}{place}: {what}") from error
 
@@ -259,9 +263,9 @@ def open_text(file: Path, mode: str, encoding: str) -> TextIO:
     return opener(file, mode, encoding=encoding, newline="")
 
 
-def header(file: Path) -> list[str]:
+def read_header(file: Path) -> list[str]:
     """Names of the columns."""
-    with readable(file):
+    with explain_read_errors(file):
         if file.name.endswith(".parquet"):
             from pyarrow import parquet
 
@@ -273,20 +277,20 @@ def header(file: Path) -> list[str]:
     return names
 
 
-def joined(file: Path, schema: Schema, *, missing: bool) -> Columns:
-    """The whole columns of a file, see `batches`."""
-    blocks = [columns for _, columns in batches(file, schema, missing=missing)]
+def read_columns(file: Path, schema: Schema, *, missing: bool) -> Columns:
+    """The whole columns of a file, see `read_blocks`."""
+    blocks = [columns for _, columns in read_blocks(file, schema, missing=missing)]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, Columns]]:
+def read_blocks(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, Columns]]:
     """The checked rows of a file, block by block: number of the first row, and columns (n,)
     float64, of states (n, 16).
 
     missing: whether a number may be missing; it is NaN.
     """
     row = 1
-    with readable(file):
+    with explain_read_errors(file):
         for block in arrow_blocks(file, schema):
             numbers = row + np.arange(len(block["timeStepIndex"]))
             columns = {}
@@ -296,7 +300,7 @@ def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int,
                     columns[name] = column.to_numpy(zero_copy_only=False)
                     check_column(file, name, check, numbers, columns[name], missing)
                 else:
-                    columns[name] = states_of(file, column, numbers)
+                    columns[name] = parse_states(file, column, numbers)
             yield row, columns
             row += len(numbers)
     if row == 1:
@@ -363,7 +367,7 @@ def check_column(
     refuse(place, wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
 
 
-def states_of(file: Path, column: "pa.Array", numbers: np.ndarray) -> np.ndarray:
+def parse_states(file: Path, column: "pa.Array", numbers: np.ndarray) -> np.ndarray:
     """Return the states (n, 16) float64 of a column of `arrow_blocks`, in rows of these numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -398,14 +402,14 @@ def parse_tuples(texts: "pa.Array") -> "pa.Array":
 
 def read_trajectories(file: Path) -> Log:
     """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
-    columns = joined(file, TRAJECTORIES, missing=False)
-    order = whole_days(file, columns, numbered=True)
+    columns = read_columns(file, TRAJECTORIES, missing=False)
+    order = sort_whole_days(file, columns, numbered=True)
     days = {}  # (K, T, ...) each
     for name, column in columns.items():
         days[name] = column[order].reshape(-1, STEPS, *column.shape[1:])
     states = days["state"]
     remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
-    fixed = constants(file, days, DAY | {"spend": "realAllCost"})
+    fixed = read_constants(file, days, COLUMN_BY_FIELD | {"spend": "realAllCost"})
     refuse_rises(file, days, remaining)
     return Log(
         **fixed,
@@ -419,7 +423,9 @@ def read_trajectories(file: Path) -> Log:
     )
 
 
-def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = "") -> np.ndarray:
+def sort_whole_days(
+    file: Path, columns: Columns, *, numbered: bool, remark: str = ""
+) -> np.ndarray:
     """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47.
 
     numbered: these are rows of the file, which messages may number.
@@ -440,12 +446,12 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     return order
 
 
-def constants(file: Path, days: Columns, names: dict[str, str]) -> Columns:
+def read_constants(file: Path, days: Columns, names: dict[str, str]) -> Columns:
     """The values of columns (K, T) that must not change over a day: {field of Log: (K,)}.
 
     Counts are int. names: {field of Log: column}.
     """
-    what = WHO + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
+    what = WHICH_CAMPAIGN + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
     step = days["timeStepIndex"]
     value_by_field = {}
     for field, name in names.items():
@@ -453,7 +459,7 @@ def constants(file: Path, days: Columns, names: dict[str, str]) -> Columns:
         first = np.broadcast_to(column[:, :1], column.shape)
         values = days[CAMPAIGN[0]], days[CAMPAIGN[1]], first, step, column
         refuse(f"{file}, {name}: ", column != first, what, *values)
-        kind = int if KNOWN.get(name) is COUNT else float
+        kind = int if CAMPAIGN_COLUMNS.get(name) is COUNT else float
         value_by_field[field] = column[:, 0].astype(kind)
     return value_by_field
 
@@ -462,7 +468,7 @@ def refuse_rises(file: Path, days: Columns, remaining: np.ndarray) -> None:
     """Raise a ValueError if a remaining budget (K, T) grows over a day."""
     step = days["timeStepIndex"]
     rises = np.diff(remaining, axis=1) > 1e-6 * days["budget"][:, 1:]
-    what = WHO + "expected a remaining budget that never grows"
+    what = WHICH_CAMPAIGN + "expected a remaining budget that never grows"
     what += ", got {:g} before step {:g} and {:g} before step {:g}"
     values = remaining, step, remaining[:, 1:], step[:, 1:]
     refuse(f"{file}: ", rises, what, days[CAMPAIGN[0]], days[CAMPAIGN[1]], *values)
@@ -476,12 +482,12 @@ def read_traffic(file: Path) -> Log:
     """
     sums, repairs = summed(file)
     remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
-    order = whole_days(file, sums, numbered=False, remark=remark)
+    order = sort_whole_days(file, sums, numbered=False, remark=remark)
     days = {name: column[order].reshape(-1, STEPS) for name, column in sums.items()}
     remaining = days["remainingBudget"]
     volume = days["volume"]
     spend = days["spend"]
-    fixed = constants(file, days, DAY)
+    fixed = read_constants(file, days, COLUMN_BY_FIELD)
     refuse_rises(file, days, remaining)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
     differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
@@ -490,7 +496,7 @@ def read_traffic(file: Path) -> Log:
     campaigns = Campaigns(fixed["budget"], fixed["target_cpa"])
     states = np.empty((*remaining.shape, len(STATE)))
     for t in range(STEPS):
-        mean = {name: days[name][:, t] / volume[:, t] for name in ADDED}
+        mean = {name: days[name][:, t] / volume[:, t] for name in SUMMED_COLUMNS}
         states[:, t] = campaigns.observe(mean["pValue"], volume[:, t])
         campaigns.record(
             bid=mean["bid"],
@@ -530,7 +536,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     keys = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"]
     parts = []
     left_out = [np.empty((0, 4))]  # period, advertiser, row and number of the column that lacks
-    for row, columns in batches(file, TRAFFIC, missing=True):
+    for row, columns in read_blocks(file, TRAFFIC, missing=True):
         is_missing = np.isnan(list(columns.values()))  # (columns, n)
         rows = np.flatnonzero(is_missing.any(0))
         if len(rows):
@@ -543,50 +549,50 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         columns["exposed_value"] = columns["pValue"] * exposed
         columns["volume"] = np.ones(len(exposed))
         columns["first_index"] = columns["last_index"] = columns.pop("pvIndex")
-        parts.append(add_up(pa.table(columns), keys))
-    table = add_up(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
+        parts.append(sum_groups(pa.table(columns), keys))
+    table = sum_groups(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
     sums = {name: table[name].to_numpy() for name in table.column_names}
     incomplete = np.concatenate(left_out)
-    refuse_lost(file, sums, incomplete)
-    refuse_second(file, sums, keys)
-    refuse_repeated(file, sums)
+    refuse_empty_campaigns(file, sums, incomplete)
+    refuse_changing_keys(file, sums, keys)
+    refuse_repeated_rows(file, sums)
     if not len(incomplete):
         return sums, {}
     return sums, {"rows without a number, left out": len(incomplete)}
 
 
-def add_up(table: "pa.Table", keys: list[str]) -> "pa.Table":
+def sum_groups(table: "pa.Table", keys: list[str]) -> "pa.Table":
     """The rows of a table, summed over those with the same keys, with the range of their pvIndex."""
-    functions = dict.fromkeys([*ADDED, "spend", "exposed_value", "volume"], "sum")
+    functions = dict.fromkeys([*SUMMED_COLUMNS, "spend", "exposed_value", "volume"], "sum")
     functions |= {"first_index": "min", "last_index": "max"}
     sums = table.group_by(keys, use_threads=False).aggregate(list(functions.items()))
     plain = {f"{name}_{function}": name for name, function in functions.items()}
     return sums.rename_columns([plain.get(name, name) for name in sums.column_names])
 
 
-def refuse_second(file: Path, sums: Columns, keys: list[str]) -> None:
+def refuse_changing_keys(file: Path, sums: Columns, keys: list[str]) -> None:
     """Raise a ValueError if a step of a campaign has two values of a key after the first three."""
     campaign_step = [sums[name] for name in keys[:3]]
     again = ~differs(*campaign_step)[1:]
-    what = WHO + "expected one value in step {:g}, got {:g} and {:g}"
+    what = WHICH_CAMPAIGN + "expected one value in step {:g}, got {:g} and {:g}"
     for name in keys[3:]:
         column = sums[name]
         wrong = again & (column[1:] != column[:-1])
         refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
 
 
-def refuse_repeated(file: Path, sums: Columns) -> None:
+def refuse_repeated_rows(file: Path, sums: Columns) -> None:
     """Raise a ValueError if a step of a campaign has more rows than its pvIndex has values: some
     opportunity is there twice, and so are its costs and conversions.
     """
     first, last, rows = sums["first_index"], sums["last_index"], sums["volume"]
-    what = WHO + "expected one row for each pvIndex of step {:g}, got {:g} rows"
+    what = WHICH_CAMPAIGN + "expected one row for each pvIndex of step {:g}, got {:g} rows"
     what += " with pvIndex {:g} to {:g}; remove the rows that repeat"
     step = [sums[name] for name in (*CAMPAIGN, "timeStepIndex")]
     refuse(f"{file}: ", rows > last - first + 1, what, *step, rows, first, last)
 
 
-def refuse_lost(file: Path, sums: Columns, incomplete: np.ndarray) -> None:
+def refuse_empty_campaigns(file: Path, sums: Columns, incomplete: np.ndarray) -> None:
     """Raise a ValueError if every row of a campaign lacks a number.
 
     incomplete: (n, 4) period, advertiser, row, and number of the column, of the rows that lack one.
@@ -597,12 +603,12 @@ def refuse_lost(file: Path, sums: Columns, incomplete: np.ndarray) -> None:
     for period, advertiser, row, column in incomplete[first].tolist():
         has_keys = np.isfinite([period, advertiser]).all()
         if has_keys and (period, advertiser) not in complete_campaigns:
-            every = WHO.format(period, advertiser).rstrip(": ")
+            every = WHICH_CAMPAIGN.format(period, advertiser).rstrip(": ")
             what = f"expected a number, got none; so it is in every row of {every}"
             raise ValueError(f"{file}, row {row:.0f}, {names[int(column)]}: {what}")
 
 
-def convert(log: Log) -> dict[str, Sequence[object]]:
+def trajectory_columns(log: Log) -> dict[str, Sequence[object]]:
     """The columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
     states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
     done = log.done.ravel()
@@ -614,7 +620,7 @@ def convert(log: Log) -> dict[str, Sequence[object]]:
         return np.broadcast_to(x, log.done.shape).astype(float).ravel().tolist()
 
     columns: dict[str, Sequence[object]] = {}
-    for field, name in DAY.items():
+    for field, name in COLUMN_BY_FIELD.items():
         columns[name] = spread(vars(log)[field][:, None])
     return columns | {
         "realAllCost": spread(log.spend[:, None]),
@@ -635,9 +641,9 @@ def write(path: str | Path, log: Log) -> None:
     from pyarrow import parquet
 
     path = absent(path)
-    if not path.name.endswith(KINDS):
-        raise ValueError(f"{path}: expected a path that ends with {', '.join(KINDS)}")
-    columns = convert(log)
+    if not path.name.endswith(FILE_SUFFIXES):
+        raise ValueError(f"{path}: expected a path that ends with {', '.join(FILE_SUFFIXES)}")
+    columns = trajectory_columns(log)
     with atomic(path) as partial:
         if path.name.endswith(".parquet"):
             parquet.write_table(pa.table(columns), partial)

@@ -14,13 +14,13 @@ from decisionllm.bidding.auctionnet import (
     NUMBER,
     PRICES,
     TRAFFIC,
-    joined,
-    kind_of,
+    detect_kind,
     log_files,
+    read_columns,
     read_trajectories,
 )
 from decisionllm.bidding.campaign import STEPS
-from decisionllm.bidding.inferred_days import infer
+from decisionllm.bidding.inferred_days import infer_days
 from decisionllm.bidding.market import PUBLISHED, scaled_traffic
 from decisionllm.schema import differs
 
@@ -42,7 +42,7 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
         ValueError: a file is none of these.
     """
     for file in log_files(path):
-        kind = kind_of(file, *READERS)
+        kind = detect_kind(file, *READERS)
         try:
             yield from READERS[kind](file, prices)
         except ValueError as error:
@@ -51,13 +51,14 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
             raise ValueError(f"{file}: {error}") from error
 
 
-def price_days(file: Path, prices: str) -> Iterator[days.Day]:
+def read_price_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The published traffic of the one period that the file's name ends with, at its prices."""
     match = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
     if not match:
-        wanted = "a name that ends with the period's number, such as lwc_period_7.parquet"
-        raise ValueError(f"expected {wanted}")
-    columns = joined(file, PRICES, missing=False)
+        raise ValueError(
+            "expected a name that ends with the period's number, such as lwc_period_7.parquet"
+        )
+    columns = read_columns(file, PRICES, missing=False)
     step = columns["timeStepIndex"]
     price = columns["leastWinningCost"]
     if (np.diff(step) < 0).any():
@@ -66,15 +67,15 @@ def price_days(file: Path, prices: str) -> Iterator[days.Day]:
     total = PUBLISHED["opportunities"]
     market_prices = np.split(price, np.searchsorted(step, np.arange(1, STEPS)))
     traffic = scaled_traffic(period, total)
-    yield days.make(period, traffic, market_prices, prices=prices, total=total)
+    yield days.build_day(period, traffic, market_prices, prices=prices, total=total)
 
 
-def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
+def read_traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The days of a traffic log, with the values of its opportunities."""
     order = (CAMPAIGN[0], "timeStepIndex", "pvIndex", CAMPAIGN[1])
     names = (*order, "pValue", "pValueSigma", "leastWinningCost")
-    columns = joined(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
-    rows = whole_opportunities(columns, order)  # (n, N)
+    columns = read_columns(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
+    rows = select_whole_opportunities(columns, order)  # (n, N)
     advertisers = columns[CAMPAIGN[1]][rows]
     if not len(rows) or (advertisers != np.arange(48)).any():
         opportunity = "each opportunity of a step, its pvIndex"
@@ -89,10 +90,12 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
         of_steps = np.split(rows[own], begins)
         traffic = [(columns["pValue"][some], columns["pValueSigma"][some]) for some in of_steps]
         market_prices = [columns["leastWinningCost"][some[:, 0]] for some in of_steps]
-        yield days.make(int(number), traffic, market_prices, prices=prices)
+        yield days.build_day(int(number), traffic, market_prices, prices=prices)
 
 
-def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) -> np.ndarray:
+def select_whole_opportunities(
+    columns: dict[str, np.ndarray], order: tuple[str, ...]
+) -> np.ndarray:
     """The rows of the opportunities that all 48 advertisers have a row of, (n, 48).
 
     Args:
@@ -109,13 +112,13 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
     return np.asarray(rows[whole[:, None] + np.arange(48)])
 
 
-def trajectory_days(file: Path, prices: str) -> Iterator[days.Day]:
+def read_trajectory_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The days that are inferred from a trajectory log."""
-    return infer(read_trajectories(file), prices=prices)
+    return infer_days(read_trajectories(file), prices=prices)
 
 
 READERS = {
-    "file of market prices": price_days,
-    "traffic log": traffic_days,
-    "trajectory log": trajectory_days,
+    "file of market prices": read_price_days,
+    "traffic log": read_traffic_days,
+    "trajectory log": read_trajectory_days,
 }

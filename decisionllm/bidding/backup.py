@@ -8,27 +8,36 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from decisionllm.bidding.journal import COPIED, Journal, RowCheck, resolve_path, usable
+from decisionllm.bidding.journal import (
+    COPIED_SIDECARS,
+    Journal,
+    RowCheck,
+    explain_journal_errors,
+    resolve_path,
+)
 from decisionllm.bidding.server.reservations import open_file, rewind
 from decisionllm.files import explained
 from decisionllm.registry import Node
 
-# what a backup copies beside the journal, see `journal.COPIED`
-CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
-REPLACED = "replaced"  # suffix of what a restore puts aside
-SHOWN = 5  # most faults that are logged
+# what a backup copies beside the journal, see `journal.COPIED_SIDECARS`
+SIDECAR_CONTENT = {
+    "shadow": "the decisions of its shadow policy",
+    "shading": "what bid shading learned",
+}
+REPLACED_SUFFIX = "replaced"  # suffix of what a restore puts aside
+MAX_SHOWN = 5  # most faults that are logged
 logger = logging.getLogger(__name__)
 
 
 def backup(config: Node) -> None:
     """Copy a journal (see configs/backup.yaml)."""
-    with usable(config["journal"]):
+    with explain_journal_errors(config["journal"]):
         with closing(Journal(config["journal"], read_only=True)) as journal:
             journal.backup(config["to"])
         with closing(Journal(config["to"], read_only=True)) as copy:
             check = copy.check_rows()
-            copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
-    beside = "".join(f", and {CONTENT[name]}" for name in copied)
+            copied = [name for name in COPIED_SIDECARS if Path(copy.sidecar_path(name)).exists()]
+    beside = "".join(f", and {SIDECAR_CONTENT[name]}" for name in copied)
     print(f"{config['to']}: {check.campaigns:,} campaigns of {config['journal']}{beside}")
     warn_of_faults(config["to"], check)
 
@@ -55,31 +64,34 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
             warn_of_faults(copy, source.check_rows())
         # what is refused is refused before a long copy is made
         check_unused(journal)
-        paths_aside(journal)
+        plan_renames(journal)
         bids = Path(f"{journal}.bids")
         if bids.is_file():
             open_file(bids).close()
         journal.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".restored-", dir=journal.parent) as folder:
-            failed = f"from: {copy} could not be copied to {journal.parent}"
-            remedy = "make room; the journal is as it was"
-            with explained(failed, sqlite3.Error, OSError, remedy=remedy):
+            with explained(
+                f"from: {copy} could not be copied to {journal.parent}",
+                sqlite3.Error,
+                OSError,
+                remedy="make room; the journal is as it was",
+            ):
                 source.backup(Path(folder, journal.name))
             # a server may have started while the copy was made
             check_unused(journal)
-            aside = paths_aside(journal)
+            aside = plan_renames(journal)
             for old, new in aside:
                 old.rename(new)
             for file in Path(folder).iterdir():
                 file.rename(journal.with_name(file.name))
-        rewind(bids, lambda id: source.steps(id) - 1)
+        rewind(bids, lambda id: source.count_ticks(id) - 1)
     return [new for _, new in aside]
 
 
 def warn_of_faults(path: str | Path, check: RowCheck) -> None:
     """Log damaged and missing rows of a copy."""
     if check.faults:
-        shown = "; ".join(check.faults[:SHOWN])
+        shown = "; ".join(check.faults[:MAX_SHOWN])
         logger.warning("%s has %d faults, as its journal had: %s", path, len(check.faults), shown)
 
 
@@ -99,17 +111,17 @@ def check_unused(journal: str | Path) -> None:
         raise ValueError(f"journal: {journal} is in use; stop the server")
 
 
-def paths_aside(journal: Path) -> list[tuple[Path, Path]]:
+def plan_renames(journal: Path) -> list[tuple[Path, Path]]:
     """(path, new path) of a journal and of the files beside it that must not be ahead of it.
 
     Raises:
         ValueError: there is a file at a new path.
     """
     pairs = []
-    for name in ("", ".snapshot", *[f".{name}" for name in COPIED]):
+    for name in ("", ".snapshot", *[f".{name}" for name in COPIED_SIDECARS]):
         for part in ("", "-wal", "-shm"):  # the file, and what SQLite keeps of it
             old = journal.with_name(f"{journal.name}{name}{part}")
-            new = journal.with_name(f"{journal.name}.{REPLACED}{name}{part}")
+            new = journal.with_name(f"{journal.name}.{REPLACED_SUFFIX}{name}{part}")
             if new.exists():
                 raise ValueError(f"{new} is there already, from an earlier restore: move it away")
             if old.exists():

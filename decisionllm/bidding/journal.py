@@ -30,7 +30,7 @@ Columns = tuple[Any, ...]  # a row as SQLite reads it
 Entry = tuple[str, tuple[object, ...]]  # an SQL statement and its values
 Item = TypeVar("Item")
 
-APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
+APPLICATION_ID = 0x444C4C4D  # SQLite's application_id: DLLM
 VERSION_1 = (
     # facts: the settings in JSON
     "CREATE TABLE campaigns (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE,"
@@ -76,19 +76,19 @@ AS_NEWEST = {
 }
 WAIT = 10.0  # most seconds for a lock that another process holds
 READ_WAIT = 0.25  # seconds: a read waits for no write in WAL mode, so that the event loop may read
-MOST_DAMAGED = 1000  # most damaged rows whose names are kept
-PRUNED_AT_ONCE = 50  # campaigns of one transaction, so that a server's ticks find room between two
-SEARCHED = 50_000  # most campaigns that one search reads
-READ_AT_ONCE = 400  # campaigns that one statement names
-REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
+MAX_DAMAGED = 1000  # most damaged rows whose names are kept
+PRUNE_BATCH = 50  # campaigns of one transaction, so that a server's ticks find room between two
+MAX_SEARCHED = 50_000  # most campaigns that one search reads
+READ_BATCH = 400  # campaigns that one statement names
+MAX_REMEMBERED = 4096  # most campaigns whose last answer is kept in memory
 # Tables of the files beside a journal that have rows of a campaign, each with an index by campaign:
 # a search of all rows would keep a server from bidding. Bids, which have none, go by themselves.
-BESIDE = {
+SIDECAR_TABLES = {
     "shadow": ("decisions",),
     "bids": ("totals",),
     "shading": ("counts",),
 }
-COPIED = ("shadow", "shading")  # files beside a journal that a backup copies with it
+COPIED_SIDECARS = ("shadow", "shading")  # files beside a journal that a backup copies with it
 CAMPAIGN = "id, key, opened, facts, sum, ended, model, model_sum"
 CAMPAIGN_WIDTH = len(CAMPAIGN.split(", "))
 MODEL = CAMPAIGN.split(", ").index("model")
@@ -128,7 +128,7 @@ class RowCheck:
     faults: list[str] = field(default_factory=list)
 
     @contextmanager
-    def damage(self) -> Iterator[None]:
+    def collect_faults(self) -> Iterator[None]:
         """Keep the fault of a row that is found to be damaged in the block."""
         try:
             yield
@@ -158,7 +158,7 @@ class Journal:
         self.path = resolve_path(path, read_only=read_only)
         self._opened_path = path  # where another file, or a link to one, may be put
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
-        # what `last` found at the version `_remembered_at`; threads change it without a lock
+        # what `campaign_and_answer` found at the version `_remembered_at`; threads change it without a lock
         self._remembered: OrderedDict[str, Row] = OrderedDict()
         self._remembered_at = -1
         self._writing = threading.Lock()
@@ -170,16 +170,16 @@ class Journal:
                 self._writer = _connect_to_read(self.path)
             else:
                 self._open_to_write()
-            application, version = self._format()
+            application, version = self._read_format()
             self._open_to_read(shared=read_only or self.path == ":memory:")
-        self._file = identity(path)
-        if application == APPLICATION and version in AS_NEWEST:  # read only: others are changed
+        self._file = file_identity(path)
+        if application == APPLICATION_ID and version in AS_NEWEST:  # read only: others are changed
             _show_as_newest(self._writer, version)
-        elif (application, version) != (APPLICATION, VERSION):
-            got = f"version {version}" if application == APPLICATION else "another database"
+        elif (application, version) != (APPLICATION_ID, VERSION):
+            got = f"version {version}" if application == APPLICATION_ID else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
-    def beside(self, name: str) -> str:
+    def sidecar_path(self, name: str) -> str:
         """The path of a file beside the journal: shadow, bids, shading, models or snapshot.
 
         Nothing lies beside a journal in memory.
@@ -190,18 +190,18 @@ class Journal:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         self._writer = _connect(self.path)
-        _keep_log(self._writer)
+        _enable_wal(self._writer)
         self._writer.execute("PRAGMA synchronous=FULL")
         # If two processes start together, one of them makes the tables.
         with transaction(self._writer):
             empty = not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone()
-            application, version = self._format()
-            older = application == APPLICATION and 0 < version < VERSION
+            application, version = self._read_format()
+            older = application == APPLICATION_ID and 0 < version < VERSION
             if empty or older:
                 for statements in VERSIONS[version if older else 0 :]:
                     for statement in statements:
                         self._writer.execute(statement)
-                self._writer.execute(f"PRAGMA application_id={APPLICATION}")
+                self._writer.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 self._writer.execute(f"PRAGMA user_version={VERSION}")
 
     def _open_to_read(self, *, shared: bool) -> None:
@@ -215,14 +215,14 @@ class Journal:
             self._lister = _connect(self.path)
             self._listing = threading.Lock()
 
-    def _format(self) -> tuple[int, int]:
+    def _read_format(self) -> tuple[int, int]:
         """Application and version that the file says it is of."""
         (application,) = self._writer.execute("PRAGMA application_id").fetchone()
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
         return application, version
 
     def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
-        """Write all entries of `opened`, `ticked`, `ended`, `moved` and `moved_campaign`, or none.
+        """Write all entries of `insert_campaign`, `insert_tick`, `end_campaign`, `move_campaigns` and `move_campaign`, or none.
 
         Returns which were new. No answer is changed.
 
@@ -233,11 +233,11 @@ class Journal:
             JournalBusyError: others had the lock for so long; nothing is written.
             sqlite3.Error: the disk is full or the file is damaged; nothing is written.
         """
-        with self._locked(wait) as writer, transaction(writer):
+        with self._lock_writer(wait) as writer, transaction(writer):
             return [writer.execute(*entry).rowcount == 1 for entry in entries]
 
     @contextmanager
-    def _locked(self, wait: float) -> Iterator[sqlite3.Connection]:
+    def _lock_writer(self, wait: float) -> Iterator[sqlite3.Connection]:
         """The connection that writes, waiting at most so many seconds for threads and processes."""
         end = time.monotonic() + wait
         if not self._writing.acquire(timeout=wait):
@@ -259,19 +259,19 @@ class Journal:
 
         It has id, opened (seconds since 1970), ended (how, or None), model and its settings.
         """
-        return list(self._sound("ORDER BY number"))
+        return list(self._iter_sound("ORDER BY number"))
 
     def campaign(self, id: str) -> Json | None:
         """The campaign with this id. Raises DamagedRowError."""
         rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE id = ?", id)
-        return self._campaign_of(rows[0]) if rows else None
+        return self._parse_campaign(rows[0]) if rows else None
 
-    def keyed(self, key: str) -> Json | None:
+    def find_by_key(self, key: str) -> Json | None:
         """The campaign opened with this key. Raises DamagedRowError."""
         rows = self._read(f"SELECT {CAMPAIGN} FROM campaigns WHERE key = ?", key)
-        return self._campaign_of(rows[0]) if rows else None
+        return self._parse_campaign(rows[0]) if rows else None
 
-    def latest(
+    def list_latest(
         self, count: int, *, search: str = "", before: str | None = None
     ) -> tuple[list[Row], str | None]:
         """The campaigns opened last, newest first, each with the answer to its last tick.
@@ -297,14 +297,15 @@ class Journal:
         which = "number BETWEEN ? AND ?"
         words: list[str] = []
         if search:
-            oldest = max(newest - SEARCHED + 1, 1)
+            oldest = max(newest - MAX_SEARCHED + 1, 1)
             which += f" AND (instr(lower({NAME}), lower(?))"
             which += " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
             words = [search] * 3
             if before is None:
-                known = "WHERE (id = ? OR key = ?) AND number < ?"
-                exact = self._listed(known, search, search, oldest)
-        rows = self._listed(
+                exact = self._list_with_answers(
+                    "WHERE (id = ? OR key = ?) AND number < ?", search, search, oldest
+                )
+        rows = self._list_with_answers(
             f"WHERE {which} ORDER BY number DESC LIMIT ?", oldest, newest, *words, count + 1
         )
         if len(rows) > count:
@@ -314,8 +315,8 @@ class Journal:
         ((older,),) = self._list("SELECT id FROM campaigns WHERE number >= ? LIMIT 1", oldest)
         return exact + rows, older
 
-    def last(self, id: str) -> Row | None:
-        """A campaign with the answer to its last tick. `ticked` of the campaign is the time of that
+    def campaign_and_answer(self, id: str) -> Row | None:
+        """A campaign with the answer to its last tick. `insert_tick` of the campaign is the time of that
         tick, seconds since 1970; None: there is none.
 
         Kept in memory until something is written, by whatever process. Change nothing of it.
@@ -324,7 +325,7 @@ class Journal:
             DamagedRowError: the campaign or the tick is damaged.
         """
         if self._reader is self._writer:  # the version tells of writes by other connections alone
-            return self._found_last(id)
+            return self._read_campaign_and_answer(id)
         # before the rows are read, so that they are of this version or newer
         ((version,),) = self._read("PRAGMA data_version")
         if version != self._remembered_at:
@@ -333,23 +334,23 @@ class Journal:
         remembered = self._remembered
         row = remembered.get(id)
         if row is None:
-            row = self._found_last(id)
+            row = self._read_campaign_and_answer(id)
             if row is not None:
-                if len(remembered) >= REMEMBERED:
+                if len(remembered) >= MAX_REMEMBERED:
                     remembered.popitem(last=False)
                 remembered[id] = row
         return row
 
-    def _found_last(self, id: str) -> Row | None:
-        """`last`, from the file."""
+    def _read_campaign_and_answer(self, id: str) -> Row | None:
+        """`campaign_and_answer`, from the file."""
         rows = self._read(f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} WHERE id = ?", id)
         if not rows:
             return None
-        campaign, answer = self._with_last(rows[0])
+        campaign, answer = self._parse_row(rows[0])
         *_, ticked, _ = rows[0]
         return campaign | {"ticked": ticked}, answer
 
-    def still_open(self) -> int:
+    def count_open(self) -> int:
         """Number of campaigns that have not ended."""
         ((count,),) = self._read("SELECT open FROM counts")
         return int(count)
@@ -361,9 +362,11 @@ class Journal:
         counts: Counter[str | None] = Counter()
         longest: dict[str | None, int] = {}
         horizon = "CASE WHEN json_valid(facts) THEN json_extract(facts, '$.horizon') END"
-        for row in self._each(f"SELECT {CAMPAIGN}, {horizon} FROM campaigns WHERE ended IS NULL"):
+        for row in self._iter_rows(
+            f"SELECT {CAMPAIGN}, {horizon} FROM campaigns WHERE ended IS NULL"
+        ):
             if not is_sound(row):
-                self._damage(f"campaign {row[0]}")
+                self._report_damage(f"campaign {row[0]}")
                 continue
             model, steps = row[MODEL], row[-1]
             counts[model] += 1
@@ -376,7 +379,7 @@ class Journal:
         campaigns are left out.
         """
         which = "WHERE ended IS NULL AND model = ? ORDER BY number DESC LIMIT ?"
-        return list(self._sound(which, model, count))
+        return list(self._iter_sound(which, model, count))
 
     def open_ids(self, count: int, model: str) -> list[str]:
         """Ids of `open_campaigns`."""
@@ -395,7 +398,7 @@ class Journal:
         ticks = []
         for row in self._read(f"SELECT {TICK} FROM ticks WHERE {which}", id, first):
             try:
-                request, answer = self._tick_of(row)
+                request, answer = self._parse_tick(row)
             except DamagedRowError:
                 if damaged != "skip":
                     raise
@@ -404,7 +407,7 @@ class Journal:
             ticks.append(tick)
         return ticks
 
-    def steps(self, id: str) -> int:
+    def count_ticks(self, id: str) -> int:
         """Number of ticks of a campaign."""
         ((count,),) = self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)
         return int(count)
@@ -417,7 +420,7 @@ class Journal:
             steps: of the ticks, by campaign.
         """
         sums: dict[str, int | None] = {}
-        for pairs in batches(list(steps.items())):
+        for pairs in split_batches(list(steps.items())):
             values = ", ".join(["(?, ?)"] * len(pairs))
             query = (
                 f"WITH asked (id, number) AS (VALUES {values}) SELECT campaign, sum"
@@ -426,10 +429,10 @@ class Journal:
             sums |= dict(self._read(query, *chain.from_iterable(pairs)))
         return sums
 
-    def open_among(self, ids: Sequence[str]) -> set[str]:
+    def filter_open(self, ids: Sequence[str]) -> set[str]:
         """Those of some campaigns that there are and that have not ended."""
         still_open: set[str] = set()
-        for some in batches(ids):
+        for some in split_batches(ids):
             marks = ", ".join("?" * len(some))
             query = f"SELECT id FROM campaigns WHERE id IN ({marks}) AND ended IS NULL"
             still_open |= {id for (id,) in self._read(query, *some)}
@@ -438,55 +441,55 @@ class Journal:
     def tick(self, id: str, step: int) -> tuple[str, str] | None:
         """(request, answer) of a tick as they were written. Raises DamagedRowError."""
         rows = self._read(f"SELECT {TICK} FROM ticks WHERE campaign = ? AND step = ?", id, step)
-        return self._tick_of(rows[0]) if rows else None
+        return self._parse_tick(rows[0]) if rows else None
 
-    def _listed(self, which: str, *values: object) -> list[Row]:
+    def _list_with_answers(self, which: str, *values: object) -> list[Row]:
         """Campaigns with the answer to their last tick, without those of which a row is damaged."""
         rows = []
         query = f"SELECT {CAMPAIGN}, {LAST_TICK} FROM campaigns {LAST} {which}"
         for row in self._list(query, *values):
             with suppress(DamagedRowError):
-                rows.append(self._with_last(row))
+                rows.append(self._parse_row(row))
         return rows
 
-    def _sound(self, which: str, *values: object) -> Iterator[Json]:
+    def _iter_sound(self, which: str, *values: object) -> Iterator[Json]:
         """Campaigns, one after the other, without those whose row is damaged."""
-        for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns {which}", *values):
+        for row in self._iter_rows(f"SELECT {CAMPAIGN} FROM campaigns {which}", *values):
             try:
-                campaign = self._campaign_of(row)
+                campaign = self._parse_campaign(row)
             except DamagedRowError:
                 continue
             yield campaign
 
-    def _with_last(self, row: Columns) -> Row:
+    def _parse_row(self, row: Columns) -> Row:
         """CAMPAIGN and LAST_TICK of a row."""
-        campaign = self._campaign_of(row[:CAMPAIGN_WIDTH])
+        campaign = self._parse_campaign(row[:CAMPAIGN_WIDTH])
         last_tick = row[CAMPAIGN_WIDTH:]
         if last_tick[0] is None:
             return campaign, None
-        _, answer = self._tick_of(last_tick)
+        _, answer = self._parse_tick(last_tick)
         return campaign, json.loads(answer)
 
-    def _campaign_of(self, row: Columns) -> Json:
+    def _parse_campaign(self, row: Columns) -> Json:
         """A row of CAMPAIGN, checked."""
         id, _, opened, settings, _, ended, model, _ = row
         if not is_sound(row):
-            raise self._damage(f"campaign {id}")
+            raise self._report_damage(f"campaign {id}")
         campaign = {"id": id, "opened": opened, "ended": ended, "model": model}
         campaign |= json.loads(settings)
         return campaign
 
-    def _tick_of(self, row: Columns) -> tuple[str, str]:
+    def _parse_tick(self, row: Columns) -> tuple[str, str]:
         """(request, answer) of a row of TICK, checked."""
         campaign, step, request, answer, at, sum = row
         if sum not in (None, checksum(campaign, step, request, answer, at)):
-            raise self._damage(f"tick {step} of campaign {campaign}")
+            raise self._report_damage(f"tick {step} of campaign {campaign}")
         return request, answer
 
-    def _damage(self, row: str) -> DamagedRowError:
+    def _report_damage(self, row: str) -> DamagedRowError:
         """The error of a damaged row, which is logged when it is found first."""
         message = f"{row} is damaged"
-        if row not in self.damaged and len(self.damaged) < MOST_DAMAGED:
+        if row not in self.damaged and len(self.damaged) < MAX_DAMAGED:
             self.damaged.add(row)
             logger.error("journal %s: %s", self.path, message)
         return DamagedRowError(message)
@@ -500,7 +503,7 @@ class Journal:
         with self._listing:
             return self._lister.execute(query, values).fetchall()
 
-    def verify(self) -> None:
+    def check_pages(self) -> None:
         """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
         with self._listing:
             _check_pages(self._lister)
@@ -512,14 +515,14 @@ class Journal:
         Raises:
             sqlite3.DatabaseError: the file itself is damaged.
         """
-        self.verify()
+        self.check_pages()
         check = RowCheck()
         self._check_campaigns(check)
         self._check_ticks(check)
-        known = "SELECT id FROM campaigns"
-        for (id,) in self._each(
-            f"SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN ({known})"
-        ):
+        orphans = (
+            "SELECT DISTINCT campaign FROM ticks WHERE campaign NOT IN (SELECT id FROM campaigns)"
+        )
+        for (id,) in self._iter_rows(orphans):
             check.faults.append(f"campaign {id}, which has ticks, is missing")
         still_open = "SELECT COUNT(*) FROM campaigns WHERE ended IS NULL"
         ((counted, there),) = self._list(f"SELECT (SELECT open FROM counts), ({still_open})")
@@ -528,15 +531,15 @@ class Journal:
         return check
 
     def _check_campaigns(self, check: RowCheck) -> None:
-        for row in self._each(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
+        for row in self._iter_rows(f"SELECT {CAMPAIGN} FROM campaigns ORDER BY number"):
             check.campaigns += 1
             check.unchecked += row[4] is None
-            with check.damage():
-                self._campaign_of(row)
+            with check.collect_faults():
+                self._parse_campaign(row)
 
     def _check_ticks(self, check: RowCheck) -> None:
         campaign, next_step = "", 0
-        for row in self._each(f"SELECT {TICK} FROM ticks ORDER BY campaign, step"):
+        for row in self._iter_rows(f"SELECT {TICK} FROM ticks ORDER BY campaign, step"):
             check.ticks += 1
             check.unchecked += row[5] is None
             if row[0] != campaign:
@@ -546,10 +549,10 @@ class Journal:
                 missing = f"ticks {next_step} to {step - 1} of campaign {campaign} are missing"
                 check.faults.append(missing)
             next_step = step + 1
-            with check.damage():
-                self._tick_of(row)
+            with check.collect_faults():
+                self._parse_tick(row)
 
-    def _each(self, query: str, *values: object) -> Iterator[Columns]:
+    def _iter_rows(self, query: str, *values: object) -> Iterator[Columns]:
         """The rows of a query, one after the other: all of them may not fit into memory."""
         with self._listing:
             yield from self._lister.execute(query, values)
@@ -571,12 +574,12 @@ class Journal:
         old = f"ended IS NOT NULL AND MAX(opened, COALESCE(({last}), 0)) < ?"
         count = 0
         while ids := self._list(
-            f"SELECT id FROM campaigns WHERE {old} LIMIT {PRUNED_AT_ONCE}", before
+            f"SELECT id FROM campaigns WHERE {old} LIMIT {PRUNE_BATCH}", before
         ):
             # The journal comes last: what fails before is found again by the next call.
-            for name, tables in BESIDE.items():
-                _delete_beside(self.beside(name), tables, ids)
-            with self._locked(WAIT) as writer, transaction(writer):
+            for name, tables in SIDECAR_TABLES.items():
+                _delete_beside(self.sidecar_path(name), tables, ids)
+            with self._lock_writer(WAIT) as writer, transaction(writer):
                 writer.executemany("DELETE FROM ticks WHERE campaign = ?", ids)
                 writer.executemany("DELETE FROM campaigns WHERE id = ?", ids)
             count += len(ids)
@@ -588,7 +591,7 @@ class Journal:
 
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails, soon if it is locked."""
-        with self._locked(READ_WAIT) as writer:
+        with self._lock_writer(READ_WAIT) as writer:
             # Committed before it is dropped: SQLite writes no page that its transaction frees.
             with transaction(writer):
                 writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
@@ -602,13 +605,13 @@ class Journal:
         Raises:
             ValueError: there is a file already.
         """
-        for path in (to, *[f"{to}.{name}" for name in COPIED]):
+        for path in (to, *[f"{to}.{name}" for name in COPIED_SIDECARS]):
             if Path(path).exists():
                 raise ValueError(f"to: expected a new file, got {path}, which exists")
         with ExitStack() as stack:
             # The journal is copied last: no copy beside it is ahead of it.
-            for name in COPIED:
-                path = self.beside(name)
+            for name in COPIED_SIDECARS:
+                path = self.sidecar_path(name)
                 if Path(path).is_file():
                     source = stack.enter_context(closing(_connect_to_read(path)))
                     _copy(source, stack.enter_context(atomic(f"{to}.{name}")))
@@ -628,11 +631,13 @@ class Journal:
             self._writer.close()
 
 
-def usable(path: str | Path) -> AbstractContextManager[None]:
+def explain_journal_errors(path: str | Path) -> AbstractContextManager[None]:
     """Raise a ValueError that says what to do for an error of SQLite in the block."""
-    remedy = "if it is damaged, put a backup in its place by `decisionllm journal restore`"
-    what = f"journal: {path} cannot be read or written"
-    return explained(what, sqlite3.Error, remedy=remedy)
+    return explained(
+        f"journal: {path} cannot be read or written",
+        sqlite3.Error,
+        remedy="if it is damaged, put a backup in its place by `decisionllm journal restore`",
+    )
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -654,7 +659,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def open_beside(path: str | Path, schema: str, *, wait: float) -> sqlite3.Connection:
+def open_sidecar(path: str | Path, schema: str, *, wait: float) -> sqlite3.Connection:
     """A connection to a file that a server keeps beside its journal, created if there is none.
 
     A killed process loses nothing of it. A power failure may lose the last rows, but damages none.
@@ -668,14 +673,14 @@ def open_beside(path: str | Path, schema: str, *, wait: float) -> sqlite3.Connec
         sqlite3.Error: the file cannot be written or is none of ours.
     """
     file = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
-    _keep_log(file)
+    _enable_wal(file)
     file.execute("PRAGMA synchronous=NORMAL")
     file.executescript(schema)
     file.execute(f"PRAGMA busy_timeout={int(1000 * wait)}")
     return file
 
 
-def _keep_log(file: sqlite3.Connection) -> None:
+def _enable_wal(file: sqlite3.Connection) -> None:
     """Let a file have a log, so that reads wait for no write.
 
     SQLite does not wait if another process has just begun to write a new file, as replicas that
@@ -744,10 +749,10 @@ def model_checksum(model: str | None) -> int:
     return checksum(model)
 
 
-def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+def split_batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
     """Yield so many items at a time as one statement may name."""
-    for start in range(0, len(items), READ_AT_ONCE):
-        yield items[start : start + READ_AT_ONCE]
+    for start in range(0, len(items), READ_BATCH):
+        yield items[start : start + READ_BATCH]
 
 
 def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
@@ -755,13 +760,13 @@ def check_same_file(path: str | Path, opened: tuple[int, int] | None) -> None:
 
     Args:
         path: of the file.
-        opened: its `identity`; None: one in memory.
+        opened: its `file_identity`; None: one in memory.
     """
-    if opened is not None and opened != identity(path):
+    if opened is not None and opened != file_identity(path):
         raise sqlite3.DatabaseError("the file was removed or replaced while it was in use")
 
 
-def identity(path: str | Path) -> tuple[int, int] | None:
+def file_identity(path: str | Path) -> tuple[int, int] | None:
     """Which file lies at a path; None: there is none."""
     try:
         status = os.stat(path)
@@ -839,7 +844,7 @@ def _check_pages(file: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(result)
 
 
-def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:
+def insert_campaign(id: str, key: str | None, settings: Json, model: str = "") -> Entry:
     """The entry of a new campaign. Of several with the same key only the first is written."""
     values = id, key, time.time(), json.dumps(settings)
     columns = "id, key, opened, facts, sum, model, model_sum"
@@ -849,7 +854,7 @@ def opened(id: str, key: str | None, settings: Json, model: str = "") -> Entry:
     )
 
 
-def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> Entry:
+def insert_tick(id: str, step: int, request: str, answer: str, model: str = "") -> Entry:
     """The entry of a tick of a campaign that has not ended and is this model's.
 
     Request and answer are JSON and read back unchanged.
@@ -862,13 +867,13 @@ def ticked(id: str, step: int, request: str, answer: str, model: str = "") -> En
     )
 
 
-def ended(id: str, how: str) -> Entry:
+def end_campaign(id: str, how: str) -> Entry:
     """The entry of the end of a campaign."""
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
 
 
-def ended_by(tick: Entry) -> Entry:
-    """The entry of the end of a campaign by its last tick, an entry of `ticked` before it.
+def end_by_tick(tick: Entry) -> Entry:
+    """The entry of the end of a campaign by its last tick, an entry of `insert_tick` before it.
 
     A tick that is not written, as another one of its step was, or another model's, ends nothing.
     """
@@ -880,7 +885,7 @@ def ended_by(tick: Entry) -> Entry:
     )
 
 
-def moved(model: str, of: str | None) -> Entry:
+def move_campaigns(model: str, of: str | None) -> Entry:
     """The entry after which a model answers all campaigns of another one that have not ended.
 
     Args:
@@ -893,7 +898,7 @@ def moved(model: str, of: str | None) -> Entry:
     )
 
 
-def moved_campaign(id: str, model: str, of: str) -> Entry:
+def move_campaign(id: str, model: str, of: str) -> Entry:
     """The entry after which a model answers a campaign of another one, if it has not ended."""
     which = "id = ? AND ended IS NULL AND model = ?"
     return (

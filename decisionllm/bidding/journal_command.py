@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 from decisionllm.bidding.backup import restore
-from decisionllm.bidding.journal import Journal, usable
+from decisionllm.bidding.journal import Journal, explain_journal_errors
 from decisionllm.checks import one_of
 from decisionllm.schema import Json
 
-SHOWN = 20  # most faults that are printed
+MAX_SHOWN = 20  # most faults that are printed
 DAY = 86_400.0  # seconds
 
 
@@ -22,7 +22,7 @@ def journal(config: Json) -> None:
         ValueError: it is no journal, or damaged, or an option cannot be.
     """
     one_of("journal", config["action"], ACTIONS)
-    with usable(config["journal"]):
+    with explain_journal_errors(config["journal"]):
         ACTIONS[config["action"]](config)
 
 
@@ -31,8 +31,10 @@ def report(config: Json) -> None:
     from decisionllm.bidding.server import ab_report
 
     with closing(Journal(config["journal"], read_only=True)) as file:
-        comparison = ab_report.report(file)
-    text = json.dumps(comparison.as_dict()) if config["json"] else ab_report.text(comparison)
+        comparison = ab_report.compare_models(file)
+    text = (
+        json.dumps(comparison.as_dict()) if config["json"] else ab_report.format_report(comparison)
+    )
     print(text)
 
 
@@ -42,10 +44,9 @@ def verify(config: Json) -> None:
         check = file.check_rows()
     counts = f"{check.campaigns:,} campaigns, {check.ticks:,} ticks"
     if check.faults:
-        shown = "; ".join(check.faults[:SHOWN])
+        shown = "; ".join(check.faults[:MAX_SHOWN])
         raise ValueError(f"{config['journal']}: {len(check.faults)} faults in {counts}: {shown}")
-    without = f", {check.unchecked:,} of them without a checksum" * bool(check.unchecked)
-    print(f"{config['journal']}: {counts}{without}: as they were written")
+    print(f"{config['journal']}: {counts}: as they were written")
 
 
 def prune(config: Json) -> None:
@@ -61,18 +62,18 @@ def prune(config: Json) -> None:
     )
 
 
-def restored(config: Json) -> None:
+def restore_journal(config: Json) -> None:
     """Put a backup in the place of the journal."""
     if config["from"] is None:
         raise ValueError("from: expected a file that `decisionllm backup` wrote, got none")
     aside = restore(config["journal"], config["from"])
-    kept = f"; what was there is {', '.join(map(str, aside))}" * bool(aside)
-    print(f"{config['journal']}: restored from {config['from']}{kept}")
+    replaced = f"; what was there is {', '.join(map(str, aside))}" if aside else ""
+    print(f"{config['journal']}: restored from {config['from']}{replaced}")
 
 
 ACTIONS: dict[str, Callable[[Json], None]] = {
     "report": report,
     "verify": verify,
     "prune": prune,
-    "restore": restored,
+    "restore": restore_journal,
 }

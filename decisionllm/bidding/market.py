@@ -65,17 +65,18 @@ def opportunities(
     Source: AuctionNet, `NeurIPSPvGen`.
     """
     if period < 0 or total < 1 or advertisers < 1:
-        given = f"{period}, {total}, {advertisers}"
-        wanted = "a period from 0, total and advertisers from 1"
-        raise ValueError(f"opportunities: expected {wanted}, got {given}")
+        raise ValueError(
+            "opportunities: expected a period from 0, total and advertisers from 1,"
+            f" got {period}, {total}, {advertisers}"
+        )
     clock = np.array(PUBLISHED["clock"])
     flow = clock * _blocks(period, 4, 0.6, 1.4)
     counts = np.floor(total * (flow * (clock.sum() / flow.sum()))).astype(int)
-    mean = scale * MEAN_VALUE * _factors(period, advertisers)  # (N, T)
+    mean = scale * MEAN_VALUE * _value_factors(period, advertisers)  # (N, T)
 
     rng = np.random.default_rng(period)
-    spread = _repair(rng.normal(0.5, 0.1, advertisers))[:, None]
-    spread = _repair(rng.normal(spread, 0.2 * spread, (advertisers, STEPS))) * mean
+    spread = _clip_to_unit(rng.normal(0.5, 0.1, advertisers))[:, None]
+    spread = _clip_to_unit(rng.normal(spread, 0.2 * spread, (advertisers, STEPS))) * mean
     # standard deviation of a value, as a share of it
     doubt = np.abs(np.random.default_rng(period).normal(0.15, 0.06, advertisers))
     doubt = np.where(doubt > 0.3, 0.2, doubt)
@@ -94,7 +95,7 @@ def opportunities(
         yield values, sigmas
 
 
-def _factors(period: int, advertisers: int) -> np.ndarray:
+def _value_factors(period: int, advertisers: int) -> np.ndarray:
     """How the mean value of each advertiser varies over a period: (N, T)."""
     category = industries(advertisers)
     # 1 - 0.7 is not 0.3 to the last bit; AuctionNet has 1 - 0.7
@@ -120,7 +121,7 @@ def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
     return np.repeat(np.random.default_rng(seed).uniform(low, high, STEPS // width), width)
 
 
-def _repair(x: np.ndarray) -> np.ndarray:
+def _clip_to_unit(x: np.ndarray) -> np.ndarray:
     """Numbers within 0 .. 1: a negative one becomes 0.1."""
     return np.where(x < 0, 0.1, np.minimum(x, 1))
 
@@ -151,7 +152,7 @@ class Outcome:
     market_price: np.ndarray  # (n,) currency: the least bid that would have won a slot
     rounds: int  # 1 + how often bids were withdrawn
 
-    def per_advertiser(self, where: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    def sum_by_advertiser(self, where: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """Sum over slots: (n, K) bool, and weights (n, K) -> (N,) float64."""
         if weights is not None:
             weights = weights[where]
@@ -170,7 +171,7 @@ class Draws:
         """Uniforms (m, K) of the slots of opportunities. rows: (m,); holder: (m, K) advertisers."""
         return np.asarray(self.uniforms[0, rows])
 
-    def withdrawn(self, rows: np.ndarray, count: int) -> np.ndarray:
+    def draw_withdrawals(self, rows: np.ndarray, count: int) -> np.ndarray:
         """`count` of these rows, each at most once."""
         return np.asarray(self.rng.choice(rows, count, replace=False))
 
@@ -189,7 +190,7 @@ class Draws:
         return np.asarray(self.uniforms[1:, cells[0], cells[1]])
 
 
-def _withdraw(
+def _withdraw_unpaid(
     bids: np.ndarray, winner: np.ndarray, owed: np.ndarray, remaining: np.ndarray, drawn: Draws
 ) -> np.ndarray:
     """Set winning bids at random to 0, the share of an advertiser's that it can't pay.
@@ -209,7 +210,7 @@ def _withdraw(
         for slot in winner.T:
             won = np.flatnonzero(slot == i)
             if len(won):
-                lost = drawn.withdrawn(won, math.ceil(len(won) * share))
+                lost = drawn.draw_withdrawals(won, math.ceil(len(won) * share))
                 bids[lost, i] = 0
                 touched.append(lost)
     return np.unique(np.concatenate(touched))
@@ -277,7 +278,7 @@ def settle(
     rows = np.arange(n)  # the auctions to be run again
     rounds = 1
     while True:
-        holder[rows], price[rows] = _rank(bids[rows], K)
+        holder[rows], price[rows] = _rank_bids(bids[rows], K)
         if first_price:
             price[rows] = np.take_along_axis(bids[rows], holder[rows], 1)
         shown = _bernoulli(drawn.exposure(rows, holder[rows]), chances)
@@ -286,7 +287,7 @@ def settle(
         sold = cost > reserve
         exposed = visible & sold
         owed = np.bincount(holder[exposed], cost[exposed], N)
-        rows = _withdraw(bids, np.where(sold, holder, -1), owed, remaining, drawn)
+        rows = _withdraw_unpaid(bids, np.where(sold, holder, -1), owed, remaining, drawn)
         if not len(rows):
             break
         rounds += 1
@@ -311,7 +312,7 @@ def settle(
     )
 
 
-def _rank(bids: np.ndarray, K: int) -> tuple[np.ndarray, np.ndarray]:
+def _rank_bids(bids: np.ndarray, K: int) -> tuple[np.ndarray, np.ndarray]:
     """The K highest bidders and the bid below each: (n, N) -> (n, K) int, (n, K).
 
     Equal bids keep the order of the advertisers.
@@ -360,7 +361,7 @@ class BidderContext:
     conversions: np.ndarray  # (M,) so far
 
     @classmethod
-    def of(
+    def from_campaigns(
         cls, campaigns: Campaigns, categories: np.ndarray, positions: Positions = ALL
     ) -> "BidderContext":
         """That of the advertisers at these positions of N campaigns. categories: (N,) int."""
@@ -458,8 +459,10 @@ class Market:
         self.target_cpa = np.array(target_cpa, np.float64)
         N = len(self.budgets)
         if self.target_cpa.shape != (N,):
-            wanted = f"one an advertiser, {N} as budgets has"
-            raise ValueError(f"target_cpa: expected {wanted}, got shape {self.target_cpa.shape}")
+            raise ValueError(
+                f"target_cpa: expected one an advertiser, {N} as budgets has,"
+                f" got shape {self.target_cpa.shape}"
+            )
         self.categories = industries(N)
         self.roster = [(np.atleast_1d(positions), bidder) for positions, bidder in roster]
         self.traffic = traffic
@@ -508,7 +511,7 @@ class Market:
 
     def context(self, positions: Positions = ALL) -> BidderContext:
         """Facts that the bidder of these positions receives beside the states."""
-        return BidderContext.of(self.campaigns, self.categories, positions)
+        return BidderContext.from_campaigns(self.campaigns, self.categories, positions)
 
     def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
         """(N,) multipliers: the given ones, the roster's elsewhere; 0 where too little is left."""
@@ -525,9 +528,11 @@ class Market:
             all_multipliers[positions] = multipliers
         if not np.isfinite(all_multipliers).all():
             i = int(np.argmin(np.isfinite(all_multipliers)))
-            remedy = "give one, or put a bidder in its position in the roster"
-            wanted = "expected a multiplier for every advertiser"
-            raise ValueError(f"step {c.now}: {wanted}, got {all_multipliers[i]} for {i}; {remedy}")
+            raise ValueError(
+                f"step {c.now}: expected a multiplier for every advertiser, got"
+                f" {all_multipliers[i]} for {i}; give one, or put a bidder in its position in the"
+                " roster"
+            )
         all_multipliers[c.remaining < MIN_REMAINING] = 0
         return all_multipliers
 
@@ -549,20 +554,20 @@ class Market:
             values * chosen_multipliers,
             values,
             self.sigmas,
-            self._errors,
+            self._translate_errors,
             remaining,
             seed=[self.seed, self.period, c.now],
         )
         n = max(volume, 1)
         total = bids.sum(0)
         offered = self.mean_value * n
-        won = outcome.per_advertiser(outcome.sold)
-        conversions = outcome.per_advertiser(outcome.converted)
+        won = outcome.sum_by_advertiser(outcome.sold)
+        conversions = outcome.sum_by_advertiser(outcome.converted)
         bought = np.take_along_axis(values, outcome.holder, 1)  # (n, K)
         totals = {
-            "spend": outcome.per_advertiser(outcome.exposed, outcome.cost),
+            "spend": outcome.sum_by_advertiser(outcome.exposed, outcome.cost),
             "conversions": conversions,
-            "exposed_value": outcome.per_advertiser(outcome.exposed, bought),
+            "exposed_value": outcome.sum_by_advertiser(outcome.exposed, bought),
         }
         c.record(
             bid=total / n,
@@ -584,7 +589,7 @@ class Market:
             volume=volume,
             means=c.means[c.now - 1],
             won=won,
-            exposed=outcome.per_advertiser(outcome.exposed),
+            exposed=outcome.sum_by_advertiser(outcome.exposed),
             market_prices=outcome.market_price,
             **totals,
         )

@@ -66,7 +66,7 @@ class ObservationSpec:
         one_of("text", self.text, TEXTS)
 
     @classmethod
-    def of(cls, info: Json) -> "ObservationSpec":
+    def from_info(cls, info: Json) -> "ObservationSpec":
         """The specification saved in a dataset's info (run.json, `dataset`).
 
         Raises:
@@ -117,8 +117,9 @@ class ObservationSpec:
             ValueError: text=served, whose texts are given with each campaign.
         """
         if self.text == "served":
-            remedy = "give each campaign its text"
-            raise ValueError(f"text=served: this policy has no text template; {remedy}")
+            raise ValueError(
+                "text=served: this policy has no text template; give each campaign its text"
+            )
         if self.text == "none":
             return ""
         if self.text == "constant":

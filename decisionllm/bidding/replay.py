@@ -28,7 +28,7 @@ class PricedPeriod:
     # T times: prices (n,); values, their deviations, order by price / value, (N, n) each
     steps: Sequence[tuple[np.ndarray, ...]]
 
-    def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+    def count_won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
         """Number of opportunities won: advertisers (M,) int, multipliers (M,) -> (M,) int."""
         prices, values, _, order = self.steps[step]
         low = np.zeros(len(advertisers), int)
@@ -72,7 +72,7 @@ class PricedPeriod:
         prices, values, sigmas, order = self.steps[step]
         n = max(self.volume[step], 1)
         multipliers = np.maximum(multipliers, 0.0)
-        won = self.won(step, advertisers, multipliers)
+        won = self.count_won(step, advertisers, multipliers)
         # lost: the value of the wins that were not kept
         spend, conversions, exposed_value, lost = np.zeros((4, len(won)))
         for m in np.flatnonzero(won):
@@ -116,7 +116,9 @@ class PricedPeriod:
 def price_period(day: Day) -> PricedPeriod:
     """The opportunities of a day at its prices, sorted."""
     steps = []
-    for (values, sigmas), prices in zip(day.traffic(), day.by_step(day.market_price), strict=True):
+    for (values, sigmas), prices in zip(
+        day.traffic(), day.split_by_step(day.market_price), strict=True
+    ):
         values = np.ascontiguousarray(values.T)
         with np.errstate(divide="ignore"):
             order = np.argsort(prices / values, axis=1)

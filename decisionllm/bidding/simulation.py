@@ -124,8 +124,8 @@ class MarketSimulation:
 def found_day(period: int, path: str, total: int) -> Day:
     """A day of a folder of replay days, or of our own market."""
     if path:
-        return days.read(days.day_files(path, [period])[period])
-    return days.play(period, roster, total=total)
+        return days.read_day(days.find_day_files(path, [period])[period])
+    return days.play_day(period, roster, total=total)
 
 
 @lru_cache(4)  # some 300 MB each

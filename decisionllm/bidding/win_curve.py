@@ -26,7 +26,7 @@ LEAST = 100.0  # auctions below which nothing is concluded
 SMALLEST, LARGEST = 1e-9, 1e9  # currency; prices beyond are in the last buckets
 
 
-def buckets(prices: ArrayLike) -> np.ndarray:
+def bucket_numbers(prices: ArrayLike) -> np.ndarray:
     """The number of the bucket of each price, int: 1.0 -> 0, 1.05 -> 1, 0.99 -> -1."""
     within = np.clip(prices, SMALLEST, LARGEST)
     # a price on an edge is in the bucket above it, in spite of rounding
@@ -39,7 +39,7 @@ class WinCounts:
     """Results of auctions by bucket of a price. Counts may be fractions: old ones count less.
 
     Attributes:
-        buckets: (K,) int, in rising order, see `buckets`.
+        buckets: (K,) int, in rising order, see `bucket_numbers`.
         lost: (K,) auctions that a bid of this bucket lost, where nothing more is known.
         won: (K,) auctions that a bid of this bucket won, where nothing more is known.
         least: (K,) auctions whose least winning price lies in this bucket, won or lost.
@@ -132,7 +132,7 @@ def counted(prices: np.ndarray, won: np.ndarray, least: np.ndarray) -> WinCounts
     """
     has_least = np.isfinite(least)
     bucket_prices = np.where(has_least, least, prices)
-    numbers, row = np.unique(buckets(bucket_prices), return_inverse=True)
+    numbers, row = np.unique(bucket_numbers(bucket_prices), return_inverse=True)
     size = len(numbers)
     return WinCounts(
         buckets=numbers,

@@ -5,7 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from decisionllm.bidding.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
+from decisionllm.bidding.campaign import (
+    CONTEXT,
+    STATE,
+    Campaigns,
+    score,
+    summarize_opportunities,
+    summarize_step,
+)
 from decisionllm.bidding.market import Market, opportunities, settle
 from decisionllm.bidding.rules import TargetCPA
 from tests.bidding.auctionnet_draws import dense
@@ -95,15 +102,15 @@ def test_context_is_budget_target_cpa_and_progress():
 
 def test_multipliers_are_capped_while_the_cpa_is_exceeded():
     campaigns = after(5)  # 20 spent for 3 conversions, 10 allowed for each
-    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
+    assert campaigns.cap_multipliers(np.array([70.0, 70.0])).tolist() == [70, 70]
     campaigns.record(**{name: np.zeros(2) for name in RESULTS} | {"spend": np.array([10.1, 0.0])})
-    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [10, 70]
-    assert campaigns.guarded(np.array([4.0, 70.0])).tolist() == [4, 70]
+    assert campaigns.cap_multipliers(np.array([70.0, 70.0])).tolist() == [10, 70]
+    assert campaigns.cap_multipliers(np.array([4.0, 70.0])).tolist() == [4, 70]
     # bad luck is not dear
     campaigns.record(
         **{name: np.zeros(2) for name in RESULTS} | {"exposed_value": np.array([0.1, 0.0])}
     )
-    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
+    assert campaigns.cap_multipliers(np.array([70.0, 70.0])).tolist() == [70, 70]
 
 
 def test_one_campaign_does_not_see_another():
@@ -163,20 +170,21 @@ def test_summary_gives_the_markets_numbers_to_the_last_bit():
         values, left, auction, impressions, made = kept[step]
         assert len(values) > 300
         for i in (0, 9, 40):
-            given = summary(
+            given = summarize_step(
                 values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price
             )
             alone = Campaigns(market.budgets[[i]], market.target_cpa[[i]])
             alone.record(**given)
             assert alone.means[0, :, 0].tolist() == market.campaigns.means[step, :, i].tolist()
-            assert (given["value"], given["volume"]) == offered(values[:, i]) and given[
-                "volume"
-            ] == len(values)
+            assert (given["value"], given["volume"]) == summarize_opportunities(
+                values[:, i]
+            ) and given["volume"] == len(values)
     assert any(made.rounds > 1 for *_, made in kept) and market.campaigns.spend[9] > 0, (
         "bids were taken back"
     )
     summaries = [
-        summary(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price) for v, b, a, s, made in kept
+        summarize_step(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price)
+        for v, b, a, s, made in kept
     ]
     for name in ("spend", "conversions", "exposed_value"):
         assert sum(given[name] for given in summaries) == getattr(market.campaigns, name)[9]

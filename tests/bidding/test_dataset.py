@@ -22,11 +22,11 @@ from decisionllm.bidding.dataset import (
     log_name,
     nearest_returns,
     observations,
-    relabelled,
+    relabel_log,
     rewards,
     save,
 )
-from decisionllm.bidding.days import day_files, read
+from decisionllm.bidding.days import find_day_files, read_day
 from decisionllm.bidding.market import PUBLISHED, Market, scaled_traffic
 from decisionllm.bidding.observation import ObservationSpec, task_text
 from decisionllm.bidding.rules import behaviour_roster
@@ -112,7 +112,7 @@ def put(path, columns):
 
 def trajectories(tmp_path, period=3):
     """The same day as the columns of a trajectory log."""
-    return auctionnet.convert(
+    return auctionnet.trajectory_columns(
         auctionnet.read(put(tmp_path / "source" / f"traffic-{period}.csv", traffic(period)))
     )
 
@@ -215,7 +215,7 @@ def test_the_increments_of_the_score_add_up_to_the_days(path):
 
 
 def test_converted_traffic_is_auctionnets_trajectory_log():
-    made = auctionnet.convert(auctionnet.read(TRAFFIC_LOG))
+    made = auctionnet.trajectory_columns(auctionnet.read(TRAFFIC_LOG))
     with gzip.open(ITS_TRAJECTORIES, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(made) == list(rows[0])
@@ -502,7 +502,7 @@ def test_a_log_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
     del table
     monkeypatch.setattr(auctionnet, "BLOCK", 1 << 18)
     before, held = pa.total_allocated_bytes(), []
-    for _, columns in auctionnet.batches(path, TRAFFIC, missing=True):
+    for _, columns in auctionnet.read_blocks(path, TRAFFIC, missing=True):
         held.append(pa.total_allocated_bytes() - before)
         del columns
     assert len(held) > 20 and max(held) < size / 2
@@ -1013,7 +1013,7 @@ def export(tmp_path, path, **options):
         )
         is None
     )
-    return {day.period: day for day in map(read, day_files(tmp_path / "days").values())}
+    return {day.period: day for day in map(read_day, find_day_files(tmp_path / "days").values())}
 
 
 def test_traffic_logs_become_replayable_days(tmp_path, capsys):
@@ -1171,7 +1171,7 @@ def test_a_name_says_what_was_drawn_unless_by_default(options, name):
 def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     export(tmp_path, "", periods="3")
-    fit, fitted = teacher.fit, []
+    fit, fitted = teacher.fit_network, []
 
     def counted(curves, **options):
         fitted.append(options)
@@ -1290,7 +1290,7 @@ def test_a_relabelled_day_has_another_budget(tmp_path):
     """
     path = put(tmp_path / "log.csv", traffic())
     log = auctionnet.read(path)
-    days = relabelled(log, 60)
+    days = relabel_log(log, 60)
     assert len(days.period) == 2 + 2 * 60
     rows = [k for k in range(2, 122) if days.advertiser[k] == 0]
     assert np.ptp(days.budget[rows]) > 50 and np.ptp(days.target_cpa[rows]) > 3

@@ -67,7 +67,7 @@ THREE = np.array([[0.5], [0.25], [0.125]])  # values of three opportunities for 
 def bought(multiplier, remaining, *, sigma=0.0, values=THREE, keys=((0,),)):
     """What one campaign buys of three opportunities that cost 1 each."""
     traffic = [(values, np.full_like(values, sigma))]
-    day = days.make(0, traffic, [np.ones(len(values))], prices="test")
+    day = days.build_day(0, traffic, [np.ones(len(values))], prices="test")
     made = price_period(day).step(
         0,
         np.zeros(len(keys), int),
@@ -146,7 +146,7 @@ def test_spend_is_that_of_auctionnets_offline_evaluation():
             yield values[:, [43, 44]], sigmas[:, [43, 44]]
 
     of_steps = (prices[sum(counts[:-1]) : sum(counts)] for _ in range(48))
-    day = price_period(days.make(8, steps(), of_steps, prices="test"))
+    day = price_period(days.build_day(8, steps(), of_steps, prices="test"))
     spend = np.zeros(2)
     for step in range(48):
         made = day.step(
@@ -217,7 +217,7 @@ def test_observations_follow_from_the_results_of_each_step(tmp_path):
     """Two steps of one advertiser against prices of a file, with the book kept by hand."""
     steps = list(islice(scaled_traffic(0, 2000), 48))
     market = [np.linspace(0.5, 9, len(values)) for values, _ in steps]
-    days.save(tmp_path, days.make(0, steps, market, prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(0, steps, market, prices="test", total=2000))
     env = Auction(
         1, periods="0", positions="9", path=str(tmp_path), context_features="progress", **SMALL
     )
@@ -255,7 +255,7 @@ def small_market(period):
 
 
 def test_days_of_our_market_replay_like_our_market(tmp_path):
-    days.save(tmp_path, days.make(3, *small_market(3), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(3, *small_market(3), prices="test", total=2000))
     (_, own), (_, read) = (
         played(Auction(1, periods="3", path=path, **SMALL), always(50.0))
         for path in ("", str(tmp_path))
@@ -528,14 +528,14 @@ def test_a_missing_day_is_refused(tmp_path):
         match=r"expected period_7.npz in .*; there are periods none; `decisionllm data ",
     ):
         Auction(1, path=str(tmp_path))
-    days.save(tmp_path, days.make(7, *small_market(7), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(7, *small_market(7), prices="test", total=2000))
     with pytest.raises(FileNotFoundError, match=r"expected period_8.npz in .*there are periods 7;"):
         Auction(1, path=str(tmp_path))
 
 
 def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
     """Two rows of one run that differ in the days alone."""
-    days.save(tmp_path, days.make(0, *small_market(0), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(0, *small_market(0), prices="test", total=2000))
     names = [
         Auction(1, periods=p, path=path, **SMALL).protocol
         for p, path in (("0", ""), ("0", str(tmp_path)), ("1", ""))
@@ -587,7 +587,7 @@ def test_the_best_constant_in_hindsight_bounds_every_other_constant():
 
 
 def test_pooled_online_lp_is_a_baseline_where_days_are_given(tmp_path):
-    days.save(tmp_path, days.make(0, *small_market(0), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(0, *small_market(0), prices="test", total=2000))
     env = Auction(1, periods="0", table_days=str(tmp_path), **SMALL)
     assert len(played(env, env.baselines(0)["OnlineLP, pooled"])[0]) == 48
     assert "OnlineLP, pooled" not in Auction(1, periods="0", **SMALL).baselines(0)

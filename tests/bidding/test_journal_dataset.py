@@ -36,7 +36,9 @@ def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
         **options,
     )
     env.reset(0)
-    manager = CampaignManager(loaded, ObservationSpec.of(loaded.info["dataset"]), Journal(path))
+    manager = CampaignManager(
+        loaded, ObservationSpec.from_info(loaded.info["dataset"]), Journal(path)
+    )
     N = len(env.budgets)
     observations = [[] for _ in range(N)]
     done = [[] for _ in range(N)]

@@ -197,7 +197,7 @@ def test_first_prices_are_the_winners_own_bids():
         bids, 0.1 * bids, 0 * bids, np.ones((2, 2)), left, first_price=True, exposure=(1.0,)
     )
     assert not kept[:, 1].any(), "one win costs 2, and 0.5 is left"
-    assert outcome.per_advertiser(outcome.exposed, outcome.cost).tolist() == [10, 0]
+    assert outcome.sum_by_advertiser(outcome.exposed, outcome.cost).tolist() == [10, 0]
 
 
 @pytest.mark.parametrize("draws", [Draws, AuctionNetDraws])
@@ -275,12 +275,12 @@ def test_spend_stays_in_budget_and_only_short_budgets_lose_bids():
     bids = 100 * values
     free = auction(bids, values, sigmas, noise(2))
     left = np.full(48, 1e9)
-    left[[3, 20]] = (0.4 * free.outcome.per_advertiser(free.outcome.exposed, free.outcome.cost))[
+    left[[3, 20]] = (0.4 * free.outcome.sum_by_advertiser(free.outcome.exposed, free.outcome.cost))[
         [3, 20]
     ]
     for draws in (AuctionNetDraws, Draws):
         kept, outcome = settle(bids, values, sigmas, noise(2), left, draws=draws)
-        owed = outcome.per_advertiser(outcome.exposed, outcome.cost)
+        owed = outcome.sum_by_advertiser(outcome.exposed, outcome.cost)
         assert (owed <= left).all() and (owed > 0.5 * left)[[3, 20]].all() and outcome.rounds > 1
         assert sorted(set(np.nonzero(kept != bids)[1])) == [3, 20]
         again = auction(kept, values, sigmas, noise(2), draws=draws)

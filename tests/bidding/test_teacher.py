@@ -27,7 +27,7 @@ def steps(cheap=10, dear=10):
     values = np.full((2, 48), 0.5)
     prices = np.array([GRID[FIRST], GRID[SECOND]]) * 0.5
     scale = np.array([cheap, dear]) / prices
-    day = days.make(0, [(values, values)] * 48, [prices] * 48, prices="test")
+    day = days.build_day(0, [(values, values)] * 48, [prices] * 48, prices="test")
     cost = day.won * 0
     cost[..., FIRST:] += prices[0] * scale[0]
     cost[..., SECOND:] += prices[1] * scale[1]
@@ -157,7 +157,7 @@ def test_a_fitted_network_beats_half_the_limit_and_repeats():
     traffic = list(scaled_traffic(1, 2000))
     curves = Curves(
         [
-            days.make(
+            days.build_day(
                 1,
                 traffic,
                 [np.geomspace(0.1, 20, len(v)) for v, _ in traffic],
@@ -173,14 +173,14 @@ def test_a_fitted_network_beats_half_the_limit_and_repeats():
         "gradient_updates": 5,
         "gradient_campaigns": 50,
     }
-    first, second = (teacher.fit(curves, seed=3, **few) for _ in range(2))
+    first, second = (teacher.fit_network(curves, seed=3, **few) for _ in range(2))
     assert all(
         torch.equal(a, b)
         for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )
 
     def score(act):
-        drawn = teacher.draw(curves, 300, torch.Generator().manual_seed(9))
+        drawn = teacher.draw_campaigns(curves, 300, torch.Generator().manual_seed(9))
         with torch.no_grad():
             for _ in range(48):
                 drawn.bid(act(drawn))

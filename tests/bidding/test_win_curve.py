@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.bidding.win_curve import WinCurve, buckets, counted, fit
+from decisionllm.bidding.win_curve import WinCurve, bucket_numbers, counted, fit
 
 pytestmark = pytest.mark.numeric
 
@@ -19,8 +19,8 @@ def uniform_auctions(n, *, told):
 
 
 def test_prices_of_a_bucket_are_within_five_percent():
-    assert buckets([1.0, 1.049, 1.05, 0.96, 0.95]).tolist() == [0, 0, 1, -1, -2]
-    least, tiny, small, huge, most = buckets([0.0, 1e-12, 1e-8, 1e300, 1e9])
+    assert bucket_numbers([1.0, 1.049, 1.05, 0.96, 0.95]).tolist() == [0, 0, 1, -1, -2]
+    least, tiny, small, huge, most = bucket_numbers([0.0, 1e-12, 1e-8, 1e300, 1e9])
     assert least == tiny < small < huge == most
 
 

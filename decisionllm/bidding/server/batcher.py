@@ -18,7 +18,7 @@ from decisionllm.bidding.server.tracing import Timing
 
 # turns of the event loop without a new call after which a batch starts; a request on its way takes
 # two or three
-QUIET = 8
+QUIET_TURNS = 8
 PAUSE = 0.05  # seconds after an error that is not one of the work
 logger = logging.getLogger("decisionllm.bidding.server")
 Item = TypeVar("Item")
@@ -174,7 +174,7 @@ class Batcher(Generic[Item, Result]):
         end = loop.time() + self.wait
         quiet = 0  # turns without a new call
         before = 0
-        while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
+        while quiet < QUIET_TURNS and len(self.waiting) < self.size and loop.time() < end:
             quiet += 1
             if len(self.waiting) > before:
                 quiet = 0

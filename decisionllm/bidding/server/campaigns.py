@@ -153,7 +153,7 @@ class CampaignManager:
                 " or let them go on with this model by move_campaigns=true"
             )
         for model, count, _ in foreign:
-            self.journal.write([journals.moved(self.name, model)])
+            self.journal.write([journals.move_campaigns(self.name, model)])
             logger.warning("%d campaigns of %s go on with %s", count, model, self.name)
 
     # -- requests, which wait for decisions and writes --
@@ -166,23 +166,23 @@ class CampaignManager:
         Args:
             id: of a new campaign, from `new_id`.
         """
-        record = self.journal.keyed(key) if key else None
+        record = self.journal.find_by_key(key) if key else None
         if record is None:
-            record = await self._opened(id or new_id(), settings, key, write)
+            record = await self._write_new(id or new_id(), settings, key, write)
         check_same_settings(record, settings)
         return record
 
-    async def _opened(self, id: str, settings: Json, key: str | None, write: Write) -> Json:
+    async def _write_new(self, id: str, settings: Json, key: str | None, write: Write) -> Json:
         """A campaign that is written now, or the one that another process has just opened with its
         key.
         """
         complete = self.check(settings)
         complete["text"] = Campaign.begin(complete, self.observation).task
-        is_new = await write([journals.opened(id, key, complete, self.name)])
-        record = self.journal.campaign(id) if is_new else self.journal.keyed(key or "")
+        is_new = await write([journals.insert_campaign(id, key, complete, self.name)])
+        record = self.journal.campaign(id) if is_new else self.journal.find_by_key(key or "")
         assert record is not None, "it was just written"
         if is_new:  # so that its first tick waits for no replay
-            self.remember(self._begun(record))
+            self.remember(self._begin_campaign(record))
         return record
 
     async def tick_async(self, id: str, request: Json, decide: Decide, write: Write) -> str:
@@ -205,7 +205,7 @@ class CampaignManager:
     async def close_async(self, id: str, write: Write) -> None:
         if self.journal.campaign(id) is None:
             raise RequestError(404, "id", "no such campaign")
-        await write([journals.ended(id, "closed")])
+        await write([journals.end_campaign(id, "closed")])
         self.campaigns.pop(id, None)
 
     # -- the steps of a tick --
@@ -216,17 +216,20 @@ class CampaignManager:
         horizon = settings["horizon"]
         text = settings["text"]
         if horizon > self.horizon:
-            wanted = f"at most {self.horizon} steps, the most this policy supports"
-            raise RequestError(422, "horizon", f"expected {wanted}, got {horizon}")
+            message = (
+                f"expected at most {self.horizon} steps, the most this policy supports,"
+                f" got {horizon}"
+            )
+            raise RequestError(422, "horizon", message)
         if text and self.observation.text == "none":
-            wanted = "none: this policy was trained without task texts"
-            raise RequestError(422, "text", f"expected {wanted}")
+            message = "expected none: this policy was trained without task texts"
+            raise RequestError(422, "text", message)
         if text is None and self.observation.text == "served":
-            wanted = "the task text of this campaign"
-            raise RequestError(422, "text", f"expected {wanted}, got none")
+            message = "expected the task text of this campaign, got none"
+            raise RequestError(422, "text", message)
         if settings["target_return"] is not None and not self.policy.return_conditioned:
-            wanted = "none: this policy conditions on no return"
-            raise RequestError(422, "target_return", f"expected {wanted}")
+            message = "expected none: this policy conditions on no return"
+            raise RequestError(422, "target_return", message)
         return settings
 
     def admit(self, id: str, request: Json) -> PendingTick:
@@ -275,13 +278,13 @@ class CampaignManager:
         campaign = self.campaigns.get(id)
         if campaign is None or campaign.model != self.name:
             return True
-        return campaign.step != index and campaign.step != self.journal.steps(id)
+        return campaign.step != index and campaign.step != self.journal.count_ticks(id)
 
     def answer(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign = pending.campaign
         coming = pending.request["coming"]
-        multiplier, togo, fallback = self._unguarded(pending, decision)
+        multiplier, togo, fallback = self._propose_multiplier(pending, decision)
         guards: list[str] = []
         if coming is not None:
             multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
@@ -304,7 +307,7 @@ class CampaignManager:
         pending.answer = json.dumps(answer)
         return pending.answer
 
-    def _unguarded(
+    def _propose_multiplier(
         self, pending: PendingTick, decision: Decision | Exception | None
     ) -> tuple[float, float | None, str | None]:
         """The multiplier before the guard rails, the return-to-go that it was conditioned on, and
@@ -326,9 +329,9 @@ class CampaignManager:
         """
         id = pending.campaign.id
         index = pending.request["index"]
-        entries = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
+        entries = [journals.insert_tick(id, index, pending.text, pending.answer or "", self.name)]
         if pending.last:
-            entries.append(journals.ended_by(entries[0]))
+            entries.append(journals.end_by_tick(entries[0]))
         return entries
 
     def commit(self, pending: PendingTick) -> None:
@@ -375,18 +378,18 @@ class CampaignManager:
         for record in reversed(records):
             # the journal logged the damage; the others are served
             with suppress(journals.DamagedRowError):
-                campaign = begun.pop(record["id"], None) or self._begun(record)
+                campaign = begun.pop(record["id"], None) or self._begin_campaign(record)
                 self.remember_open(self._replay_from(record, campaign))
 
     def replay(
         self, id: str, changed: Mapping[str, object] = {}, *, until: int | None = None
     ) -> Campaign:
-        """`replayed` from its state in memory, and kept there while it is open."""
-        campaign = self.replayed(id, self.campaigns.get(id), changed, until=until)
+        """`replay_from_journal` from its state in memory, and kept there while it is open."""
+        campaign = self.replay_from_journal(id, self.campaigns.get(id), changed, until=until)
         self.remember_open(campaign)
         return campaign
 
-    def replayed(
+    def replay_from_journal(
         self,
         id: str,
         campaign: Campaign | None = None,
@@ -409,12 +412,14 @@ class CampaignManager:
         record = self.journal.campaign(id)
         if record is None:
             raise RequestError(404, "id", "no such campaign")
-        return self._replay_from(record, campaign or self._begun(record, changed), until=until)
+        return self._replay_from(
+            record, campaign or self._begin_campaign(record, changed), until=until
+        )
 
     def _replay_from(
         self, record: Json, campaign: Campaign, *, until: int | None = None
     ) -> Campaign:
-        """A campaign of the journal after its ticks from this state on. See `replayed`."""
+        """A campaign of the journal after its ticks from this state on. See `replay_from_journal`."""
         ticks = self.journal.ticks(record["id"], campaign.step)
         if until is not None:
             ticks = ticks[: until - campaign.step]
@@ -426,7 +431,7 @@ class CampaignManager:
             return campaign
         return replace(campaign, ended=record["ended"], model=record["model"])
 
-    def _begun(self, record: Json, changed: Mapping[str, object] = {}) -> Campaign:
+    def _begin_campaign(self, record: Json, changed: Mapping[str, object] = {}) -> Campaign:
         """A campaign of the journal before its first tick. changed: settings in place of its own."""
         settings = {name: record[name] for name in SETTINGS} | {**changed}
         return Campaign.begin(settings, self.observation, id=record["id"], model=record["model"])
@@ -493,4 +498,4 @@ def linear_pacing(campaign: Campaign) -> float:
     if campaign.last_spend > 0:
         change = min(max(even_share / campaign.last_spend, slowest), fastest)
     last = float(campaign.actions[t - 1, 0]) or limit
-    return float(campaign.totals.guarded(np.array([last * change]))[0])
+    return float(campaign.totals.cap_multipliers(np.array([last * change]))[0])

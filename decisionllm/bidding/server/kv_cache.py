@@ -16,7 +16,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.policy.session import Session
 from decisionllm.schema import History
 
-ROUND = 32  # tokens: text room grows in multiples of it
+TEXT_ROOM_STEP = 32  # tokens: text room grows in multiples of it
 # action (A,), and the return-to-go it was conditioned on
 Decision = tuple[np.ndarray, float | None]
 log = logging.getLogger(__name__)
@@ -47,17 +47,17 @@ class Cache:
 
     def _allocate(self, text_room: int) -> None:
         """Make free rows with room for texts of so many tokens."""
-        row_bytes = self._session_of(1, text_room).nbytes
+        row_bytes = self._allocate_session(1, text_room).nbytes
         self.rows = min(self.room // row_bytes, self.max_rows)
         self.bytes = self.rows * row_bytes
         self.free = list(range(self.rows))
         self.session: Session | None = None
         if self.rows:
-            self.session = self._session_of(self.rows, text_room)
+            self.session = self._allocate_session(self.rows, text_room)
         # key -> row, least recently used first
         self.taken: OrderedDict[Hashable, int] = OrderedDict()
 
-    def _session_of(self, rows: int, text_room: int) -> Session:
+    def _allocate_session(self, rows: int, text_room: int) -> Session:
         return Session(self.policy, [""] * rows, self.horizon, text_room=text_room).allocate()
 
     def decide(
@@ -89,23 +89,23 @@ class Cache:
         ids, _ = self.policy.model.backbone.encode(tasks)
         longest = ids.shape[1]
         if self.session is not None and longest > self.session.text_room:
-            self._allocate(-(-longest // ROUND) * ROUND)
+            self._allocate(-(-longest // TEXT_ROOM_STEP) * TEXT_ROOM_STEP)
 
     def _decide(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
     ) -> tuple[np.ndarray, np.ndarray]:
         try:
-            rows = self._rows(session, keys, histories)
+            rows = self._assign_rows(session, keys, histories)
             observations = np.stack([history.observations[-1] for history in histories])
             rewards = np.array([history.rewards[-1:].sum() for history in histories])
-            session.observe(observations, rewards, self._masks(histories), rows)
+            session.observe(observations, rewards, self._stack_masks(histories), rows)
             return session.decide(rows), session.conditioned_on[rows]
         except BaseException:
             for key in keys:
                 self.forget(key)
             raise
 
-    def _masks(self, histories: Sequence[History]) -> np.ndarray | None:
+    def _stack_masks(self, histories: Sequence[History]) -> np.ndarray | None:
         """The actions (N, C) that are allowed now; None of continuous ones."""
         count = self.policy.model.spec.num_actions
         if not count:
@@ -116,7 +116,7 @@ class Cache:
                 mask[:] = history.action_masks[-1]
         return masks
 
-    def _rows(
+    def _assign_rows(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
     ) -> np.ndarray:
         """(N,) rows that hold the pasts of these episodes: their own, or the least recently used
@@ -182,14 +182,14 @@ def decide(
     """
     decisions: dict[int, Decision | Exception] = {}
     if cache is not None:
-        decisions |= _together(policy, cache, requests)
+        decisions |= _decide_together(policy, cache, requests)
     for i, (_, history) in enumerate(requests):
         if i not in decisions:
-            decisions[i] = _alone(policy, history)
+            decisions[i] = _decide_alone(policy, history)
     return [decisions[i] for i in range(len(requests))]
 
 
-def _together(
+def _decide_together(
     policy: Policy, cache: Cache, requests: Sequence[DecisionRequest]
 ) -> dict[int, Decision]:
     """The decisions of the requests with a key, by their places; {} where they failed."""
@@ -205,7 +205,7 @@ def _together(
     return dict(zip(places, _decisions(policy, actions, returns), strict=True))
 
 
-def _alone(policy: Policy, history: History) -> Decision | Exception:
+def _decide_alone(policy: Policy, history: History) -> Decision | Exception:
     """The decision of one request, or the exception it raised."""
     try:
         actions, returns = policy.act_with_returns([history])

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 KINDS = ("json", "text", "none")
-VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
-WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
+VALID_REQUEST_ID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
+MAX_WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
 SLOW = 0.1  # seconds; a slower request is logged whatever the share is
-EVERY = 0.05  # seconds between two writes
+WRITE_EVERY = 0.05  # seconds between two writes
 STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
 current: ContextVar[Json] = ContextVar("request")  # what is known of the request at work
 
 
-def begin(header: bytes | None) -> str:
+def begin_request(header: bytes | None) -> str:
     """Begin a request with the id in its header, or with a new one if that is not valid.
 
     Returns the id.
     """
     id = f"{random.getrandbits(64):016x}"
-    if header and VALID.fullmatch(header):
+    if header and VALID_REQUEST_ID.fullmatch(header):
         id = header.decode()
     current.set({"request_id": id})
     return id
@@ -69,13 +69,13 @@ def current_request_id() -> str | None:
     return None if request is None else str(request["request_id"])
 
 
-def model_of_request(usual: str) -> str:
+def request_models(usual: str) -> str:
     """The models that answer the request at work. usual: the name where none was noted."""
     names = current.get({}).get("models")
     return ", ".join(names) if names else usual
 
 
-def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None:
+def log_response(scope: "Scope", status: int, seconds: float, model: str) -> None:
     """Log a request: its id, route, status, milliseconds and model, the name of its token, and its
     campaign where there is one. Of fast requests without an error only a share is logged.
     """
@@ -101,7 +101,7 @@ def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None
 
 class Writer(logging.Handler):
     """Takes the records of all loggers, and requests, and writes them to a stream in a thread of
-    its own. See `written` for the arguments.
+    its own. See `write_logs` for the arguments.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Writer(logging.Handler):
 
     def add(self, when: float, level: str, message: str, fields: Json) -> None:
         """Let a line be written; without any work here, since the event loop calls it."""
-        if len(self.waiting) < WAITING:
+        if len(self.waiting) < MAX_WAITING:
             self.waiting.append((when, level, message, fields, current.get(None)))
         else:
             self.dropped += 1
 
     def run(self) -> None:
         """Write until stopped."""
-        while not self.stopped.wait(EVERY):
+        while not self.stopped.wait(WRITE_EVERY):
             self.write()
         self.write()
 
@@ -174,7 +174,7 @@ writers: list[Writer] = []  # at work
 
 
 @contextmanager
-def written(
+def write_logs(
     kind: str, stream: TextIO | None = None, *, sample: float = 1.0, slow: float = SLOW
 ) -> Iterator[None]:
     """Write the records of all loggers, and a line for each request, to standard error until the

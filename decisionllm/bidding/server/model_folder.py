@@ -16,25 +16,25 @@ from pathlib import Path
 from filelock import AsyncFileLock, Timeout
 
 from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.server.models import Choice, Model, Models, described
+from decisionllm.bidding.server.models import Choice, Model, Models, describe_choice
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")
 FORMAT = 1
-UNNAMED = "expected the name of a run in the folder of models"
+EXPECTED_RUN = "expected the name of a run in the folder of models"
 SHORT_TURN = 0.0005  # seconds
-loading = threading.Lock()
+loading_lock = threading.Lock()
 
 
 @contextmanager
-def beside_ticks() -> Iterator[None]:
+def yield_to_ticks() -> Iterator[None]:
     """Load one model at a time, and take the interpreter from the loading thread after SHORT_TURN.
 
     A tick changes threads several times. Each time it waits for the interpreter until the loading
     thread has had its turn, which is 5 ms by default.
     """
-    with loading:
+    with loading_lock:
         usual = sys.getswitchinterval()
         sys.setswitchinterval(SHORT_TURN)
         try:
@@ -105,7 +105,7 @@ class ModelFolder:
         except (ValueError, OSError):  # a name with a zero byte, or one that is too long
             is_run = False
         if not is_run:
-            raise ValueError(f"{UNNAMED}, got {name!r}")
+            raise ValueError(f"{EXPECTED_RUN}, got {name!r}")
         try:
             return self.read_run(path)
         except Exception as error:  # whatever the files of a run can cause
@@ -125,24 +125,29 @@ class ModelFolder:
             self._restore(models, saved)
             return
         if saved is not None:
-            logger.warning("the command line changed: %s no longer counts", described(saved.choice))
+            logger.warning(
+                "the command line changed: %s no longer counts", describe_choice(saved.choice)
+            )
             loaded = dict(models.loaded)
             self.load_open(loaded, saved, models.current.campaigns.journal)
             models.add_new(loaded)
         if self.shares:
             models.choose(self._load_shares(models), None)
         if saved is not None or self.shares:
-            self.keep(models, models.choice, models.before)
+            self.save_choice(models, models.choice, models.before)
 
     def _restore(self, models: Models, saved: SavedChoice) -> None:
         loaded = dict(models.loaded)
-        remedy = f"put the run back, or delete {self.choice_file} to begin with run="
-        with explained("models: the last choice cannot be served", ValueError, remedy=remedy):
-            before = self.load_chosen(loaded, saved, models.current.campaigns.journal)
+        with explained(
+            "models: the last choice cannot be served",
+            ValueError,
+            remedy=f"put the run back, or delete {self.choice_file} to begin with run=",
+        ):
+            before = self.load_saved(loaded, saved, models.current.campaigns.journal)
         models.add_new(loaded)
         models.choose(saved.choice, before)
 
-    def load_chosen(
+    def load_saved(
         self, loaded: dict[str, Model], saved: SavedChoice, journal: Journal
     ) -> Choice | None:
         """Add what the file names and is not loaded: the models of the choice, of open campaigns
@@ -172,7 +177,7 @@ class ModelFolder:
         return before
 
     def load_open(self, loaded: dict[str, Model], saved: SavedChoice, journal: Journal) -> None:
-        """Add the models of open campaigns that the file names. See `load_chosen`."""
+        """Add the models of open campaigns that the file names. See `load_saved`."""
         for name, _, _ in journal.open_models():
             if name in saved.runs:
                 self._add(loaded, name, saved.runs[name])
@@ -195,7 +200,7 @@ class ModelFolder:
         """
         if name in loaded:
             return
-        with beside_ticks():
+        with yield_to_ticks():
             model = self.read_run(Path(run)) if Path(run).is_absolute() else self.load(run)
         if model.name != name:
             raise ValueError(f"expected {name} in run {run}, got {model.name}")
@@ -205,9 +210,9 @@ class ModelFolder:
         """The content of the file; None without one. Raises a ValueError if it is damaged."""
         if self.choice_file is None or not self.choice_file.is_file():
             return None
-        return parse(self.choice_file.read_bytes())
+        return parse_choice(self.choice_file.read_bytes())
 
-    def knows(self, name: str | None) -> bool:
+    def has_model(self, name: str | None) -> bool:
         """Whether the file names a model: a replica that has not loaded it is about to."""
         with suppress(ValueError, OSError):
             saved = self.read()
@@ -215,7 +220,7 @@ class ModelFolder:
         return False
 
     @asynccontextmanager
-    async def locked(self, patience: float = 0.0) -> AsyncIterator[bool]:
+    async def lock_choice(self, patience: float = 0.0) -> AsyncIterator[bool]:
         """Hold the lock of the file of the choice, which one process has at a time.
 
         Args:
@@ -242,7 +247,7 @@ class ModelFolder:
         finally:
             await lock.release()
 
-    def keep(
+    def save_choice(
         self, models: Models, choice: Choice, before: Choice | None, *, move: bool = False
     ) -> None:
         """Write a choice among loaded models, so that a restart has it. Raises OSError.
@@ -260,7 +265,7 @@ class ModelFolder:
             os.fsync(file.fileno())
 
 
-def parse(content: bytes) -> SavedChoice:
+def parse_choice(content: bytes) -> SavedChoice:
     """The choice in the bytes of its file. Raises a ValueError if they are damaged."""
     with explained("models: the file of the last choice is damaged", ValueError, TypeError):
         fields = json.loads(content)

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 
 @asynccontextmanager
-async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def repeat_work(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
     """Wait so many seconds and do the work, again and again until the end of the block."""
-    task = asyncio.create_task(_again_and_again(seconds, work))
+    task = asyncio.create_task(_repeat_forever(seconds, work))
     try:
         yield
     finally:
@@ -17,7 +17,7 @@ async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> Asy
             await task
 
 
-async def _again_and_again(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+async def _repeat_forever(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     while True:
         await asyncio.sleep(seconds)
         await work()

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.journal import open_beside, transaction
-from decisionllm.bidding.win_curve import WinCounts, WinCurve, buckets, fit
+from decisionllm.bidding.journal import open_sidecar, transaction
+from decisionllm.bidding.win_curve import WinCounts, WinCurve, bucket_numbers, fit
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-EXPIRED = 100  # most expired bids that one call counts
+EXPIRE_BATCH = 100  # most expired bids that one call counts
 REFRESH = 1.0  # seconds between two fits of a campaign
-MEMORY = 10_000.0  # auctions of a campaign; beyond it all of its counts are halved
-KEPT = 10_000  # campaigns whose curve is in memory
+MAX_AUCTIONS = 10_000.0  # auctions of a campaign; beyond it all of its counts are halved
+MAX_CURVES = 10_000  # campaigns whose curve is in memory
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sent (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price REAL NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sent_expiry ON sent (expires);
@@ -45,7 +45,7 @@ logger = logging.getLogger("decisionllm.bidding.server")
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedCurve:
     """The curve of a campaign, None where too little is known, and when it was made."""
 
     curve: WinCurve | None
@@ -70,14 +70,14 @@ class BidShading:
         self.path = path
         self.expiry = expiry
         self.lock = threading.Lock()
-        self.fitted: dict[str, Fitted] = {}
+        self.fitted: dict[str, FittedCurve] = {}
         self.fault = ""  # the last that was logged
         try:
-            self.file = open_beside(path, SCHEMA, wait=WAIT)
+            self.file = open_sidecar(path, SCHEMA, wait=WAIT)
         except sqlite3.Error as error:
-            remedy = "remove the file, and it is learned again, or take shading=false"
             raise ValueError(
-                f"shading: {path}: expected a file of ours: {error}; {remedy}"
+                f"shading: {path}: expected a file of ours: {error}; remove the file, and it is"
+                " learned again, or take shading=false"
             ) from error
 
     def bid(self, campaign: str, worth: float, *, most: float, floor: float) -> float:
@@ -97,7 +97,7 @@ class BidShading:
             return most
         return min(curve.best_bid(worth, most=most, floor=floor), most)
 
-    def sent(self, campaign: str, ids: Sequence[str], prices: Sequence[float]) -> None:
+    def record_sent(self, campaign: str, ids: Sequence[str], prices: Sequence[float]) -> None:
         """Keep bids whose results are awaited. prices: currency."""
         expires = time.time() + self.expiry
         rows = [(id, campaign, price, expires) for id, price in zip(ids, prices, strict=True)]
@@ -135,11 +135,11 @@ class BidShading:
         if row is None:
             return
         campaign, price = row
-        if least is not None and believed(price, won, least):
-            self.file.execute(COUNT["least"], (campaign, bucket(least)))
+        if least is not None and is_plausible(price, won, least):
+            self.file.execute(COUNT["least"], (campaign, bucket_number(least)))
         else:
             column = "won" if won else "lost"
-            self.file.execute(COUNT[column], (campaign, bucket(price)))
+            self.file.execute(COUNT[column], (campaign, bucket_number(price)))
 
     def _count_expired(self) -> None:
         """Count bids that have expired as lost."""
@@ -147,8 +147,8 @@ class BidShading:
             "DELETE FROM sent WHERE id IN (SELECT id FROM sent WHERE expires <= ? LIMIT ?)"
             " RETURNING campaign, price"
         )
-        for campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
-            self.file.execute(COUNT["lost"], (campaign, bucket(price)))
+        for campaign, price in self.file.execute(query, (time.time(), EXPIRE_BATCH)).fetchall():
+            self.file.execute(COUNT["lost"], (campaign, bucket_number(price)))
 
     def _curve(self, campaign: str) -> WinCurve | None:
         """The curve of a campaign, at most REFRESH seconds old."""
@@ -161,9 +161,9 @@ class BidShading:
             curve = fit(self._counts(campaign))
         except sqlite3.Error as error:
             self._failed(error)
-        if len(self.fitted) >= KEPT:
+        if len(self.fitted) >= MAX_CURVES:
             self.fitted.clear()
-        self.fitted[campaign] = Fitted(curve, now)
+        self.fitted[campaign] = FittedCurve(curve, now)
         return curve
 
     def _counts(self, campaign: str) -> WinCounts:
@@ -172,7 +172,7 @@ class BidShading:
             rows = self.file.execute(query, (campaign,)).fetchall()
         numbers, lost, won, least = np.array(rows, float).reshape(-1, 4).T
         counts = WinCounts(buckets=numbers.astype(int), lost=lost, won=won, least=least)
-        if counts.auctions > MEMORY:
+        if counts.auctions > MAX_AUCTIONS:
             halve = "UPDATE counts SET lost = lost / 2, won = won / 2, least = least / 2"
             with self.lock, transaction(self.file):
                 self.file.execute(f"{halve} WHERE campaign = ?", (campaign,))
@@ -189,11 +189,11 @@ class BidShading:
             self.file.close()
 
 
-def bucket(price: float) -> int:
-    return int(buckets(price))
+def bucket_number(price: float) -> int:
+    return int(bucket_numbers(price))
 
 
-def believed(price: float, won: bool, least: float) -> bool:
+def is_plausible(price: float, won: bool, least: float) -> bool:
     """Whether a least winning price can be: a bid at or above it wins. A tie may be lost."""
     if not 0 < least < np.inf:
         return False

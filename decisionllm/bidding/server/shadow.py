@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.bidding.journal import Journal, open_beside
+from decisionllm.bidding.journal import Journal, open_sidecar
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.campaigns import CampaignManager, PendingTick
 from decisionllm.bidding.server.kv_cache import Decision, DecisionRequest
@@ -76,12 +76,12 @@ class Shadow:
         self.arrived = threading.Event()
         self.stopped = threading.Event()
         self.lock = threading.Lock()
-        path = journal.beside("shadow")
+        path = journal.sidecar_path("shadow")
         with explained(
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
             sqlite3.Error,
         ):
-            self.file = open_beside(path, TABLE, wait=WAIT)
+            self.file = open_sidecar(path, TABLE, wait=WAIT)
 
     def offer(self, id: str, request: Json, answer: str) -> None:
         """A tick was answered: decide on it when there is time for it."""

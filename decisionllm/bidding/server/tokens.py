@@ -23,7 +23,7 @@ NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 RIGHTS = ("bid", "operate", "read")
 FIELDS = ("token", "sha256", "rights", "rate", "burst")
 SHORTEST, LONGEST = 16, 256  # bytes of a token in a file
-MOST = 100  # tokens of a file: a request is compared with each
+MAX_TOKENS = 100  # tokens of a file: a request is compared with each
 BURST_S = 2.0  # seconds of the rate that a burst holds, unless the file says more
 
 
@@ -54,7 +54,7 @@ class Tokens:
         self.longest = max(LONGEST, len((single or "").encode()))  # bytes
         self.callers = self.single  # replaced as a whole, so that a request sees one state
 
-    def take(self, content: bytes) -> None:
+    def load(self, content: bytes) -> None:
         """Replace the tokens of the file by these. A caller of the same name, rate and burst keeps
         what it has used of its limit.
 
@@ -62,7 +62,7 @@ class Tokens:
             ValueError: the content is no file of tokens; nothing is replaced.
         """
         before = {caller.name: caller for _, caller in self.callers}
-        read = parse(content)
+        read = parse_tokens(content)
         for _, caller in read:
             bucket = before.get(caller.name, caller).bucket
             if (bucket.rate, bucket.burst) == (caller.bucket.rate, caller.bucket.burst):
@@ -81,7 +81,7 @@ class Tokens:
         return matching
 
 
-def parse(content: bytes) -> list[tuple[bytes, Caller]]:
+def parse_tokens(content: bytes) -> list[tuple[bytes, Caller]]:
     """(SHA-256 of the token, its caller) of each token of a file.
 
     Raises:
@@ -91,9 +91,9 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"tokens: expected TOML, got a file with a fault: {error}") from error
-    if not 1 <= len(tables) <= MOST:
-        raise ValueError(f"tokens: expected 1 to {MOST} tokens, got {len(tables)}")
-    entries = [_entry(name, table) for name, table in tables.items()]
+    if not 1 <= len(tables) <= MAX_TOKENS:
+        raise ValueError(f"tokens: expected 1 to {MAX_TOKENS} tokens, got {len(tables)}")
+    entries = [_parse_entry(name, table) for name, table in tables.items()]
     if len({digest for digest, _ in entries}) < len(entries):
         raise ValueError("tokens: expected different tokens, got one of them twice")
     return entries
@@ -108,7 +108,7 @@ def holds_plain_tokens(content: bytes) -> bool:
     return any(isinstance(table, Mapping) and "token" in table for table in tables.values())
 
 
-def _entry(name: str, table: object) -> tuple[bytes, Caller]:
+def _parse_entry(name: str, table: object) -> tuple[bytes, Caller]:
     if not NAME.fullmatch(name):
         raise ValueError(f"tokens: expected names of letters, digits, _ . and -, got {name!r}")
     if not isinstance(table, Mapping):
@@ -120,13 +120,13 @@ def _entry(name: str, table: object) -> tuple[bytes, Caller]:
     named = isinstance(rights, list) and all(right in RIGHTS for right in rights)
     if not rights or not named:
         raise ValueError(f"tokens: {name}: rights: expected some of {', '.join(RIGHTS)}")
-    rate = _number(name, "rate", table.get("rate", math.inf))
-    burst = _number(name, "burst", table.get("burst", max(BURST_S * rate, 1.0)), least=1.0)
+    rate = _parse_number(name, "rate", table.get("rate", math.inf))
+    burst = _parse_number(name, "burst", table.get("burst", max(BURST_S * rate, 1.0)), least=1.0)
     caller = Caller(name, frozenset(rights), TokenBucket(rate, burst))
-    return _digest(name, table), caller
+    return _parse_digest(name, table), caller
 
 
-def _digest(name: str, table: Mapping[str, Any]) -> bytes:
+def _parse_digest(name: str, table: Mapping[str, Any]) -> bytes:
     if ("token" in table) == ("sha256" in table):
         raise ValueError(f"tokens: {name}: expected either token or sha256")
     if "token" in table:
@@ -143,7 +143,7 @@ def _digest(name: str, table: Mapping[str, Any]) -> bytes:
     return digest
 
 
-def _number(name: str, key: str, value: object, least: float = 0.0) -> float:
+def _parse_number(name: str, key: str, value: object, least: float = 0.0) -> float:
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)

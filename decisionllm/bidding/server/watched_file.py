@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from decisionllm.bidding.server.repeated import repeated
+from decisionllm.bidding.server.repeat_work import repeat_work
 
 logger = logging.getLogger("decisionllm.bidding.server")
-EVERY = 1.0  # seconds between two looks
+CHECK_EVERY = 1.0  # seconds between two looks
 # seconds: a file that was changed so short ago may change again without a new time stamp
-SETTLED = 2.0
+SETTLED_SECONDS = 2.0
 # device, inode, time of the last change in ns, size, mode, user
 Identity = tuple[int, int, int, int, int, int]
 
@@ -56,12 +56,14 @@ class WatchedFile:
         with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             content = file.read()
-        settled = abs(time.time() - status.st_mtime) > SETTLED  # the clock may have gone back
+        settled = (
+            abs(time.time() - status.st_mtime) > SETTLED_SECONDS
+        )  # the clock may have gone back
         self.check(status, content)  # again at the next look if it refuses: a folder may be changed
         self.seen = _identity(status) if settled else None
         self.take(content)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the file if it has changed; a file that cannot be taken is logged."""
         if self.optional and not self.path.exists():
             return
@@ -78,7 +80,7 @@ class WatchedFile:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Look every second until the end of the block."""
-        async with repeated(EVERY, partial(asyncio.to_thread, self.look)):
+        async with repeat_work(CHECK_EVERY, partial(asyncio.to_thread, self.poll)):
             yield
 
 

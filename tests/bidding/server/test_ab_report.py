@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from decisionllm.bidding.campaign_history import SETTINGS
-from decisionllm.bidding.journal import Journal, ended, opened, ticked
+from decisionllm.bidding.journal import Journal, end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server.ab_report import (
     Outcome,
+    compare_models,
+    compare_scores,
     cost_per_conversion,
-    difference,
-    report,
-    text,
+    format_report,
 )
-from decisionllm.bidding.server.models import assigned
+from decisionllm.bidding.server.models import assign_model
 
 ADVERTISERS, DAYS = 48, 20
 
@@ -30,7 +30,7 @@ def outcomes(better, seed, split=0.5):
     for day in range(DAYS):
         for i in range(ADVERTISERS):
             id = f"{seed}-{day}-{i}"
-            model = assigned(id, {"a@1": 1 - split, "b@1": split})
+            model = assign_model(id, {"a@1": 1 - split, "b@1": split})
             factor = 1 + better * (model == "b@1")
             mean = budgets[i] / cpas[i] * markets[day, i] * factor
             spend = budgets[i] * rng.uniform(0.85, 1.0)
@@ -45,17 +45,17 @@ def written(path, better, seed=0):
         known |= {"category": 0, "horizon": 1}
         answer = {"index": 1, "spend": spend, "conversions": conversions, "model": model}
         entries += [
-            opened(id, None, known, model),
-            ticked(id, 0, "{}", json.dumps(answer | {"index": 0, "spend": 0.0}), model),
-            ticked(id, 1, "{}", json.dumps(answer), model),
-            ended(id, "over"),
+            insert_campaign(id, None, known, model),
+            insert_tick(id, 0, "{}", json.dumps(answer | {"index": 0, "spend": 0.0}), model),
+            insert_tick(id, 1, "{}", json.dumps(answer), model),
+            end_campaign(id, "over"),
         ]
     journal.write(entries)
     return journal
 
 
 def test_a_model_that_is_five_percent_better_is_found(tmp_path):
-    found = report(written(tmp_path / "j", 0.05))
+    found = compare_models(written(tmp_path / "j", 0.05))
     assert sum(row.campaigns for row in found.models) == ADVERTISERS * DAYS
     (told,) = found.differences
     assert {told.model, told.baseline} == {"a@1", "b@1"}
@@ -63,11 +63,11 @@ def test_a_model_that_is_five_percent_better_is_found(tmp_path):
     assert (told.score > 0) == (told.model == "b@1")
     low, high = told.interval
     assert low < told.score < high and not low <= 0 <= high
-    assert "p 0.00" in text(found) and "more than noise" in text(found)
+    assert "p 0.00" in format_report(found) and "more than noise" in format_report(found)
 
 
 def test_two_copies_are_not_told_apart(tmp_path):
-    (told,) = report(written(tmp_path / "j", 0.0)).differences
+    (told,) = compare_models(written(tmp_path / "j", 0.0)).differences
     low, high = told.interval
     assert not told.more_than_noise and low <= 0 <= high
     assert high - low < 0.12, "the interval is narrow enough to see five percent"
@@ -86,7 +86,7 @@ def test_it_errs_as_rarely_as_it_says():
                 kind = (budget, cpa)
                 groups[model].append(Outcome(model, kind, budget / cpa, spend, conversions, scored))
             rng = np.random.default_rng(seed)
-            told = difference(groups["b@1"], groups["a@1"], rng, resamples=499)
+            told = compare_scores(groups["b@1"], groups["a@1"], rng, resamples=499)
             hits += told.more_than_noise
         return hits
 
@@ -100,15 +100,15 @@ def test_campaigns_of_two_models_open_and_damaged_ones_are_left_out(tmp_path):
     known["horizon"] = 1
     answer = {"index": 0, "spend": 50.0, "conversions": 4.0}
     for id, models in (("one", "aa"), ("two", "ab"), ("bad", "aa"), ("open", "a"), ("empty", "")):
-        journal.write([opened(id, None, known, "a")])
+        journal.write([insert_campaign(id, None, known, "a")])
         for step, model in enumerate(models):
-            journal.write([ticked(id, step, "{}", json.dumps(answer | {"model": model}), "a")])
+            journal.write([insert_tick(id, step, "{}", json.dumps(answer | {"model": model}), "a")])
         if id != "open":
-            journal.write([ended(id, "over")])
-    journal.write([opened("worse", None, known, "a"), ended("worse", "over")])
+            journal.write([end_campaign(id, "over")])
+    journal.write([insert_campaign("worse", None, known, "a"), end_campaign("worse", "over")])
     journal._writer.execute("UPDATE ticks SET answer = answer || ' ' WHERE campaign = 'bad'")
     journal._writer.execute("UPDATE campaigns SET facts = facts || ' ' WHERE id = 'worse'")
-    found = report(journal)
+    found = compare_models(journal)
     assert (found.open, found.moved, found.damaged) == (1, 1, 2)
     (row,) = found.models
     # by hand: 4 conversions for 50 at 12.5 each, of which 10 was wanted: 4 x (10 / 12.5)^2
@@ -125,13 +125,15 @@ def test_a_model_without_a_conversion_is_reported_and_no_baseline(tmp_path, firs
     for i in range(20):
         model, conversions = (("a@1", first), ("b@1", second))[i % 2]
         answer = {"index": 0, "spend": 50.0, "conversions": conversions, "model": model}
-        tick = ticked(f"{i}", 0, "{}", json.dumps(answer), model)
-        journal.write([opened(f"{i}", None, known, model), tick, ended(f"{i}", "over")])
-    found = report(journal)
+        tick = insert_tick(f"{i}", 0, "{}", json.dumps(answer), model)
+        journal.write(
+            [insert_campaign(f"{i}", None, known, model), tick, end_campaign(f"{i}", "over")]
+        )
+    found = compare_models(journal)
     known = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert {row["model"]: row["cpa"] for row in known["models"]}["ab"[first > 0] + "@1"] is None
     assert [row["score"] for row in known["differences"]] == [-1.0] * (first > 0)
-    assert "inf" in text(found)
+    assert "inf" in format_report(found)
 
 
 def test_cost_per_conversion_counts_all_campaigns_together():

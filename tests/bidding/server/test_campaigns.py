@@ -17,13 +17,12 @@ from decisionllm.bidding.campaign import Campaigns
 from decisionllm.bidding.campaign_history import SETTINGS, Campaign
 from decisionllm.bidding.env import Auction
 from decisionllm.bidding.journal import (
-    APPLICATION,
     VERSIONS,
     Journal,
     RowCheck,
-    moved_campaign,
-    opened,
-    ticked,
+    insert_campaign,
+    insert_tick,
+    move_campaign,
 )
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.campaigns import RequestError, guard_multiplier, linear_pacing
@@ -308,7 +307,7 @@ def test_a_journal_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     with sqlite3.connect(tmp_path / "j") as old:
         for statement in itertools.chain(*VERSIONS[:version]):
             old.execute(statement)
-        old.execute(f"PRAGMA application_id={APPLICATION}")
+        old.execute(f"PRAGMA application_id={APPLICATION_ID}")
         old.execute(f"PRAGMA user_version={version}")
         values = "a", 1.0, json.dumps(dict.fromkeys(SETTINGS) | settings(0))
         old.execute("INSERT INTO campaigns (id, opened, facts) VALUES (?, ?, ?)", values)
@@ -321,7 +320,7 @@ def test_a_journal_of_an_older_version_is_brought_up_to_date(tmp_path, version):
     with closing(Journal(tmp_path / "j", read_only=True)) as unchanged:
         assert unchanged.check_rows() == RowCheck(campaigns=1, unchecked=1)
         assert unchanged.campaign("a")["model"] == (None if version == 1 else "m1")
-        assert unchanged.still_open() == 1 and unchanged.last("a")[1] is None
+        assert unchanged.count_open() == 1 and unchanged.campaign_and_answer("a")[1] is None
     manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"), name="m1")
     manager.check_open()
     (wanted,) = play(CampaignManager(manager.policy, SPEC), steps=2)
@@ -352,13 +351,13 @@ def test_a_last_tick_that_is_refused_ends_no_campaign(tmp_path):
     with pytest.raises(RequestError, match="step 1 was answered to another request"):
         other.tick(id, **drawn(0, 1) | {"coming": None})
     other.replay(id)
-    other.journal.write([moved_campaign(id, "m2", "m1")])
+    other.journal.write([move_campaign(id, "m2", "m1")])
     last = drawn(0, 2) | {"coming": None}
     with pytest.raises(RequestError, match="the campaign is answered by model m2, this is m1"):
         one.tick(id, **last)
     new = CampaignManager(policy, SPEC, one.journal, name="m2")
     assert new.tick(id, **last) == new.tick(id, **last)
-    assert one.journal.campaign(id)["ended"] == "over" and one.journal.steps(id) == 3
+    assert one.journal.campaign(id)["ended"] == "over" and one.journal.count_ticks(id) == 3
 
 
 def test_repeated_ticks_count_once_and_wrong_ones_are_refused():
@@ -685,9 +684,9 @@ def test_a_journal_reads_back_requests_and_answers(tmp_path):
         tick["answer"] for tick in ticks
     ] == answers
     assert answers[0]["model"] == "m1"
-    assert journal.latest(1) == ([(second, None)], second["id"])
-    assert journal.latest(9) == ([(second, None), (first, answers[2])], None)
-    assert journal.still_open() == 1
+    assert journal.list_latest(1) == ([(second, None)], second["id"])
+    assert journal.list_latest(9) == ([(second, None), (first, answers[2])], None)
+    assert journal.count_open() == 1
 
 
 def test_a_full_journal_refuses_a_tick_and_counts_nothing(tmp_path):
@@ -711,13 +710,17 @@ def test_a_write_is_atomic(tmp_path):
     with pytest.raises(sqlite3.IntegrityError):
         journal.write(
             [
-                opened("a", None, {}),
+                insert_campaign("a", None, {}),
                 ("INSERT INTO campaigns (id, opened, facts) VALUES (?, NULL, ?)", ("b", "{}")),
             ]
         )
     assert list(journal.campaigns()) == []
     assert journal.write(
-        [opened("a", None, {}), ticked("a", 0, "{}", "1"), ticked("a", 0, "{}", "2")]
+        [
+            insert_campaign("a", None, {}),
+            insert_tick("a", 0, "{}", "1"),
+            insert_tick("a", 0, "{}", "2"),
+        ]
     ) == [True, True, False]
     assert journal.tick("a", 0) == ("{}", "1")
 

@@ -34,7 +34,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from decisionllm.bidding.journal import Journal, opened
+from decisionllm.bidding.journal import Journal, insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.serve import serve
 from decisionllm.bidding.server import protocol as protocols
@@ -42,8 +42,8 @@ from decisionllm.bidding.server import replicas, schemas
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.batcher import Batcher, QueueFullError
 from decisionllm.bidding.server.campaigns import RequestError
-from decisionllm.bidding.server.direct import MOST_MARKS
-from decisionllm.bidding.server.middleware import loopback
+from decisionllm.bidding.server.direct import MAX_MARKS
+from decisionllm.bidding.server.middleware import is_loopback
 from decisionllm.bidding.server.models import Model, Models
 from decisionllm.bidding.server.openrtb import BidRequest
 from decisionllm.bidding.server.protocol import BoundedProtocol
@@ -227,7 +227,7 @@ def test_a_tick_repeated_while_in_flight_has_one_answer():
         await asyncio.wait([call])
         while service.in_flight:
             await asyncio.sleep(0.01)
-        assert service.manager.journal.steps(id) == 2
+        assert service.manager.journal.count_ticks(id) == 2
         return answers, await service.tick(id, drawn(0, 1)), service.manager.counts["bid", ""]
 
     answers, after, count = serviced(policy_of(), play)
@@ -429,7 +429,7 @@ def test_a_replay_does_not_delay_other_requests():
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
         id, manager = begun(client), client.app.state.service.manager
         manager.campaigns.clear()  # as if another process had opened it
-        replayed = manager.replayed
+        replayed = manager.replay_from_journal
         begins = threading.Event()
         gate = threading.Event()
 
@@ -457,7 +457,7 @@ def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
     for i in range(60):
         journal.write(
             [
-                opened(
+                insert_campaign(
                     f"c{i}",
                     None,
                     settings_of(0)
@@ -650,7 +650,7 @@ def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
     assert (
         sorted(p.name for p in tmp_path.iterdir()) == ["j", "j.bids"]
-        and Journal(tmp_path / "j").steps(id) == 4
+        and Journal(tmp_path / "j").count_ticks(id) == 4
     )
 
 
@@ -994,7 +994,7 @@ def test_very_many_faults_are_counted_and_not_named(client):
 def test_a_body_that_takes_long_to_parse_is_refused_before():
     json_type = {"content-type": "application/json"}
     with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:
-        for mark, (most, name) in MOST_MARKS.items():
+        for mark, (most, name) in MAX_MARKS.items():
             marks = mark * (most + 1)
             (refused,) = client.post("/v1/act", content=marks, headers=json_type).json()["detail"]
             assert refused["msg"] == f"expected at most {most:,} {name}, got {most + 1:,}"
@@ -1051,8 +1051,8 @@ def test_every_answer_has_security_headers_and_foreign_hosts_are_refused(client)
     assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 421
     for host in ("localhost:1", "LOCALHOST", "localhost."):
         assert client.get("/healthz", headers={"host": host}).status_code == 200
-    assert all(map(loopback, ("127.0.0.1", "localhost", "::1", "[::1]")))
-    assert not any(map(loopback, ("0.0.0.0", "10.0.0.1", "a.b", "", ".", "localhost.evil")))
+    assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1", "[::1]")))
+    assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "a.b", "", ".", "localhost.evil")))
 
 
 def test_an_empty_token_is_none():
@@ -1354,7 +1354,7 @@ def program(run, *words, **environment):
 def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
     """Each tick is sent on a connection of its own, which goes to either replica."""
     policy = loading.load(run)
-    alone = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
+    alone = CampaignManager(policy, ObservationSpec.from_info(policy.info["dataset"]))
     mine = alone.open(**settings_of(0))
     with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
         id = begun(client)
@@ -1369,13 +1369,13 @@ def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
 
 def test_a_replica_that_does_not_start_is_an_error():
     with pytest.raises(OSError, match="one ended with exit code 1 as it started"):
-        replicas.run(leave, replicas=2)
+        replicas.run_replicas(leave, replicas=2)
 
 
 def test_replicas_that_die_again_or_hang_are_replaced(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(replicas, "HUNG", 0.5)
     monkeypatch.setattr(replicas, "PAUSES", (0.0, 0.05, 0.1))
-    replicas.run(lives, tmp_path, replicas=1)
+    replicas.run_replicas(lives, tmp_path, replicas=1)
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["0", "1", "2", "3"]
     said = [record.getMessage() for record in caplog.records]
     assert "replica 0 ended with exit code 7; it is started again in 0 s" in said[0]
@@ -1388,7 +1388,7 @@ def test_the_pause_before_a_new_start_grows():
     for now in (10, 20, 30, 40, 50, 60, 70, 80, 90, 1000):
         replica.process = dead
         replica.started = now - 5 if now < 1000 else 100
-        replicas.look_after(replica, now)
+        replicas.check_replica(replica, now)
         pauses.append(replica.due - now)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 0]
 
@@ -1397,7 +1397,7 @@ def test_the_pause_before_a_new_start_grows():
 def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
     policy = loading.load(run)
-    alone = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
+    alone = CampaignManager(policy, ObservationSpec.from_info(policy.info["dataset"]))
     journal = f"journal={tmp_path}/j"
     mine = alone.open(**settings_of(0))
     wanted = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]

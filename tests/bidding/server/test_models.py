@@ -17,14 +17,14 @@ import torch
 from filelock import FileLock
 
 from decisionllm.bidding.campaign_history import SETTINGS
-from decisionllm.bidding.journal import Journal, opened
+from decisionllm.bidding.journal import Journal, insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.serve import loaded, serve
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.campaigns import CampaignManager, new_id
 from decisionllm.bidding.server.model_folder import ModelFolder, parse_shares
 from decisionllm.bidding.server.model_routes import ModelChanges
-from decisionllm.bidding.server.models import Model, assigned, with_share
+from decisionllm.bidding.server.models import Model, assign_model, set_share
 from decisionllm.command_line import with_defaults
 from decisionllm.config import GROUPS
 from decisionllm.runs import directory
@@ -82,7 +82,7 @@ class Server:
             self.runs,
             lambda path: self.model(path, journal),
             run=self.runs / run,
-            choice_file=journal.beside("models"),
+            choice_file=journal.sidecar_path("models"),
             shares=shares,
         )
         info = self.model(self.runs / run, journal).info
@@ -169,7 +169,7 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
         assert after == before, "they are handed over in memory"
         replayed = server.model(server.runs / "b", Journal(server.path / "j")).manager
         for i, id in enumerate(ids):
-            campaign = replayed.replayed(id, until=1)
+            campaign = replayed.replay_from_journal(id, until=1)
             request = drawn(i, 1)
             campaign = campaign.advance(request["result"], request["coming"])
             wanted = policy_named("b").act([campaign.history()])[0, 0]
@@ -368,7 +368,7 @@ def test_a_campaign_that_a_replica_opens_before_it_follows_is_moved(server, monk
     with serving(server.app()) as client:
         taken(client, "b")
         client.post("/v1/models/rollback", json={}).raise_for_status()
-        journal.write([opened("late", None, complete, "b@1")])
+        journal.write([insert_campaign("late", None, complete, "b@1")])
         while journal.campaign("late")["model"] != "a@1":
             pass
         assert ticked(client, "late", 0, 0)["model"] == "a@1"
@@ -544,7 +544,9 @@ def test_a_policy_without_text_never_loads_the_tokenizer(trained_run):
     policy, _, dataset = loaded(with_defaults("serve", {"run": str(trained_run)}), trained_run)
     policy.warm_up()
     for cache_bytes in (0, 10**7):
-        manager = CampaignManager(policy, ObservationSpec.of(dataset), cache_bytes=cache_bytes)
+        manager = CampaignManager(
+            policy, ObservationSpec.from_info(dataset), cache_bytes=cache_bytes
+        )
         id = manager.open(**settings_of(0))
         answers = [manager.tick(id, **drawn(0, step)) for step in range(2)]
         assert [answer["fallback"] for answer in answers] == [None, None]
@@ -564,7 +566,7 @@ def test_a_split_is_the_same_after_a_restart_and_has_its_shares(server):
     with serving(server.app(shares=shares)) as client:
         ids = [begun(client, i) for i in range(40)]
         models = {id: client.get(f"/v1/campaigns/{id}").json()["model"] for id in ids}
-        assert {assigned(id, {"a@1": 0.75, "b@1": 0.25}) == models[id] for id in ids} == {True}
+        assert {assign_model(id, {"a@1": 0.75, "b@1": 0.25}) == models[id] for id in ids} == {True}
         assert set(models.values()) == {"a@1", "b@1"}
     with serving(server.app(shares=shares)) as client:
         for i, id in enumerate(ids[:10]):
@@ -576,24 +578,24 @@ def test_a_split_is_the_same_after_a_restart_and_has_its_shares(server):
 
 def test_a_campaign_is_assigned_by_its_id_alone():
     choice = {"a": 0.9, "b": 0.1}
-    counts = Counter(assigned(f"{i:016x}", choice) for i in range(20_000))
+    counts = Counter(assign_model(f"{i:016x}", choice) for i in range(20_000))
     assert abs(counts["b"] / 20_000 - 0.1) < 0.01
     # blake2b of eight bytes begins with 0x43 for c1 and 0x89 for c9: 0.27 and 0.54 of 2**64
-    assert [assigned(id, {"a": 0.5, "b": 0.5}) for id in ("c1", "c9")] == ["a", "b"]
-    assert assigned(new_id(), {"a": 1.0}) == "a"
+    assert [assign_model(id, {"a": 0.5, "b": 0.5}) for id in ("c1", "c9")] == ["a", "b"]
+    assert assign_model(new_id(), {"a": 1.0}) == "a"
 
 
 def test_shares_of_the_others_keep_their_proportions():
-    assert with_share({"a": 1.0}, "b", 0.25) == {"a": 0.75, "b": 0.25}
-    assert with_share({"a": 0.6, "b": 0.2, "c": 0.2}, "c", 0.5) == {
+    assert set_share({"a": 1.0}, "b", 0.25) == {"a": 0.75, "b": 0.25}
+    assert set_share({"a": 0.6, "b": 0.2, "c": 0.2}, "c", 0.5) == {
         "a": pytest.approx(0.375),
         "b": pytest.approx(0.125),
         "c": 0.5,
     }
-    assert with_share({"a": 0.9, "b": 0.1}, "b", 1.0) == {"b": 1.0}
+    assert set_share({"a": 0.9, "b": 0.1}, "b", 1.0) == {"b": 1.0}
     same = {"a": 0.2, "b": 0.4, "c": 0.4}
-    assert with_share(same, "c", 0.4) == same, "no share is rounded again"
-    assert with_share({"b": 1.0}, "b", 0.5) == {"b": 1.0}, "there is no other"
+    assert set_share(same, "c", 0.4) == same, "no share is rounded again"
+    assert set_share({"b": 1.0}, "b", 0.5) == {"b": 1.0}, "there is no other"
     assert parse_shares(["x/a:0.9", "b:0.1"]) == {"x/a": 0.9, "b": 0.1}
     for wrong in (["a"], ["a:x"], ["a:0.5"], ["a:1.5", "b:-0.5"], ["a:0.5", "a:0.5"], ["a:nan"]):
         with pytest.raises(ValueError, match="models: expected"):

@@ -34,7 +34,7 @@ def clock(monkeypatch):
 def learn(shading, count, *, price, won, least=None, campaign="c"):
     """Bids of this price that have this result."""
     for i in range(count):
-        shading.sent(campaign, [f"{campaign}{price}{won}{i}"], [price])
+        shading.record_sent(campaign, [f"{campaign}{price}{won}{i}"], [price])
         shading.settle(f"{campaign}{price}{won}{i}", won=won, least=least)
 
 
@@ -66,9 +66,9 @@ def test_a_least_price_counts_for_every_bid_if_it_can_be():
 def test_bids_without_a_notice_count_as_lost_when_they_expire(clock):
     shading = BidShading(expiry=60)
     learn(shading, 100, price=1.0, won=True)
-    shading.sent("c", [f"x{i}" for i in range(50)], [1.0] * 50)
+    shading.record_sent("c", [f"x{i}" for i in range(50)], [1.0] * 50)
     clock[0] += 61
-    shading.sent("c", ["y"], [1.0])
+    shading.record_sent("c", ["y"], [1.0])
     assert shading.file.execute("SELECT SUM(lost), SUM(won) FROM counts").fetchone() == (50, 100)
     shading.settle("x1", won=True, least=None)
     shading.settle("never", won=True, least=None)
@@ -78,7 +78,7 @@ def test_bids_without_a_notice_count_as_lost_when_they_expire(clock):
 def test_a_restart_and_another_process_know_what_was_learned(tmp_path):
     first, second = (BidShading(tmp_path / "s", expiry=60) for _ in range(2))
     learn(first, 100, price=1.0, won=True)
-    first.sent("c", ["late"], [1.0])
+    first.record_sent("c", ["late"], [1.0])
     second.settle("late", won=True, least=None)
     found = bid(first)
     assert found == bid(second) < 2.0

@@ -185,4 +185,4 @@ def test_a_horizon_of_other_length_is_no_state():
     fresh = type(campaign).begin(campaign.settings | {"horizon": 4}, SPEC)
     for wrong in (numbers, numbers[:-1]):
         with pytest.raises(ValueError, match="expected .* numbers, got"):
-            fresh.with_state(wrong)
+            fresh.restore_state(wrong)
