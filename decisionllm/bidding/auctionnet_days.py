@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.bidding import days
-from decisionllm.bidding.auctionnet import (
-    CAMPAIGN,
+from decisionllm.bidding.advertisers import PUBLISHED
+from decisionllm.bidding.auctionnet import read_trajectories
+from decisionllm.bidding.auctionnet_columns import (
+    CAMPAIGN_KEY,
     NUMBER,
     PRICES,
     TRAFFIC,
     detect_kind,
-    log_files,
     read_columns,
-    read_trajectories,
 )
+from decisionllm.bidding.auctionnet_log import log_files
 from decisionllm.bidding.campaign import STEPS
 from decisionllm.bidding.inferred_days import infer_days
-from decisionllm.bidding.market import PUBLISHED, scaled_traffic
+from decisionllm.bidding.traffic import scaled_traffic
 from decisionllm.schema import differs
 
 
@@ -72,17 +73,17 @@ def read_price_days(file: Path, prices: str) -> Iterator[days.Day]:
 
 def read_traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The days of a traffic log, with the values of its opportunities."""
-    order = (CAMPAIGN[0], "timeStepIndex", "pvIndex", CAMPAIGN[1])
+    order = (CAMPAIGN_KEY[0], "timeStepIndex", "pvIndex", CAMPAIGN_KEY[1])
     names = (*order, "pValue", "pValueSigma", "leastWinningCost")
     columns = read_columns(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
     rows = select_whole_opportunities(columns, order)  # (n, N)
-    advertisers = columns[CAMPAIGN[1]][rows]
+    advertisers = columns[CAMPAIGN_KEY[1]][rows]
     if not len(rows) or (advertisers != np.arange(48)).any():
         opportunity = "each opportunity of a step, its pvIndex"
         raise ValueError(f"expected a row for each of the advertisers 0 .. 47 and {opportunity}")
     # the row of the first advertiser has the numbers that all of an opportunity share
     shared = rows[:, 0]
-    period = columns[CAMPAIGN[0]][shared]
+    period = columns[CAMPAIGN_KEY[0]][shared]
     step = columns["timeStepIndex"][shared]
     for number in np.unique(period):
         own = period == number

@@ -4,22 +4,18 @@ way back.
 
 import logging
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from decisionllm.bidding.journal import (
-    COPIED_SIDECARS,
-    Journal,
-    RowCheck,
-    explain_journal_errors,
-    resolve_path,
-)
+from decisionllm.bidding.journal import Journal, explain_journal_errors
+from decisionllm.bidding.journal_checks import RowCheck, check_rows
 from decisionllm.bidding.server.reservations import open_file, rewind
-from decisionllm.files import explained
+from decisionllm.bidding.sqlite_files import connect_to_read, copy_database, resolve_path
+from decisionllm.files import atomic, explained
 from decisionllm.registry import Node
 
-# what a backup copies beside the journal, see `journal.COPIED_SIDECARS`
+# what a backup copies beside the journal,
 SIDECAR_CONTENT = {
     "shadow": "the decisions of its shadow policy",
     "shading": "what bid shading learned",
@@ -33,10 +29,10 @@ def backup(config: Node) -> None:
     """Copy a journal (see configs/backup.yaml)."""
     with explain_journal_errors(config["journal"]):
         with closing(Journal(config["journal"], read_only=True)) as journal:
-            journal.backup(config["to"])
+            copy_journal(journal, config["to"])
         with closing(Journal(config["to"], read_only=True)) as copy:
-            check = copy.check_rows()
-            copied = [name for name in COPIED_SIDECARS if Path(copy.sidecar_path(name)).exists()]
+            check = check_rows(copy)
+            copied = [name for name in SIDECAR_CONTENT if Path(copy.sidecar_path(name)).exists()]
     beside = "".join(f", and {SIDECAR_CONTENT[name]}" for name in copied)
     print(f"{config['to']}: {check.campaigns:,} campaigns of {config['journal']}{beside}")
     warn_of_faults(config["to"], check)
@@ -61,7 +57,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
     journal = Path(resolve_path(journal))
     with closing(Journal(copy, read_only=True)) as source:
         with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
-            warn_of_faults(copy, source.check_rows())
+            warn_of_faults(copy, check_rows(source))
         # what is refused is refused before a long copy is made
         check_unused(journal)
         plan_renames(journal)
@@ -76,7 +72,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
                 OSError,
                 remedy="make room; the journal is as it was",
             ):
-                source.backup(Path(folder, journal.name))
+                copy_journal(source, Path(folder, journal.name))
             # a server may have started while the copy was made
             check_unused(journal)
             aside = plan_renames(journal)
@@ -86,6 +82,25 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
                 file.rename(journal.with_name(file.name))
         rewind(bids, lambda id: source.count_ticks(id) - 1)
     return [new for _, new in aside]
+
+
+def copy_journal(journal: Journal, to: str | Path) -> None:
+    """Copy the journal and the files of COPIED beside it, also while a server writes them.
+
+    Raises:
+        ValueError: there is a file already.
+    """
+    for path in (to, *[f"{to}.{name}" for name in SIDECAR_CONTENT]):
+        if Path(path).exists():
+            raise ValueError(f"to: expected a new file, got {path}, which exists")
+    with ExitStack() as stack:
+        # The journal is copied last: no copy beside it is ahead of it.
+        for name in SIDECAR_CONTENT:
+            path = journal.sidecar_path(name)
+            if Path(path).is_file():
+                source = stack.enter_context(closing(connect_to_read(path)))
+                copy_database(source, stack.enter_context(atomic(f"{to}.{name}")))
+        journal.copy_to(stack.enter_context(atomic(to)))
 
 
 def warn_of_faults(path: str | Path, check: RowCheck) -> None:
@@ -112,13 +127,14 @@ def check_unused(journal: str | Path) -> None:
 
 
 def plan_renames(journal: Path) -> list[tuple[Path, Path]]:
-    """(path, new path) of a journal and of the files beside it that must not be ahead of it.
+    """Return the pairs (path, new path) of a journal and of the files beside it that must not be ahead
+    of it.
 
     Raises:
         ValueError: there is a file at a new path.
     """
     pairs = []
-    for name in ("", ".snapshot", *[f".{name}" for name in COPIED_SIDECARS]):
+    for name in ("", ".snapshot", *[f".{name}" for name in SIDECAR_CONTENT]):
         for part in ("", "-wal", "-shm"):  # the file, and what SQLite keeps of it
             old = journal.with_name(f"{journal.name}{name}{part}")
             new = journal.with_name(f"{journal.name}.{REPLACED_SUFFIX}{name}{part}")

@@ -163,7 +163,7 @@ def context_numbers(
     conversions: np.ndarray,
     exposed_value: np.ndarray,
 ) -> np.ndarray:
-    """(..., 5) float64 in the order of CONTEXT, from arrays of shapes that broadcast."""
+    """Return (..., 5) float64 in the order of CONTEXT, from arrays whose shapes broadcast."""
     numbers = np.log(budget), target_cpa, spend / target_cpa, conversions, exposed_value
     context = np.empty((*np.broadcast(*numbers).shape, len(numbers)))
     for i, each in enumerate(numbers):

@@ -15,12 +15,19 @@ import torch
 from numpy.typing import ArrayLike
 
 from decisionllm.bidding import auctionnet, teacher
-from decisionllm.bidding.auctionnet import Log, format_periods, log_files, parse_periods
+from decisionllm.bidding.advertisers import PUBLISHED, industries
 from decisionllm.bidding.auctionnet_days import read_days
+from decisionllm.bidding.auctionnet_log import (
+    Log,
+    concatenate_logs,
+    format_periods,
+    log_files,
+    parse_periods,
+)
 from decisionllm.bidding.campaign import STATE, STEPS, Campaigns, context_numbers, score
 from decisionllm.bidding.days import Day, find_day_files, play_day, read_day
 from decisionllm.bidding.days import save_day as save_day
-from decisionllm.bidding.market import PUBLISHED, Market, industries
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.observation import (
     MIN_REMAINING,
     ObservationSpec,
@@ -163,14 +170,14 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
-    """See `datasets.store`. No text of the auction changes more than texts."""
+    """Return the options that decide the stored data, see `datasets.store`: a text changes texts alone."""
     if text in TEXTS:
         text = "informative"
     return {"text": text, **options}
 
 
 def replace_texts(store: Store, *, text: str = "none", **options: object) -> Store:
-    """See `datasets.store`."""
+    """Replace the task texts of a store, see `datasets.store`."""
     return with_texts(store, text, texts(facts_of(store), store.group, text=text))
 
 
@@ -300,7 +307,7 @@ def generate_log(*, periods: str, behaviour: str, seed: int) -> Log:
             repairs={},
         )
         days.append(day)
-    return auctionnet.concatenate_logs(days)
+    return concatenate_logs(days)
 
 
 @register("raw_export", "replay")
@@ -375,7 +382,7 @@ def relabel_log(log: Log, copies: int, seed: int = 0) -> Log:
         exposed_value=days.exposed_value * share,
         spend=np.minimum(days.spend, budget),
     )
-    return auctionnet.concatenate_logs([log, copied])
+    return concatenate_logs([log, copied])
 
 
 def round_to_three_digits(x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.market import Market, Roster, Traffic, scaled_traffic
+from decisionllm.bidding.market import Market, Roster
+from decisionllm.bidding.traffic import Traffic, scaled_traffic
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
@@ -55,12 +56,12 @@ class Day:
     sigmas: np.ndarray
 
     def split_by_step(self, rows: np.ndarray) -> list[np.ndarray]:
-        """(n, ...) -> T times (opportunities of the step, ...)."""
+        """Split rows (n, ...) by step: T arrays (opportunities of the step, ...)."""
         return np.split(rows, np.cumsum(self.volume)[:-1])
 
     @property
     def mean_price(self) -> np.ndarray:
-        """(T,) over a step's opportunities, currency; 0 where there are none."""
+        """Mean price over each step's opportunities, (T,) currency; 0 where there are none."""
         prices = self.split_by_step(self.market_price)
         return np.array([price.sum() / max(len(price), 1) for price in prices])
 

@@ -18,19 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.bidding.auctionnet import format_periods
+from decisionllm.bidding.advertisers import BUDGETS, CATEGORIES, TARGET_CPA, industries
 from decisionllm.bidding.auctionnet_dt import AuctionNetDT
+from decisionllm.bidding.auctionnet_log import format_periods
 from decisionllm.bidding.campaign import STEPS, Campaigns, score
 from decisionllm.bidding.dataset import facts, facts_by_task, nearest_returns, texts
 from decisionllm.bidding.days import Day, find_day_files, read_day
-from decisionllm.bidding.market import (
-    BUDGETS,
-    CATEGORIES,
-    TARGET_CPA,
-    Bidder,
-    BidderContext,
-    industries,
-)
+from decisionllm.bidding.market import Bidder, BidderContext
 from decisionllm.bidding.observation import (
     MIN_REMAINING,
     SIZE_EDGES,
@@ -264,7 +258,7 @@ class Auction(Env):
         return self.spec.features(self.states(), self.campaigns.context())
 
     def states(self, features: str = "repaired") -> np.ndarray:
-        """(N, 16), in the order of STATE"""
+        """State numbers (N, 16), in the order of STATE."""
         now = self.campaigns.now
         if now == STEPS:
             return self.campaigns.observe(0, 0, features=features)
@@ -292,7 +286,7 @@ class Auction(Env):
         return self.observe(), gains, ended, truncated
 
     def total_reward(self) -> np.ndarray:
-        """(N,) return so far"""
+        """Return so far, (N,)."""
         return self.spec.total_reward(self.campaigns)
 
     def outcomes(self) -> dict[str, np.ndarray]:

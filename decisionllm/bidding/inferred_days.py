@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 from scipy.special import ndtr
 
-from decisionllm.bidding.auctionnet import Log
+from decisionllm.bidding.auctionnet_log import Log
 from decisionllm.bidding.campaign import STATE, STEPS
 from decisionllm.bidding.days import GRID, Day
 from decisionllm.bidding.observation import MIN_REMAINING
@@ -38,7 +38,7 @@ SURE = 1000.0  # weight of the equation that chances sum to 1; a step's mean wei
 
 @dataclass(frozen=True)
 class PriceModel:
-    """How prices and values spread within a step.
+    """Distribution of prices and values within a step.
 
     Attributes:
         spread: standard deviation of an advertiser's values, in means.
@@ -112,7 +112,7 @@ def step_means(log: Log, name: str) -> np.ndarray:
 
 
 def fit_prices(log: Log) -> PriceModel:
-    """How prices and values spread in the log; arguments and errors as in `infer_days`."""
+    """Fit the distribution of prices and values in the log; arguments and errors as in `infer_days`."""
     bid, won, volume = select_counted_steps(log)
     if not len(bid):
         raise ValueError("expected steps with bids, prices and shares of won auctions, got none")
@@ -121,8 +121,11 @@ def fit_prices(log: Log) -> PriceModel:
 
 
 def select_counted_steps(log: Log) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each step whose bids all counted, (n,) each: the mean bid in mean prices, the share of the
-    opportunities that was won, and their number.
+    """Select the n steps whose bids all counted.
+
+    Returns:
+        The mean bid in mean prices, the share of the opportunities that was won, and the number of
+        opportunities, (n,) each.
     """
     value = log.states[:, :, STATE.index("value now")]
     price = step_means(log, "market price")
@@ -189,7 +192,7 @@ def build_inferred_day(
 def expected_curves(
     price: np.ndarray, value: np.ndarray, volume: np.ndarray, price_model: PriceModel
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What each multiplier of GRID costs, brings and wins in each step, see `days.Day`.
+    """Compute the expected cost, value and wins of each multiplier of GRID in each step, see `Day`.
 
     price: (T,) mean of each step; value: (T, N) means; volume: (T,) opportunities.
     """

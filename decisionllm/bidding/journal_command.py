@@ -8,6 +8,7 @@ from pathlib import Path
 
 from decisionllm.bidding.backup import restore
 from decisionllm.bidding.journal import Journal, explain_journal_errors
+from decisionllm.bidding.journal_checks import check_rows, prune_campaigns
 from decisionllm.checks import one_of
 from decisionllm.schema import Json
 
@@ -41,7 +42,7 @@ def report(config: Json) -> None:
 def verify(config: Json) -> None:
     """Compare every row with its checksum, and look for rows that are missing."""
     with closing(Journal(config["journal"], read_only=True)) as file:
-        check = file.check_rows()
+        check = check_rows(file)
     counts = f"{check.campaigns:,} campaigns, {check.ticks:,} ticks"
     if check.faults:
         shown = "; ".join(check.faults[:MAX_SHOWN])
@@ -56,7 +57,7 @@ def prune(config: Json) -> None:
     if not Path(config["journal"]).is_file():  # a server would make a new journal there
         raise ValueError(f"journal: expected a journal of a server, got {config['journal']}")
     with closing(Journal(config["journal"])) as file:
-        count = file.prune(time.time() - config["days"] * DAY)
+        count = prune_campaigns(file, time.time() - config["days"] * DAY)
     print(
         f"{config['journal']}: {count:,} campaigns that ended {config['days']:g} days ago removed"
     )

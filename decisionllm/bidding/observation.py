@@ -34,7 +34,7 @@ TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled", "served")
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """How a campaign becomes an observation, a reward and a task text.
+    """Specification of the observation, the reward and the task text of a campaign.
 
     Args:
         observation: `auctionnet`, AuctionNet's sixteen state numbers; `minimal`, the five of them
@@ -103,7 +103,7 @@ class ObservationSpec:
         return self.features(campaigns.observe(value, volume), campaigns.context())
 
     def total_reward(self, campaigns: Campaigns) -> np.ndarray:
-        """(N,) return so far, in reward units."""
+        """Return so far, (N,) in reward units."""
         if self.reward == "score":
             return score(campaigns.exposed_value, campaigns.spend, campaigns.target_cpa)
         if self.reward == "conversions":

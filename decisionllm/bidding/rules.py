@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decisionllm.bidding.advertisers import CATEGORIES, DATA, PUBLISHED, TARGET_CPA
 from decisionllm.bidding.campaign import STEPS
-from decisionllm.bidding.market import (
-    CATEGORIES,
-    DATA,
-    PUBLISHED,
-    TARGET_CPA,
-    Bidder,
-    BidderContext,
-    Roster,
-)
+from decisionllm.bidding.market import Bidder, BidderContext, Roster
 from decisionllm.checks import one_of
 
 BEHAVIOURS = ("reference", "shuffled_bidders", "constant_bidders")
@@ -131,7 +124,7 @@ class TrainedBidder(Bidder):
 
 
 def roster() -> Roster:
-    """The bidders of AuctionNet's 48 advertisers, see `auctionnet/README.md`.
+    """The bidders of AuctionNet's 48 advertisers, see `published/README.md`.
 
     BCQ, whose weights are not published, bids 95.
     """

@@ -12,10 +12,11 @@ import numpy as np
 from decisionllm.bidding import days
 from decisionllm.bidding.campaign import MEANS
 from decisionllm.bidding.days import Day
-from decisionllm.bidding.market import Market, scaled_traffic
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.observation import MIN_REMAINING
 from decisionllm.bidding.replay import PricedPeriod, price_period
 from decisionllm.bidding.rules import roster
+from decisionllm.bidding.traffic import scaled_traffic
 
 TOTALS = ("spend", "conversions", "exposed_value")  # sums over a step
 RESULTS = (*MEANS, *TOTALS, "volume")

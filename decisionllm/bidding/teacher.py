@@ -15,15 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from decisionllm.bidding.advertisers import BUDGETS, CATEGORIES, PUBLISHED, TARGET_CPA, industries
 from decisionllm.bidding.campaign import STEPS
 from decisionllm.bidding.days import GRID, Day
-from decisionllm.bidding.market import (
-    BUDGETS,
-    CATEGORIES,
-    PUBLISHED,
-    TARGET_CPA,
-    industries,
-)
 from decisionllm.bidding.observation import MIN_REMAINING
 from decisionllm.bidding.rules import OnlineLP
 from decisionllm.progress import tracked
@@ -59,7 +53,7 @@ class Curves:
     def interpolate(
         self, day: Tensor, advertiser: Tensor, step: int, multipliers: Tensor
     ) -> Tensor:
-        """(3, M) cost, value and wins of holding multipliers (M,) through a step.
+        """Interpolate cost, value and wins (3, M) of holding multipliers (M,) through a step.
 
         Between two multipliers of GRID they are linear in the logarithm.
         """
@@ -126,11 +120,11 @@ class Campaigns:
         return cost, value, won, made
 
     def score(self) -> Tensor:
-        """(M,) AuctionNet's score so far."""
+        """Return AuctionNet's score so far, (M,)."""
         return penalised_score(self.conversions, self.spend, self.limit)
 
     def features(self) -> Tensor:
-        """(M, 11) inputs of the network. No price is among them."""
+        """Return the inputs of the network, (M, 11). No price is among them."""
         t = self.step
         day = self.day
         curves = self.curves
@@ -162,7 +156,7 @@ def penalised_score(conversions: Tensor, spend: Tensor, limit: Tensor) -> Tensor
 
 
 def oracle(campaigns: Campaigns) -> Tensor:
-    """(M,) the multiplier of GRID that, held for the rest of this very day, would score most.
+    """Return the multipliers (M,) of GRID that, held for the rest of this very day, would score most.
 
     With conversions K and spend S so far, and cost C and value V of the rest of the day: the most
     of (K + V) min(1, (limit (K + V) / (S + C))^2) where C is at most the remaining budget. With
@@ -208,12 +202,12 @@ class Network(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """(M, 11) -> (M,) log(multiplier / limit)."""
+        """Map features (M, 11) to log(multiplier / limit), (M,)."""
         scaled = ((features - self.mean) / self.deviation).clamp(-6, 6)
         return torch.as_tensor(self.layers(scaled)[:, 0].clamp(-3, 1.5))
 
     def act(self, campaigns: Campaigns) -> Tensor:
-        """(M,) multipliers."""
+        """Return the multipliers, (M,)."""
         return campaigns.limit * torch.exp(self(campaigns.features()))
 
 

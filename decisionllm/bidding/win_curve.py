@@ -1,5 +1,5 @@
-"""How likely a first-price bid wins, from the results of earlier bids, and the bid with the highest
-expected surplus.
+"""Chance that a first-price bid wins, fitted to the results of earlier bids, and the bid with the
+highest expected surplus.
 
 In a first-price auction the winner pays its own bid, so that a bid of what an impression is worth
 gains nothing. The best bid b maximises (worth - b) x P(win | b). P is an isotonic regression of the
@@ -106,7 +106,7 @@ def fit(counts: WinCounts) -> WinCurve | None:
     size = int(counts.buckets[-1]) + margin + 1 - first
 
     def smooth(column: np.ndarray) -> np.ndarray:
-        """(K,) by known bucket -> (size,) by every bucket from `first`."""
+        """Smooth (K,) numbers of the buckets with results to (size,) numbers of all buckets."""
         dense = np.zeros(size)
         dense[counts.buckets - first] = column
         return np.convolve(dense, KERNEL, mode="same")

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from decisionllm.bidding.auctions import settle
 from decisionllm.bidding.campaign import (
     CONTEXT,
     STATE,
@@ -13,8 +14,9 @@ from decisionllm.bidding.campaign import (
     summarize_opportunities,
     summarize_step,
 )
-from decisionllm.bidding.market import Market, opportunities, settle
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.rules import TargetCPA
+from decisionllm.bidding.traffic import opportunities
 from tests.bidding.auctionnet_draws import dense
 
 RESULTS = {  # of steps 0 to 4, of one campaign

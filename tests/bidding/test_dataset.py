@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from decisionllm.bidding import auctionnet, teacher
-from decisionllm.bidding.auctionnet import TRAFFIC, TRAJECTORIES
+from decisionllm.bidding import auctionnet, auctionnet_columns, teacher
+from decisionllm.bidding.advertisers import PUBLISHED
+from decisionllm.bidding.auctionnet_columns import TRAFFIC, TRAJECTORIES
 from decisionllm.bidding.campaign import CONTEXT, STATE, Campaigns, score
 from decisionllm.bidding.dataset import (
     files,
@@ -27,9 +28,10 @@ from decisionllm.bidding.dataset import (
     save,
 )
 from decisionllm.bidding.days import find_day_files, read_day
-from decisionllm.bidding.market import PUBLISHED, Market, scaled_traffic
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.observation import ObservationSpec, task_text
 from decisionllm.bidding.rules import behaviour_roster
+from decisionllm.bidding.traffic import scaled_traffic
 from decisionllm.commands.data import card, data
 from decisionllm.datasets.store import prepare, write
 from tests.conftest import episode, make_store, near, node
@@ -465,7 +467,7 @@ def test_blocks_do_not_change_a_log_or_its_row_numbers(tmp_path, monkeypatch):
     b = put(tmp_path / "b.csv", trajectories(tmp_path))
     auctionnet.write(tmp_path / "c.parquet", auctionnet.read(b))
     whole = [auctionnet.read(path) for path in (a, b, tmp_path / "c.parquet")]
-    monkeypatch.setattr(auctionnet, "BLOCK", 1000)
+    monkeypatch.setattr(auctionnet_columns, "BLOCK", 1000)
     for path, before in zip((a, b, tmp_path / "c.parquet"), whole, strict=True):
         same_logs(before, auctionnet.read(path))
     for name, value, message in (
@@ -500,9 +502,9 @@ def test_a_log_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
         table, path, row_group_size=5000
     )
     del table
-    monkeypatch.setattr(auctionnet, "BLOCK", 1 << 18)
+    monkeypatch.setattr(auctionnet_columns, "BLOCK", 1 << 18)
     before, held = pa.total_allocated_bytes(), []
-    for _, columns in auctionnet.read_blocks(path, TRAFFIC, missing=True):
+    for _, columns in auctionnet_columns.read_blocks(path, TRAFFIC, missing=True):
         held.append(pa.total_allocated_bytes() - before)
         del columns
     assert len(held) > 20 and max(held) < size / 2
@@ -730,7 +732,7 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
     ids=["the whole file", "one row"],
 )
 def test_rows_that_repeat_are_refused(tmp_path, monkeypatch, repeated, message):
-    monkeypatch.setattr(auctionnet, "BLOCK", 2000)  # the second one is in another block
+    monkeypatch.setattr(auctionnet_columns, "BLOCK", 2000)  # the second one is in another block
     path = put(tmp_path / "log.csv", rows(traffic(), [*range(144), *repeated]))
     who = "log.csv: period 3, advertiser 0"
     with pytest.raises(ValueError, match=f"{who}: expected one row for each pvIndex of {message};"):
@@ -1185,7 +1187,7 @@ def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):
             gradient_campaigns=4,
         )
 
-    monkeypatch.setattr(teacher, "fit", counted)
+    monkeypatch.setattr(teacher, "fit_network", counted)
     taught = node(
         "dataset", "auction", path=str(tmp_path / "days"), behaviour="teacher", num_campaigns=5
     )

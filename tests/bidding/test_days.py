@@ -7,9 +7,9 @@ import pytest
 
 from decisionllm.bidding import days
 from decisionllm.bidding.days import GRID
-from decisionllm.bidding.market import scaled_traffic
 from decisionllm.bidding.replay import price_period
 from decisionllm.bidding.teacher import Campaigns, Curves
+from decisionllm.bidding.traffic import scaled_traffic
 from tests.conftest import near
 
 

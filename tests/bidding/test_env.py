@@ -11,20 +11,15 @@ import numpy as np
 import pytest
 
 from decisionllm.bidding import days
+from decisionllm.bidding.advertisers import PUBLISHED, industries
 from decisionllm.bidding.campaign import STATE, Campaigns, score
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.market import (
-    PUBLISHED,
-    Bidder,
-    Market,
-    industries,
-    opportunities,
-    scaled_traffic,
-)
+from decisionllm.bidding.market import Bidder, Market
 from decisionllm.bidding.observation import ObservationSpec, task_text
 from decisionllm.bidding.replay import price_period
 from decisionllm.bidding.rules import Constant, TargetCPA, roster
 from decisionllm.bidding.simulation import priced
+from decisionllm.bidding.traffic import opportunities, scaled_traffic
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from tests.bidding.test_dataset import put

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from decisionllm.bidding import auctionnet, days
+from decisionllm.bidding.auctionnet_log import Log
 from decisionllm.bidding.campaign import STATE, STEPS
 from decisionllm.bidding.days import GRID, find_day_files, read_day
 from decisionllm.bidding.inferred_days import (
@@ -50,7 +51,7 @@ def market():
     states[:, 1:, STATE.index("won")] = won.cumsum(1)[:, :-1] / before
     numbers = np.arange(ADVERTISERS)
     nothing = np.zeros((ADVERTISERS, STEPS))
-    return auctionnet.Log(
+    return Log(
         period=np.full(ADVERTISERS, 3),
         advertiser=numbers,
         category=numbers // 8,
@@ -147,10 +148,10 @@ def test_each_day_is_also_made_with_the_prices_and_volumes_of_the_others():
 def together(*logs):
     """A log with the rows of all of these."""
     columns = {}
-    for field in fields(auctionnet.Log):
+    for field in fields(Log):
         if field.name != "repairs":
             columns[field.name] = np.concatenate([vars(log)[field.name] for log in logs])
-    return auctionnet.Log(**columns, repairs={})
+    return Log(**columns, repairs={})
 
 
 def test_more_is_never_won_with_less():

@@ -10,14 +10,10 @@ from contextlib import closing
 import pytest
 
 from decisionllm.bidding import journal as journals
-from decisionllm.bidding.journal import (
-    DamagedRowError,
-    Journal,
-    end_campaign,
-    insert_campaign,
-    insert_tick,
-    open_sidecar,
-)
+from decisionllm.bidding.backup import copy_journal
+from decisionllm.bidding.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
+from decisionllm.bidding.sqlite_files import open_sidecar
 from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
@@ -170,7 +166,7 @@ def test_a_search_delays_no_other_read(tmp_path):
 
 
 def test_a_search_looks_at_so_many_campaigns_and_says_where_to_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(journals, "SEARCHED", 10)
+    monkeypatch.setattr(journals, "MAX_SEARCHED", 10)
     journal = Journal(tmp_path / "j")
     for i in range(25):
         named = SETTINGS | {"name": "shoes" if i in (3, 14) else f"hats {i}"}
@@ -272,7 +268,7 @@ def test_a_server_whose_link_is_led_to_another_journal_writes_no_more(tmp_path):
 
 def test_a_journal_with_a_hard_link_is_refused_unless_it_is_a_copy_to_read(tmp_path, capsys):
     journal = written(tmp_path / "j")
-    journal.backup(tmp_path / "copy")
+    copy_journal(journal, tmp_path / "copy")
     for name in ("j", "copy"):
         (tmp_path / f"{name}2").hardlink_to(tmp_path / name)
     named = r"expected a file with one name, got 2 hard links of .*/j2; copy it"
@@ -332,7 +328,7 @@ def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(
 
 
 def test_no_more_answers_are_kept_than_there_is_room_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(journals, "REMEMBERED", 2)
+    monkeypatch.setattr(journals, "MAX_REMEMBERED", 2)
     journal = written(tmp_path / "j", 1)
     for id in ("d", "e", "f"):
         journal.write([insert_campaign(id, None, SETTINGS)])

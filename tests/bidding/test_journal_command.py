@@ -8,18 +8,14 @@ from contextlib import closing
 
 import pytest
 
-from decisionllm.bidding import journal as journals
-from decisionllm.bidding.journal import (
-    SIDECAR_TABLES,
-    Journal,
-    end_campaign,
-    insert_campaign,
-    insert_tick,
-    open_sidecar,
-)
+from decisionllm.bidding import journal_checks
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal_checks import SIDECAR_TABLES
+from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server import reservations, shading, shadow
 from decisionllm.bidding.server.reservations import Reservations
 from decisionllm.bidding.server.shading import BidShading
+from decisionllm.bidding.sqlite_files import open_sidecar
 from tests.conftest import command
 
 try:
@@ -50,8 +46,8 @@ def test_a_sound_journal_is_verified_beside_a_server(tmp_path, capsys):
     assert command("journal", "verify", f"journal={tmp_path}/j") == 0
     assert "3 campaigns, 9 ticks: as they were written" in capsys.readouterr().out
     changed(tmp_path / "j", "UPDATE ticks SET sum = NULL WHERE step = 0")
-    assert command("journal", "action=verify", f"journal={tmp_path}/j") == 0
-    assert "3 of them without a checksum" in capsys.readouterr().out
+    assert command("journal", "action=verify", f"journal={tmp_path}/j") == 1
+    assert "3 faults in 3 campaigns, 9 ticks" in capsys.readouterr().err
     journal.close()
 
 
@@ -78,7 +74,7 @@ def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys):
 
 
 def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(journals, "PRUNED_AT_ONCE", 1)
+    monkeypatch.setattr(journal_checks, "PRUNE_BATCH", 1)
     old = time.time() - 31 * 86_400
     with monkeypatch.context() as then:
         then.setattr("time.time", lambda: old)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.journal import VERSION, Journal
+from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.journal_dataset import load
+from decisionllm.bidding.journal_rows import VERSION
 from decisionllm.bidding.observation import ObservationSpec
 from tests.bidding.server.in_process import CampaignManager
 from tests.bidding.server.test_auctionnet_strategy import OPTIONS, run

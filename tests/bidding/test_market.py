@@ -8,17 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decisionllm.bidding.advertisers import PUBLISHED
+from decisionllm.bidding.auctions import Draws, settle
 from decisionllm.bidding.campaign import MEANS
-from decisionllm.bidding.market import (
-    PUBLISHED,
-    Bidder,
-    Draws,
-    Market,
-    noise,
-    opportunities,
-    settle,
-)
+from decisionllm.bidding.market import Bidder, Market
 from decisionllm.bidding.rules import Constant, TargetCPA, roster
+from decisionllm.bidding.traffic import noise, opportunities
 from tests.bidding.auctionnet_draws import (
     AuctionNetDraws,
     auction,

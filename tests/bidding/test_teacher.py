@@ -8,7 +8,7 @@ import torch
 
 from decisionllm.bidding import days, teacher
 from decisionllm.bidding.days import GRID
-from decisionllm.bidding.market import BidderContext, scaled_traffic
+from decisionllm.bidding.market import BidderContext
 from decisionllm.bidding.teacher import (
     Campaigns,
     Curves,
@@ -16,6 +16,7 @@ from decisionllm.bidding.teacher import (
     oracle,
     pooled_online_lp,
 )
+from decisionllm.bidding.traffic import scaled_traffic
 
 FIRST, SECOND = 50, 100  # points of the grid
 

@@ -125,7 +125,7 @@ def read_outcomes(journal: Journal) -> tuple[list[Outcome], dict[str, int]]:
             answers = [tick["answer"] for tick in journal.ticks(campaign["id"])]
         except DamagedRowError:
             continue
-        models = {answer.get("model") for answer in answers}
+        models = {answer["model"] for answer in answers}
         if len(models) > 1:
             left_out["moved"] += 1
         elif answers:
@@ -141,7 +141,7 @@ def build_outcome(campaign: Json, last: Json) -> Outcome:
     target_cpa = campaign["target_cpa"]
     conversions, spend = last["conversions"], last["spend"]
     return Outcome(
-        model=last.get("model") or "unknown",
+        model=last["model"],
         kind=tuple(campaign[name] for name in KIND_SETTINGS),
         attainable=budget / target_cpa,
         spend=spend,
@@ -169,7 +169,7 @@ def summarize_model(outcomes: list[Outcome]) -> ModelSummary:
 
 
 def column(outcomes: Iterable[Outcome], name: str) -> np.ndarray:
-    """(n,) one number of each outcome."""
+    """Return one number of each outcome, (n,)."""
     return np.array([vars(outcome)[name] for outcome in outcomes], np.float64)
 
 
@@ -239,8 +239,8 @@ def compare_scores(
 def permuted_differences(
     scores: np.ndarray, expected: np.ndarray, n: int, rng: np.random.Generator, count: int
 ) -> np.ndarray:
-    """(count,) differences between n of the campaigns, drawn at random, and the others: what there
-    is without a difference of the models.
+    """Draw differences between n random campaigns and the others, (count,): the null distribution,
+    without a difference of the models.
     """
     size = len(scores)
 
@@ -256,7 +256,7 @@ def permuted_differences(
 def bootstrap_differences(
     scores: np.ndarray, expected: np.ndarray, n: int, rng: np.random.Generator, count: int
 ) -> np.ndarray:
-    """(count,) differences between bootstrap samples of the first n campaigns and of the others."""
+    """Draw differences between bootstrap samples of the first n campaigns and of the others, (count,)."""
     size = len(scores)
 
     def draw(count: int) -> np.ndarray:
@@ -273,7 +273,7 @@ def bootstrap_differences(
 
 
 def draw_in_batches(draw: Callable[[int], np.ndarray], count: int, n: int) -> np.ndarray:
-    """(count,) resamples of n campaigns."""
+    """Draw resamples of n campaigns in batches that fit into memory, (count,)."""
     most = batch_size(n)
     parts = [draw(min(most, count - done)) for done in range(0, count, most)]
     return np.concatenate(parts)

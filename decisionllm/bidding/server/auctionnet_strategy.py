@@ -191,7 +191,7 @@ def load_policy(run: str | Path) -> "Policy | ExportedPolicy":
 
 
 def step_values(history: dict[str, Arrays], step: int) -> np.ndarray:
-    """(n,) predicted conversion probabilities of a step."""
+    """Return the predicted conversion probabilities of a step, (n,)."""
     return np.asarray(history["historyPValueInfo"][step], np.float64).reshape(-1, 2)[:, 0]
 
 

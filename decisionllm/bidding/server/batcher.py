@@ -82,8 +82,9 @@ class Deadlines:
 
 
 class Batcher(Generic[Item, Result]):
-    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a
-    resulting exception is raised.
+    """Executes calls that come at about the same time in one batch, in a thread of its own.
+
+    `await batcher(item)` returns `work([item, ...])[i]`; a resulting exception is raised.
 
     Args:
         work: list of items -> list of results or exceptions.

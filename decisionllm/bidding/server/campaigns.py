@@ -17,8 +17,16 @@ from functools import partial
 
 import numpy as np
 
-from decisionllm.bidding import journal as journals
 from decisionllm.bidding.campaign_history import SETTINGS, Campaign
+from decisionllm.bidding.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal_rows import (
+    Entry,
+    end_by_tick,
+    end_campaign,
+    insert_campaign,
+    insert_tick,
+    move_campaigns,
+)
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
 from decisionllm.policy.policy import Policy
@@ -28,7 +36,7 @@ logger = logging.getLogger("decisionllm.bidding.server")
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
 Begin = Callable[[Sequence[Json], ObservationSpec], dict[str, Campaign]]
-Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
+Write = Callable[[list[Entry]], Awaitable[bool]]  # whether the first entry was new
 
 
 class RequestError(ValueError):
@@ -49,7 +57,7 @@ class RequestError(ValueError):
 class OtherModelError(RequestError):
     """A tick of a campaign that another model answers."""
 
-    def __init__(self, model: str | None, here: str) -> None:
+    def __init__(self, model: str, here: str) -> None:
         super().__init__(409, "id", f"the campaign is answered by model {model}, this is {here}")
         self.model = model
 
@@ -94,7 +102,7 @@ class CampaignManager:
         self,
         policy: Policy,
         observation: ObservationSpec,
-        journal: journals.Journal | None = None,
+        journal: Journal | None = None,
         *,
         name: str = "",
         cache_bytes: int = 0,
@@ -110,7 +118,7 @@ class CampaignManager:
         model = policy.model
         self.policy = policy
         self.observation = observation
-        self.journal = journal or journals.Journal()
+        self.journal = journal or Journal()
         self.name = name
         self.horizon = horizon or model.spec.horizon
         self.pacing = pacing
@@ -143,9 +151,8 @@ class CampaignManager:
                 f"horizon: expected at least {longest}, the steps of an open campaign in"
                 f" {self.journal.path}, got {self.horizon}; raise it, or end that campaign first"
             )
-        # version 1 of the journal did not know the model: such campaigns go on
         foreign = [row for row in open_models if row[0] not in (self.name, *beside)]
-        others = [f"{count} of {model}" for model, count, _ in foreign if model is not None]
+        others = [f"{count} of {model}" for model, count, _ in foreign]
         if others and not move:
             raise ValueError(
                 f"model: expected {self.name}, got open campaigns of another model in"
@@ -153,7 +160,7 @@ class CampaignManager:
                 " or let them go on with this model by move_campaigns=true"
             )
         for model, count, _ in foreign:
-            self.journal.write([journals.move_campaigns(self.name, model)])
+            self.journal.write([move_campaigns(self.name, model)])
             logger.warning("%d campaigns of %s go on with %s", count, model, self.name)
 
     # -- requests, which wait for decisions and writes --
@@ -178,7 +185,7 @@ class CampaignManager:
         """
         complete = self.check(settings)
         complete["text"] = Campaign.begin(complete, self.observation).task
-        is_new = await write([journals.insert_campaign(id, key, complete, self.name)])
+        is_new = await write([insert_campaign(id, key, complete, self.name)])
         record = self.journal.campaign(id) if is_new else self.journal.find_by_key(key or "")
         assert record is not None, "it was just written"
         if is_new:  # so that its first tick waits for no replay
@@ -205,7 +212,7 @@ class CampaignManager:
     async def close_async(self, id: str, write: Write) -> None:
         if self.journal.campaign(id) is None:
             raise RequestError(404, "id", "no such campaign")
-        await write([journals.end_campaign(id, "closed")])
+        await write([end_campaign(id, "closed")])
         self.campaigns.pop(id, None)
 
     # -- the steps of a tick --
@@ -272,7 +279,7 @@ class CampaignManager:
             raise RequestError(422, "coming", f"expected none: the campaign has {horizon} steps")
 
     def is_behind(self, id: str, index: int) -> bool:
-        """Whether a campaign is not in memory, or not as far as the journal: another process
+        """Return whether a campaign is not in memory, or not as far as the journal: another process
         answered its last ticks, or it was another model's.
         """
         campaign = self.campaigns.get(id)
@@ -322,16 +329,16 @@ class CampaignManager:
         fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
         return multiplier, None, fallback
 
-    def entries(self, pending: PendingTick) -> list[journals.Entry]:
+    def entries(self, pending: PendingTick) -> list[Entry]:
         """The entries that must be in the journal before the answer is sent.
 
         If its first entry is not new, another process was faster.
         """
         id = pending.campaign.id
         index = pending.request["index"]
-        entries = [journals.insert_tick(id, index, pending.text, pending.answer or "", self.name)]
+        entries = [insert_tick(id, index, pending.text, pending.answer or "", self.name)]
         if pending.last:
-            entries.append(journals.end_by_tick(entries[0]))
+            entries.append(end_by_tick(entries[0]))
         return entries
 
     def commit(self, pending: PendingTick) -> None:
@@ -377,14 +384,14 @@ class CampaignManager:
         begun = {} if begin is None else begin(records, self.observation)
         for record in reversed(records):
             # the journal logged the damage; the others are served
-            with suppress(journals.DamagedRowError):
+            with suppress(DamagedRowError):
                 campaign = begun.pop(record["id"], None) or self._begin_campaign(record)
                 self.remember_open(self._replay_from(record, campaign))
 
     def replay(
         self, id: str, changed: Mapping[str, object] = {}, *, until: int | None = None
     ) -> Campaign:
-        """`replay_from_journal` from its state in memory, and kept there while it is open."""
+        """Replay a campaign from its state in memory, and keep it there while it is open."""
         campaign = self.replay_from_journal(id, self.campaigns.get(id), changed, until=until)
         self.remember_open(campaign)
         return campaign

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic_core import to_json
 
-from decisionllm.bidding.journal import DamagedRowError, Journal, is_busy
+from decisionllm.bidding.journal import DamagedRowError, Journal
 from decisionllm.bidding.server import logs
 from decisionllm.bidding.server.campaigns import RequestError
 from decisionllm.bidding.server.openrtb import (
@@ -34,6 +34,7 @@ from decisionllm.bidding.server.reservations import (
     ReservationsError,
 )
 from decisionllm.bidding.server.shading import BidShading
+from decisionllm.bidding.sqlite_files import is_busy
 from decisionllm.schema import Json
 
 BID_EXPIRY_S = 60.0
@@ -135,7 +136,7 @@ class Exchange:
     async def _decide_in_time(
         self, request: BidRequest, arrived: float
     ) -> tuple[Json | None, str | None]:
-        """`_decided`, unless it is too late or a file cannot be read or written."""
+        """Decide, unless it is too late or a file cannot be read or written."""
         logs.note_campaign(request.ext.campaign)
         # before the work: under load the first requests are in time, not all are late
         if is_late(request, arrived):
@@ -337,7 +338,7 @@ def router(exchange: Exchange) -> APIRouter:
 
 
 def is_late(request: BidRequest, arrived: float) -> bool:
-    """Whether an answer sent now is too late for the exchange. arrived: see `Exchange.bid`."""
+    """Return whether an answer sent now is too late for the exchange. arrived: see `Exchange.bid`."""
     if not request.tmax:
         return False
     return time.monotonic() >= arrived + request.tmax / 1000 - RETURN_SECONDS

@@ -119,7 +119,7 @@ class Cache:
     def _assign_rows(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
     ) -> np.ndarray:
-        """(N,) rows that hold the pasts of these episodes: their own, or the least recently used
+        """Return the rows (N,) that hold the pasts of these episodes: their own, or the least recently used
         ones, restored.
         """
         misses = []
@@ -147,7 +147,7 @@ class Cache:
         return rows
 
     def _holds(self, session: Session, row: int, history: History, target: float) -> bool:
-        """Whether a row holds this past, except for the last reward and possibly the last
+        """Return whether a row holds this past, except for the last reward and possibly the last
         action. target: the history's target return; NaN: the predicted maximum.
         """
         t = len(history.actions)

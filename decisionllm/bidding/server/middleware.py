@@ -38,7 +38,7 @@ SHORT_BODY = 65_536  # most bytes of any other body
 
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Whether a server at this address is reachable from this machine only."""
+    """Return whether a server at this address is reachable from this machine only."""
     if host.lower().removesuffix(".") == "localhost":
         return True
     try:

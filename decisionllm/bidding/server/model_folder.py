@@ -58,7 +58,7 @@ class SavedChoice:
     runs: dict[str, str]
     choice: Choice
     before: Choice | None
-    move: bool = False  # as in files of before
+    move: bool
 
 
 class ModelFolder:
@@ -213,7 +213,7 @@ class ModelFolder:
         return parse_choice(self.choice_file.read_bytes())
 
     def has_model(self, name: str | None) -> bool:
-        """Whether the file names a model: a replica that has not loaded it is about to."""
+        """Return whether the file names a model: a replica that has not loaded it is about to."""
         with suppress(ValueError, OSError):
             saved = self.read()
             return saved is not None and name in saved.runs
@@ -275,7 +275,7 @@ def parse_choice(content: bytes) -> SavedChoice:
 
 
 def parse_shares(shares: Sequence[str]) -> Choice:
-    """["a:0.9", "b:0.1"] -> {"a": 0.9, "b": 0.1}.
+    """Parse shares of models: ["a:0.9", "b:0.1"] -> {"a": 0.9, "b": 0.1}.
 
     Raises:
         ValueError: a share is no number above 0, or they do not sum to 1.

@@ -93,7 +93,7 @@ class ModelChanges:
 
     @asynccontextmanager
     async def _lock_choice(self, patience: float = 0.0) -> AsyncIterator[bool]:
-        """See `ModelFolder.lock_choice`."""
+        """Lock the choice of models, see `ModelFolder.lock_choice`."""
         try:
             async with self.folder.lock_choice(patience) as free:
                 yield free

@@ -16,7 +16,8 @@ from hashlib import blake2b
 import numpy as np
 
 from decisionllm.bidding.campaign_history import Campaign
-from decisionllm.bidding.journal import DamagedRowError, move_campaign
+from decisionllm.bidding.journal import DamagedRowError
+from decisionllm.bidding.journal_rows import move_campaign
 from decisionllm.bidding.server.campaigns import CampaignManager, Write
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
 from decisionllm.policy.policy import Policy
@@ -139,7 +140,7 @@ class Models:
         campaigns = []
         for model in self.loaded.values():
             for campaign in model.campaigns.campaigns.values():
-                if campaign.model in (model.name, None):
+                if campaign.model == model.name:
                     campaigns.append(campaign)
         return campaigns
 

@@ -24,7 +24,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
 
     @routes.get("/healthz", tags=["server"])
     async def healthz() -> dict[str, str]:
-        """Whether the process is alive."""
+        """Return whether the process is alive."""
         return {"status": "ok"}
 
     @routes.get(
@@ -33,7 +33,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
         responses={503: {"model": schemas.Error, "description": "not yet"}},
     )
     async def readyz() -> dict[str, str]:
-        """Whether the model is loaded and has made a decision, and the journal can be written.
+        """Return whether the model is loaded and has made a decision, and the journal can be written.
 
         `degraded`: all but what is named is served, damaged rows or OpenRTB bids.
         """

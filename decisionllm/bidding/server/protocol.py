@@ -91,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request is complete and its answer is not."""
+        """Return whether a request is complete and its answer is not."""
         if self.pipeline:
             return True
         cycle = self.cycle

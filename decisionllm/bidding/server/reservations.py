@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from decisionllm.bidding.journal import (
+from decisionllm.bidding.sqlite_files import (
     check_same_file,
     file_identity,
     is_busy,
@@ -403,19 +403,9 @@ def open_file(path: str | Path) -> sqlite3.Connection:
         remedy="remove the file if it is damaged: what open bids may cost is then forgotten",
     ):
         file = open_sidecar(path, SCHEMA, wait=OPENING_WAIT)
-        _add_wins(file)
+        file.execute("SELECT won FROM totals LIMIT 0")  # an older file has no such column
         file.execute(f"PRAGMA busy_timeout={int(1000 * WAIT)}")
         return file
-
-
-def _add_wins(file: sqlite3.Connection) -> None:
-    """Add the sum of wins to the totals of a file that was made without it."""
-    has_wins = "SELECT 1 FROM pragma_table_info('totals') WHERE name = 'won'"
-    if file.execute(has_wins).fetchone():
-        return
-    with transaction(file):
-        if not file.execute(has_wins).fetchone():  # another process may have added it
-            file.execute("ALTER TABLE totals ADD COLUMN won INTEGER NOT NULL DEFAULT 0")
 
 
 def rewind(path: str | Path, last_step: Callable[[str], int]) -> None:
@@ -447,7 +437,7 @@ def new_id(now: float) -> str:
 
 
 def time_prefix(now: float) -> str:
-    """What the ids of a time, seconds since 1970, begin with."""
+    """Return the prefix of the ids of a time, seconds since 1970."""
     return f"{max(int(1000 * now), 0):011x}"
 
 

@@ -15,7 +15,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import Self
 
-from decisionllm.bidding.journal import DamagedRowError, Entry, Journal, JournalBusyError
+from decisionllm.bidding.journal import DamagedRowError, Journal, JournalBusyError
+from decisionllm.bidding.journal_rows import Entry
 from decisionllm.bidding.server import logs
 from decisionllm.bidding.server.batcher import Batcher, QueueFullError
 from decisionllm.bidding.server.campaigns import (
@@ -232,7 +233,7 @@ class Service:
             self.shadow.offer(id, request, task.result())
 
     def busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Return whether a request waits for its answer."""
         return bool(self.in_flight) or self.model.age > 0
 
     async def close(self, id: str) -> None:
@@ -289,7 +290,7 @@ class Service:
             trace.on_decided(timing)
 
     async def _write_now(self, entries: list[Entry]) -> bool:
-        """`_write_entries` within the deadline of a request that comes now."""
+        """Write entries within the deadline of a request that comes now."""
         return await self._write_entries(self.due(), entries)
 
     async def _write_entries(

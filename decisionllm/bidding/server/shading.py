@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.journal import open_sidecar, transaction
+from decisionllm.bidding.sqlite_files import open_sidecar, transaction
 from decisionllm.bidding.win_curve import WinCounts, WinCurve, bucket_numbers, fit
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
@@ -81,7 +81,7 @@ class BidShading:
             ) from error
 
     def bid(self, campaign: str, worth: float, *, most: float, floor: float) -> float:
-        """What to bid for an impression.
+        """Return the shaded bid for an impression.
 
         Args:
             campaign: its id.
@@ -194,7 +194,7 @@ def bucket_number(price: float) -> int:
 
 
 def is_plausible(price: float, won: bool, least: float) -> bool:
-    """Whether a least winning price can be: a bid at or above it wins. A tie may be lost."""
+    """Return whether a least winning price can be: a bid at or above it wins. A tie may be lost."""
     if not 0 < least < np.inf:
         return False
     return least <= price * (1 + 1e-9) if won else least >= price * (1 - 1e-9)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.bidding.journal import Journal, open_sidecar
+from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.campaigns import CampaignManager, PendingTick
 from decisionllm.bidding.server.kv_cache import Decision, DecisionRequest
+from decisionllm.bidding.sqlite_files import open_sidecar
 from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.bidding.campaign_history import SETTINGS, Campaign
-from decisionllm.bidding.journal import Journal, open_sidecar, split_batches, transaction
+from decisionllm.bidding.journal import Journal, split_batches
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.repeat_work import repeat_work
+from decisionllm.bidding.sqlite_files import open_sidecar, transaction
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")
@@ -80,7 +81,7 @@ class Snapshot:
         return campaigns
 
     def _read_rows(self, ids: Sequence[str], spec_name: str) -> dict[str, tuple[int, int, bytes]]:
-        """(step, checksum of the last tick, state) of campaigns, by id, as they were written for
+        """Read (step, checksum of the last tick, state) of campaigns, by id, as they were written for
         this specification.
         """
         marks = ", ".join("?" * len(ids))
@@ -128,10 +129,9 @@ class Snapshot:
         rows = []
         ticks = self.journal.tick_sums({one.id: one.step - 1 for one in campaigns})
         for campaign in campaigns:
-            tick = ticks.get(campaign.id)
-            if tick is None:  # a tick of version 1 has no checksum
+            if campaign.id not in ticks:  # the journal was replaced by one that lacks the tick
                 continue
-            head = campaign.id, campaign.step, spec_name(campaign.spec), tick
+            head = campaign.id, campaign.step, spec_name(campaign.spec), ticks[campaign.id]
             state = campaign.state().tobytes()
             rows.append((*head, state, checksum(*head, state)))
         with transaction(self.file):

@@ -82,7 +82,7 @@ class Tokens:
 
 
 def parse_tokens(content: bytes) -> list[tuple[bytes, Caller]]:
-    """(SHA-256 of the token, its caller) of each token of a file.
+    """Parse a file of tokens into pairs (SHA-256 of the token, its caller).
 
     Raises:
         ValueError: it is not TOML, or a field is wrong. The message holds no token.
@@ -100,7 +100,7 @@ def parse_tokens(content: bytes) -> list[tuple[bytes, Caller]]:
 
 
 def holds_plain_tokens(content: bytes) -> bool:
-    """Whether a file of tokens holds one itself, not digests alone; False if it is no such file."""
+    """Return whether a file of tokens holds one itself, not digests alone; False if it is no such file."""
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):

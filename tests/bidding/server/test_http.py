@@ -34,7 +34,8 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from decisionllm.bidding.journal import Journal, insert_campaign
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal_rows import insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.serve import serve
 from decisionllm.bidding.server import protocol as protocols
@@ -1373,7 +1374,7 @@ def test_a_replica_that_does_not_start_is_an_error():
 
 
 def test_replicas_that_die_again_or_hang_are_replaced(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(replicas, "HUNG", 0.5)
+    monkeypatch.setattr(replicas, "HUNG_SECONDS", 0.5)
     monkeypatch.setattr(replicas, "PAUSES", (0.0, 0.05, 0.1))
     replicas.run_replicas(lives, tmp_path, replicas=1)
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["0", "1", "2", "3"]

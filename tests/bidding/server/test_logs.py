@@ -132,7 +132,7 @@ def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(
     with logs.write_logs("none"):
         client.get("/healthz")
     assert not logs.writers and capsys.readouterr().err == ""
-    monkeypatch.setattr(logs, "WAITING", 2)
+    monkeypatch.setattr(logs, "MAX_WAITING", 2)
     writer = logs.Writer("json", stream := io.StringIO())
     for i in range(5):
         writer.handle(logging.makeLogRecord({"msg": f"{i}"}))

@@ -17,7 +17,8 @@ import torch
 from filelock import FileLock
 
 from decisionllm.bidding.campaign_history import SETTINGS
-from decisionllm.bidding.journal import Journal, insert_campaign
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal_rows import insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.serve import loaded, serve
 from decisionllm.bidding.server.app import create_app
@@ -309,7 +310,7 @@ def test_a_choice_that_cannot_be_served_stops_the_start(server):
 
 
 def test_replicas_follow_a_change(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
     with serving(server.app()) as first, serving(server.app()) as second:
         id = begun(first)
         ticked(first, id, 0, 0)
@@ -326,7 +327,7 @@ def test_replicas_follow_a_change(server, monkeypatch):
 
 
 def test_a_change_begins_with_the_last_one_of_all_replicas(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 3600)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 3600)
     with serving(server.app()) as first, serving(server.app()) as second:
         taken(first, "b")
         of_b = begun(first)
@@ -361,8 +362,8 @@ def test_a_change_waits_for_a_replica_that_follows_the_last_one(server, monkeypa
 
 
 def test_a_campaign_that_a_replica_opens_before_it_follows_is_moved(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED", 3600)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED_SECONDS", 3600)
     journal = Journal(server.path / "j")
     complete = dict.fromkeys(SETTINGS) | settings_of(0) | {"text": ""}
     with serving(server.app()) as client:
@@ -377,7 +378,7 @@ def test_a_campaign_that_a_replica_opens_before_it_follows_is_moved(server, monk
 def test_a_replica_that_follows_unloads_models_and_keeps_the_counts_of_their_caches(
     server, monkeypatch
 ):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
 
     def loaded(client):
         return {row["model"] for row in client.get("/v1/models").json()["models"]}
@@ -398,8 +399,8 @@ def test_a_replica_that_follows_unloads_models_and_keeps_the_counts_of_their_cac
 
 
 def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED", 0.0)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED_SECONDS", 0.0)
     began, looked = threading.Event(), threading.Event()
     made, load = server.model, ModelChanges._load
 
@@ -435,7 +436,7 @@ def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, m
 
 
 def test_a_replica_without_the_new_model_asks_to_try_again(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 3600)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 3600)
     with serving(server.app()) as first, serving(server.app()) as second:
         id = begun(first)
         ticked(first, id, 0, 0)

@@ -90,7 +90,7 @@ def test_a_restart_and_another_process_know_what_was_learned(tmp_path):
 
 
 def test_old_results_count_less(monkeypatch):
-    monkeypatch.setattr(module, "MEMORY", 200)
+    monkeypatch.setattr(module, "MAX_AUCTIONS", 200)
     shading = BidShading(expiry=60)
     learn(shading, 150, price=0.5, won=True)
     learn(shading, 150, price=0.51, won=False)

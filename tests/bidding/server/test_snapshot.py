@@ -89,7 +89,7 @@ def test_what_is_wrong_in_the_file_is_replayed(tmp_path, monkeypatch, statement)
 
 
 def test_many_campaigns_are_read_together_and_are_as_when_replayed(tmp_path, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.journal.READ_AT_ONCE", 3)
+    monkeypatch.setattr("decisionllm.bidding.journal.READ_BATCH", 3)
     manager, ids = played(Journal(tmp_path / "j"), (0, 1, 2, 3, 4, 5, 6, 7))
     snapshot_of(manager, tmp_path / "j").write([*manager.campaigns.values()])
     manager.tick(ids[2], **drawn(2, 2))  # after the snapshot

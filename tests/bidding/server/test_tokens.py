@@ -102,7 +102,7 @@ def test_a_token_is_rotated_without_a_restart(served, caplog):
 
 
 def test_a_change_is_found_while_the_server_runs(served, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.01)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.01)
     newer = "newer-0123456789abcdef"
     replaced(served.path, FILE.replace(BIDDER, newer))
     while served.post("/v1/act", json={}, headers=bearer(newer)).status_code == 401:
