@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+import decisionllm
 from decisionllm.schema import Json
 
-DATA = Path(__file__).parent / "published"
+DATA = Path(decisionllm.__file__).parent / "bidding" / "published"
 PUBLISHED: Json = json.loads((DATA / "constants.json").read_text(encoding="utf-8"))
 CATEGORIES: int = PUBLISHED["categories"]
 BUDGETS = np.array(PUBLISHED["budgets"], float)  # of the 48 published advertisers, currency

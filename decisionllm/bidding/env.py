@@ -157,7 +157,7 @@ class Auction(Env):
         self.observation_parts = [("observation", self.spec.size)]
         self.text = text
         self.draws = draws
-        self.replayed = protocol == "replay"
+        self.is_replay = protocol == "replay"
         self.path = path
         self.opportunities = opportunities
         self.days = sorted(ranges("env.periods", periods))
@@ -173,7 +173,7 @@ class Auction(Env):
             self.table_days = list(find_day_files(table_days, option="env.table_days").values())
         if not repeats:
             of_each_budget = len(self.days) * len(advertisers)
-            repeats = math.ceil(num_episodes / of_each_budget) if self.replay_from_journal else 1
+            repeats = math.ceil(num_episodes / of_each_budget) if self.is_replay else 1
 
         grid = np.meshgrid(self.factors, range(repeats), self.days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)  # (N,) each
@@ -199,7 +199,7 @@ class Auction(Env):
     def _advertisers(self, positions: str) -> list[int]:
         """The advertisers that are ours, see the option `positions`."""
         if not positions:
-            positions = "all" if self.replay_from_journal else MARKET_POSITIONS
+            positions = "all" if self.is_replay else MARKET_POSITIONS
         if positions == "all":
             positions = "0-47"
         return sorted(ranges("env.positions", positions, within=range(48)))
@@ -220,11 +220,11 @@ class Auction(Env):
 
     def _label(self, *, held_out: bool, text_of: str) -> str:
         """The protocol, as results name it."""
-        label = "replay" if self.replay_from_journal else "market"
+        label = "replay" if self.is_replay else "market"
         label += f" {format_periods(self.days)}"
         if self.draws == "expected":
             label += ", expected"
-        if self.replay_from_journal:
+        if self.is_replay:
             prices = self.day(self.days[0]).prices if self.path else "own market"
             label += f", {prices} prices"
         if held_out:
@@ -248,7 +248,7 @@ class Auction(Env):
         self.log: list[tuple[np.ndarray, ...]] = []
         total = self.opportunities
         self.simulation: PriceReplay | MarketSimulation
-        if self.replay_from_journal:
+        if self.is_replay:
             self.simulation = PriceReplay(self.entries, path=self.path, total=total, seed=seed)
         else:
             self.simulation = MarketSimulation(self.entries, total=total, seed=seed)
@@ -338,7 +338,7 @@ class Auction(Env):
         }
         if converted.any():
             results["cpa_ratio"] = round_mean((spend / limit)[converted] / conversions[converted])
-        if self.replay_from_journal:
+        if self.is_replay:
             day = np.searchsorted(self.days, period)
             _, best = best_constant(self.curves, day, advertiser, budget, limit)
             if best.any():
@@ -401,7 +401,7 @@ class Auction(Env):
         del bidders["Constant"]
         if self.table_days:
             bidders["OnlineLP, pooled"] = pooled_online_lp(map(read_day, self.table_days))
-        if self.replay_from_journal:
+        if self.is_replay:
             day = np.searchsorted(self.days, self.entries.period)
             advertiser = self.entries.advertiser
             best, _ = best_constant(self.curves, day, advertiser, self.budgets, self.target_cpa)

@@ -124,12 +124,12 @@ def test_one_campaign_does_not_see_another():
 
 @pytest.mark.parametrize("wrong", [[100.0, 0.0], [np.nan, 1.0], [[100.0], [1.0]], [-5.0, 1.0]])
 def test_a_campaign_without_a_budget_or_a_limit_is_refused(wrong):
-    for given in (
+    for values in (
         {"budgets": wrong, "target_cpa": [1.0, 1.0]},
         {"budgets": [1.0, 1.0], "target_cpa": wrong},
     ):
         with pytest.raises(ValueError, match="expected one number above 0 a campaign"):
-            Campaigns(**given)
+            Campaigns(**values)
 
 
 def test_the_score_by_hand():
@@ -144,12 +144,12 @@ def test_the_score_by_hand():
 
 
 def test_summary_gives_the_markets_numbers_to_the_last_bit():
-    kept = []
+    retained = []
 
     def keep(bids, values, *rest, **options):
         left, outcome = settle(bids, values, *rest, **options)
         made = dense(outcome)
-        kept.append(
+        retained.append(
             (
                 values,
                 left,
@@ -169,24 +169,24 @@ def test_summary_gives_the_markets_numbers_to_the_last_bit():
     market.reset(2)
     for step in range(3):
         market.step()
-        values, left, auction, impressions, made = kept[step]
+        values, left, auction, impressions, made = retained[step]
         assert len(values) > 300
         for i in (0, 9, 40):
-            given = summarize_step(
+            arguments = summarize_step(
                 values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price
             )
             alone = Campaigns(market.budgets[[i]], market.target_cpa[[i]])
-            alone.record(**given)
+            alone.record(**arguments)
             assert alone.means[0, :, 0].tolist() == market.campaigns.means[step, :, i].tolist()
-            assert (given["value"], given["volume"]) == summarize_opportunities(
+            assert (arguments["value"], arguments["volume"]) == summarize_opportunities(
                 values[:, i]
-            ) and given["volume"] == len(values)
-    assert any(made.rounds > 1 for *_, made in kept) and market.campaigns.spend[9] > 0, (
+            ) and arguments["volume"] == len(values)
+    assert any(made.rounds > 1 for *_, made in retained) and market.campaigns.spend[9] > 0, (
         "bids were taken back"
     )
     summaries = [
         summarize_step(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price)
-        for v, b, a, s, made in kept
+        for v, b, a, s, made in retained
     ]
     for name in ("spend", "conversions", "exposed_value"):
-        assert sum(given[name] for given in summaries) == getattr(market.campaigns, name)[9]
+        assert sum(arguments[name] for arguments in summaries) == getattr(market.campaigns, name)[9]

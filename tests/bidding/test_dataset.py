@@ -545,8 +545,8 @@ def changed(columns, name, row, value):
     return columns | {name: [value if i == row - 1 else x for i, x in enumerate(columns[name])]}
 
 
-def rows(columns, chosen):
-    return {name: [column[i] for i in chosen] for name, column in columns.items()}
+def rows(columns, selected):
+    return {name: [column[i] for i in selected] for name, column in columns.items()}
 
 
 IN_TRAFFIC = [
@@ -679,7 +679,7 @@ def test_an_advertiser_without_a_budget_is_refused(tmp_path):
 def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
     columns = trajectories(tmp_path)
     order = list(range(96))
-    for chosen, message in (
+    for selected, message in (
         (
             [*order[:20], *order[21:]],
             "row 21, timeStepIndex: period 3, advertiser 0: expected step 20, got 21",
@@ -702,9 +702,9 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            auctionnet.read(put(tmp_path / "log.csv", rows(columns, chosen)))
+            auctionnet.read(put(tmp_path / "log.csv", rows(columns, selected)))
     table = traffic()
-    for kept, message in (
+    for retained, message in (
         (
             lambda t: t != 20,
             "log.csv, timeStepIndex: period 3, advertiser 0: expected step 20, got 21",
@@ -718,7 +718,7 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
             auctionnet.read(
                 put(
                     tmp_path / "log.csv",
-                    rows(table, [i for i in range(144) if kept(table["timeStepIndex"][i])]),
+                    rows(table, [i for i in range(144) if retained(table["timeStepIndex"][i])]),
                 )
             )
 
@@ -1021,12 +1021,12 @@ def export(tmp_path, path, **options):
 def test_traffic_logs_become_replayable_days(tmp_path, capsys):
     for period in (3, 4):
         put(tmp_path / "logs" / f"{period}.csv", full_traffic(period))
-    found = export(tmp_path, tmp_path / "logs", periods="3")
+    result = export(tmp_path, tmp_path / "logs", periods="3")
     assert (
-        list(found) == [3]
+        list(result) == [3]
         and "period_3.npz, 72 opportunities, prices: logs" in capsys.readouterr().out
     )
-    day = found[3]
+    day = result[3]
     assert (
         day.volume.tolist() == [1, 2] * 24
         and day.market_price[:6].tolist() == [1, 2, 3, 3, 4, 5]
@@ -1102,14 +1102,14 @@ def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path,
 
 def test_days_of_our_own_market_are_those_of_its_prices(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
-    found = export(tmp_path, "", periods="3,5", behaviour="constant_bidders", seed=2)
+    result = export(tmp_path, "", periods="3,5", behaviour="constant_bidders", seed=2)
     market = Market(
         behaviour_roster("constant_bidders", 5, seed=2),
         traffic=lambda p: scaled_traffic(p, 2000),
         seed=2,
     ).play(5)
-    assert list(found) == [3, 5] and np.array_equal(
-        found[5].market_price, np.concatenate(market.market_prices)
+    assert list(result) == [3, 5] and np.array_equal(
+        result[5].market_price, np.concatenate(market.market_prices)
     )
     with pytest.raises(ValueError, match="export=replay: expected dataset=auction, got"):
         data({"dataset": node("dataset", "synthetic"), "export": "replay:x"})
@@ -1212,10 +1212,10 @@ def test_target_returns_come_from_similar_budgets_and_cpas():
         for budget in (100, 110, 1000, 1100)
         for limit in (10, 100)
     ]
-    found = nearest_returns(
+    result = nearest_returns(
         days, np.array([105.0, 1050.0, 105.0]), np.array([10.0, 90.0, 200.0]), 1.0, nearest=2
     )
-    assert found.tolist() == [21, 210, 111]
+    assert result.tolist() == [21, 210, 111]
     assert nearest_returns(days, np.array([105.0]), np.array([10.0]), 0.0, nearest=2).tolist() == [
         20
     ]
@@ -1272,11 +1272,11 @@ def test_observations_are_chosen_by_name(tmp_path):
         for o in ("auctionnet", "minimal")
     )
     columns = [*STATE, *CONTEXT]
-    kept = [
+    retained = [
         columns.index(name)
         for name in ("time left", "budget left", "value now", "volume now", "volume, all", *CONTEXT)
     ]
-    np.testing.assert_array_equal(minimal, every[:, kept])
+    np.testing.assert_array_equal(minimal, every[:, retained])
     context = episodes(path, observation="minimal", context_features="budget_and_cpa")[
         0
     ].observations
@@ -1337,11 +1337,11 @@ def test_relabelled_episodes_have_texts_and_rewards_of_their_budget(tmp_path):
 
 
 def test_paraphrased_texts_keep_the_informative_ones_and_save_their_facts():
-    source, known = (
+    source, entries = (
         load(path=str(TRAJECTORY_LOG), text=text) for text in ("paraphrased", "informative")
     )
     tasks = [e.task for e in source.episodes]
-    assert tasks == [e.task for e in known.episodes] and "wordings" not in known.info
+    assert tasks == [e.task for e in entries.episodes] and "wordings" not in entries.info
     _, _, category, budget, cpa, _ = source.info["campaigns"][0]
     assert (
         list(source.info["wordings"]) == list(dict.fromkeys(tasks))

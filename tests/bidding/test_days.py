@@ -52,9 +52,9 @@ def test_a_day_is_read_as_it_was_written(tmp_path):
     )
     for each in (day, other):
         days.save_day(tmp_path, each)
-        found = days.read_day(days.find_day_files(tmp_path, [each.period])[each.period])
-        assert all(np.array_equal(x, vars(found)[name]) for name, x in vars(each).items())
-        for (a, _), (b, _) in zip(found.traffic(), day.traffic(), strict=True):
+        result = days.read_day(days.find_day_files(tmp_path, [each.period])[each.period])
+        assert all(np.array_equal(x, vars(result)[name]) for name, x in vars(each).items())
+        for (a, _), (b, _) in zip(result.traffic(), day.traffic(), strict=True):
             assert np.array_equal(a, b)
     assert list(days.find_day_files(tmp_path)) == [2, 4]
 

@@ -120,10 +120,10 @@ def test_a_win_converts_as_often_as_its_value_says():
 
 def test_conversions_do_not_depend_on_the_winning_multiplier():
     values = np.full((400, 1), 0.5) / np.linspace(1, 2, 400)[:, None]
-    found = [
+    result = [
         bought(m, 1e9, values=values, sigma=0.05)["conversions"][0] for m in np.linspace(2, 4.1, 60)
     ]
-    assert (np.diff(found) >= 0).all() and found[0] == 0 and found[-1] > 100
+    assert (np.diff(result) >= 0).all() and result[0] == 0 and result[-1] > 100
 
 
 def test_spend_is_that_of_auctionnets_offline_evaluation():
@@ -371,27 +371,27 @@ def test_each_budget_has_a_row_with_its_own_metrics():
     for rows in parts.values():
         part = [episodes[i] for i in rows]
         conversions, spend, _ = results[rows].T
-        found, limit = env.metrics(part), env.target_cpa[rows]
-        assert found["conversions"] == pytest.approx(conversions.mean(), abs=1e-4)
-        assert found["budget_used"] == pytest.approx((spend / env.budgets[rows]).mean(), abs=1e-4)
+        result, limit = env.metrics(part), env.target_cpa[rows]
+        assert result["conversions"] == pytest.approx(conversions.mean(), abs=1e-4)
+        assert result["budget_used"] == pytest.approx((spend / env.budgets[rows]).mean(), abs=1e-4)
         some = conversions > 0
-        assert found["cpa_ratio"] == pytest.approx(
+        assert result["cpa_ratio"] == pytest.approx(
             (spend / limit)[some].dot(1 / conversions[some]) / some.sum(), abs=1e-4
         )
         over = [
             s > 0 and (n == 0 or s / n > limit[i])
             for i, (n, s) in enumerate(zip(conversions, spend, strict=True))
         ]
-        assert found["over_limit"] == pytest.approx(np.mean(over), abs=1e-4)
+        assert result["over_limit"] == pytest.approx(np.mean(over), abs=1e-4)
         scores = env.score(part)
-        assert found["by_category"]["2"] == pytest.approx(
+        assert result["by_category"]["2"] == pytest.approx(
             np.mean([*scores[16:24], *scores[64:72]]), abs=1e-4
         )
-        assert found["by_period"]["1"] == pytest.approx(scores[48:].mean(), abs=1e-4)
-        assert found["by_budget"]["small"] == pytest.approx(
+        assert result["by_period"]["1"] == pytest.approx(scores[48:].mean(), abs=1e-4)
+        assert result["by_budget"]["small"] == pytest.approx(
             scores[np.array(PUBLISHED["budgets"] * 2) < 2500].mean(), abs=1e-4
         )
-        assert len(found["by_category"]) == 6 and set(found["by_budget"]) == {
+        assert len(result["by_category"]) == 6 and set(result["by_budget"]) == {
             "small",
             "medium",
             "large",
@@ -472,8 +472,8 @@ def seeded(*numbers):
 def test_in_a_market_only_our_budget_is_another():
     env = Auction(1, protocol="market", periods="0", positions="5", budgets="0.5,1", **SMALL)
     env.reset(0)
-    found = [market.budgets / PUBLISHED["budgets"] for market, _ in env.simulation.markets]
-    assert [f[5] for f in found] == [0.5, 1] and all((np.delete(f, 5) == 1).all() for f in found)
+    result = [market.budgets / PUBLISHED["budgets"] for market, _ in env.simulation.markets]
+    assert [f[5] for f in result] == [0.5, 1] and all((np.delete(f, 5) == 1).all() for f in result)
     assert list(env.conditions("per_agent", False)) == ["market 0, 50 %", "market 0"]
 
 
@@ -651,9 +651,9 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
 
 def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
     env = Auction(1, text="paraphrased", periods="7", **SMALL)
-    known = Auction(1, text="informative", periods="7", **SMALL).tasks
+    entries = Auction(1, text="informative", periods="7", **SMALL).tasks
     assert (
-        env.tasks[0] == known[0]
+        env.tasks[0] == entries[0]
         and env.tasks[1].startswith("Category ")
         and len({*env.tasks}) == 48
     )
@@ -661,7 +661,7 @@ def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
         "by_kind" not in env.metrics(rollout(always(0.0), env, seed=0))
         and env.protocol == "replay 7, own market prices"
     )
-    assert Auction(1, text="paraphrased", periods="7", frames=1, **SMALL).tasks == known
+    assert Auction(1, text="paraphrased", periods="7", frames=1, **SMALL).tasks == entries
     held_out = Auction(1, text="paraphrased", wordings="held_out", periods="7", **SMALL)
     assert held_out.protocol == "replay 7, own market prices, held-out wordings" and not {
         *held_out.tasks

@@ -73,8 +73,8 @@ def test_means_of_steps_by_hand():
     log = market()
     states = log.states.copy()
     states[:, :4, STATE.index("won")] = [0, 4, 5, 4]
-    found = step_means(replace(log, states=states), "won")
-    assert found[0, :3] == pytest.approx([4, 6, 2]) and np.isnan(found[:, -1]).all()
+    result = step_means(replace(log, states=states), "won")
+    assert result[0, :3] == pytest.approx([4, 6, 2]) and np.isnan(result[:, -1]).all()
 
 
 def test_the_share_and_the_mean_above_a_value():
@@ -102,10 +102,10 @@ def test_steps_whose_bids_did_not_all_count_are_left_out():
 
 @pytest.mark.numeric
 def test_a_known_market_is_found_again():
-    found = fit_prices(market())
-    assert found.spread == pytest.approx(SPREAD)
-    assert found.mean == pytest.approx(1, abs=0.01) and found.chances.sum() == pytest.approx(1)
-    deviation = np.sqrt(found.chances @ (found.ratios - found.mean) ** 2)
+    result = fit_prices(market())
+    assert result.spread == pytest.approx(SPREAD)
+    assert result.mean == pytest.approx(1, abs=0.01) and result.chances.sum() == pytest.approx(1)
+    deviation = np.sqrt(result.chances @ (result.ratios - result.mean) ** 2)
     assert deviation == pytest.approx(0.2, abs=0.01)
 
 
@@ -122,9 +122,9 @@ def test_curves_are_those_of_drawn_opportunities():
         values = VALUE * rng.normal(1, SPREAD, (n, 1)).clip(0)
         prices = PRICE * (1 + step / STEPS) * rng.choice(RATIOS, n)
         drawn = days.multiplier_curves(values, prices)[:3]
-        for name, wanted in zip(("cost", "value", "won"), drawn, strict=True):
-            found = vars(day)[name][step, 7] * n / VOLUME
-            assert np.abs(found - wanted[0]).max() < 0.02 * wanted.max(), name
+        for name, expected in zip(("cost", "value", "won"), drawn, strict=True):
+            result = vars(day)[name][step, 7] * n / VOLUME
+            assert np.abs(result - expected[0]).max() < 0.02 * expected.max(), name
 
 
 def test_each_day_is_also_made_with_the_prices_and_volumes_of_the_others():
@@ -179,9 +179,9 @@ def test_auctionnets_own_log_says_how_its_market_spreads():
     """Eight advertisers of two periods. Values of its traffic spread by 0.45 of their mean, and the
     price that has to be beaten is a little above the least winning one of the log.
     """
-    found = fit_prices(auctionnet.read(LOG))
-    assert found.spread == pytest.approx(0.45, abs=0.06)
-    assert 1 < found.mean < 1.15
+    result = fit_prices(auctionnet.read(LOG))
+    assert result.spread == pytest.approx(0.45, abs=0.06)
+    assert 1 < result.mean < 1.15
 
 
 def test_days_of_a_trajectory_log_are_written_and_read(tmp_path):
@@ -192,8 +192,8 @@ def test_days_of_a_trajectory_log_are_written_and_read(tmp_path):
     data({"dataset": node("dataset", "auction", path=str(log)), **options})
     files = find_day_files(tmp_path / "days")
     assert list(files) == [3]
-    found = read_day(files[3])
-    near(found.won, next(infer_days(market(), prices="log")).won, 1e-4, scale=VOLUME)
-    assert Curves([found]).sums.isfinite().all()
+    result = read_day(files[3])
+    near(result.won, next(infer_days(market(), prices="log")).won, 1e-4, scale=VOLUME)
+    assert Curves([result]).sums.isfinite().all()
     with pytest.raises(ValueError, match="period 3: expected the opportunities of a day, got none"):
-        price_period(found)
+        price_period(result)

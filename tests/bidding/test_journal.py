@@ -139,9 +139,9 @@ def test_a_journal_that_was_removed_or_replaced_takes_no_write(tmp_path):
 def test_a_search_delays_no_other_read(tmp_path):
     """Its thread waits within SQLite, as long as the others need."""
     journal = written(tmp_path / "j", 3)
-    read, found = threading.Event(), []
+    read, result = threading.Event(), []
     connections = [x for x in vars(journal).values() if isinstance(x, sqlite3.Connection)]
-    search = threading.Thread(target=lambda: found.append(journal.list_latest(5, search="none")))
+    search = threading.Thread(target=lambda: result.append(journal.list_latest(5, search="none")))
     others = threading.Thread(
         target=lambda: (journal.campaign_and_answer("c"), journal.count_ticks("c"), read.set())
     )
@@ -162,7 +162,7 @@ def test_a_search_delays_no_other_read(tmp_path):
     read.set()
     search.join()
     others.join()
-    assert not late and found == [([], None)]
+    assert not late and result == [([], None)]
 
 
 def test_a_search_looks_at_so_many_campaigns_and_says_where_to_go_on(tmp_path, monkeypatch):
@@ -332,6 +332,6 @@ def test_no_more_answers_are_kept_than_there_is_room_for(tmp_path, monkeypatch):
     journal = written(tmp_path / "j", 1)
     for id in ("d", "e", "f"):
         journal.write([insert_campaign(id, None, SETTINGS)])
-    for id, kept in (("c", ["c"]), ("d", ["c", "d"]), ("e", ["d", "e"]), ("f", ["e", "f"])):
+    for id, retained in (("c", ["c"]), ("d", ["c", "d"]), ("e", ["d", "e"]), ("f", ["e", "f"])):
         assert journal.campaign_and_answer(id)[0]["id"] == id
-        assert list(journal._remembered) == kept
+        assert list(journal._remembered) == retained

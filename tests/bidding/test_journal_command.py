@@ -69,8 +69,8 @@ def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys):
     written(tmp_path / "j").close()
     changed(tmp_path / "j", statement)
     assert command("journal", "verify", f"journal={tmp_path}/j") == 1
-    said = capsys.readouterr().err
-    assert "faults in" in said and FAULTS[statement] in said
+    messages = capsys.readouterr().err
+    assert "faults in" in messages and FAULTS[statement] in messages
 
 
 def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkeypatch):
@@ -227,11 +227,11 @@ def test_a_journal_with_a_damaged_row_is_backed_up_and_restored_with_a_warning(t
     written(tmp_path / "j").close()
     changed(tmp_path / "j", "UPDATE ticks SET answer = 'x' WHERE campaign = 'b' AND step = 2")
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
-    said = "copy has 1 faults, as its journal had: tick 2 of campaign b is damaged"
-    assert said in caplog.text
+    messages = "copy has 1 faults, as its journal had: tick 2 of campaign b is damaged"
+    assert messages in caplog.text
     caplog.clear()
     assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
-    assert said in caplog.text
+    assert messages in caplog.text
     with closing(Journal(tmp_path / "j")) as journal:
         assert journal.tick("a", 2) == ('{"x": 9}', json.dumps(ANSWER))
 
@@ -297,5 +297,5 @@ def test_a_report_is_printed_as_text_or_json(tmp_path, capsys):
 
 def test_an_action_that_does_not_exist_is_named(tmp_path, capsys):
     assert command("journal", "action=burn", f"journal={tmp_path}/j") == 1
-    said = capsys.readouterr().err
-    assert "journal: expected one of report, verify, prune, restore, got 'burn'" in said
+    messages = capsys.readouterr().err
+    assert "journal: expected one of report, verify, prune, restore, got 'burn'" in messages

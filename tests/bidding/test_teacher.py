@@ -122,10 +122,10 @@ def test_the_best_constant_is_scored_with_draws():
     """48 expected conversions at a CPA of 20 and no limit in the way keep their mean; at the limit
     luck below it costs.
     """
-    chosen, score = best_constant(
+    selected, score = best_constant(
         Curves([steps()]), np.array([0, 0]), np.array([0, 7]), [2000, 2000], [1000, 20]
     )
-    assert chosen == pytest.approx([GRID[SECOND]] * 2) and score[0] == pytest.approx(48, abs=1e-3)
+    assert selected == pytest.approx([GRID[SECOND]] * 2) and score[0] == pytest.approx(48, abs=1e-3)
     drawn = np.random.default_rng(0).poisson(48, 200_000)
     assert score[1] == pytest.approx((drawn * np.minimum(1, drawn / 48) ** 2).mean(), rel=0.01)
 

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.numeric
 HALVES = WinCurve(np.array([0.25, 0.5, 1.0]), np.array([0.25, 0.5, 1.0]))
 
 
-def uniform_auctions(n, *, told):
+def uniform_auctions(n, *, response):
     """n auctions against one rival who bids uniformly from 0 to 1; P(win | b) = b."""
     rng = np.random.default_rng(0)
     bids, rival = rng.uniform(0.0, 1.0, (2, n))
-    least = rival if told else np.full(n, np.nan)
+    least = rival if response else np.full(n, np.nan)
     return counted(bids, bids > rival, least)
 
 
@@ -43,9 +43,9 @@ def test_where_nothing_better_is_known_the_bid_stays():
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["outcome", "price"])
-def test_against_a_uniform_rival_half_of_the_worth_is_bid(told):
+def test_against_a_uniform_rival_half_of_the_worth_is_bid(response):
     """(w - b) x b is highest at w / 2."""
-    curve = fit(uniform_auctions(20_000, told=told))
+    curve = fit(uniform_auctions(20_000, told=response))
     for worth in (0.3, 0.6, 0.9):
         assert curve.best_bid(worth, most=worth) == pytest.approx(worth / 2, rel=0.2)
     assert curve.chance(np.array([0.5]))[0] == pytest.approx(0.5, abs=0.05)

@@ -87,7 +87,7 @@ class CampaignRoutes:
     async def open_campaign(self, request: schemas.CampaignSettings) -> Response:
         """Open a campaign, or find the one that was opened with this key."""
         record = await self.service.open(request.model_dump(exclude={"key"}), request.key)
-        row = await asyncio.to_thread(self.service.journal.last, record["id"])
+        row = await asyncio.to_thread(self.service.journal.campaign_and_answer, record["id"])
         opened = schemas.Campaign(**add_status(*row or (record, None)))
         return json_response(opened.model_dump_json(), 201)
 

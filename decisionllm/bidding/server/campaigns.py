@@ -57,7 +57,7 @@ class RequestError(ValueError):
 class OtherModelError(RequestError):
     """A tick of a campaign that another model answers."""
 
-    def __init__(self, model: str, here: str) -> None:
+    def __init__(self, model: str | None, here: str) -> None:
         super().__init__(409, "id", f"the campaign is answered by model {model}, this is {here}")
         self.model = model
 

@@ -20,7 +20,7 @@ import numpy as np
 from decisionllm.bidding.campaign_history import SETTINGS, Campaign
 from decisionllm.bidding.journal import Journal, split_batches
 from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.bidding.server.repeat_work import repeat_work
+from decisionllm.bidding.server.repeated import repeat_work
 from decisionllm.bidding.sqlite_files import open_sidecar, transaction
 from decisionllm.schema import Json
 

@@ -170,9 +170,9 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
                 answers[i].append(json.loads(p.answer)["multiplier"])
                 now[i] += 1
     for i in range(7):
-        wanted = [by_hand(policy, i, answers[i], t) for t in range(STEPS)]
-        near(answers[i], wanted, scale=HIGH)
-        assert np.std(wanted) > 1
+        expected = [by_hand(policy, i, answers[i], t) for t in range(STEPS)]
+        near(answers[i], expected, scale=HIGH)
+        assert np.std(expected) > 1
     assert (
         manager.cache.counts["evictions"] > 10
         and manager.cache.counts["hits"] > 5
@@ -188,15 +188,15 @@ def test_a_window_of_one_step_without_text_needs_no_session(options):
     batched = CampaignManager(policy, plain, cache_bytes=10**8)
     ids = [[manager.open(**settings(i)) for i in range(5)] for manager in (alone, batched)]
     for t in range(3):
-        wanted = [alone.tick(id, **drawn(i, t))["multiplier"] for i, id in enumerate(ids[0])]
+        expected = [alone.tick(id, **drawn(i, t))["multiplier"] for i, id in enumerate(ids[0])]
         pending = [batched.admit(id, drawn(i, t)) for i, id in enumerate(ids[1])]
         decided = batched.decide([(p.campaign.id, p.campaign.history()) for p in pending])
-        near([action[0] for action, _ in decided], wanted, scale=HIGH)
-        for p, multiplier in zip(pending, wanted, strict=True):
+        near([action[0] for action, _ in decided], expected, scale=HIGH)
+        for p, multiplier in zip(pending, expected, strict=True):
             batched.answer(p, (np.array([multiplier]), None))
             batched.journal.write(batched.entries(p))
             batched.commit(p)
-    assert np.std(wanted) > 1 and not batched.cache.counts
+    assert np.std(expected) > 1 and not batched.cache.counts
 
 
 def test_a_manager_reads_only_the_ticks_that_another_one_answered(tmp_path, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_manager_reads_only_the_ticks_that_another_one_answered(tmp_path, monk
 
 def test_an_evicted_campaign_continues_with_the_same_answers(tmp_path):
     policy = policy_of()
-    wanted = play(CampaignManager(policy, SPEC), 3)
+    expected = play(CampaignManager(policy, SPEC), 3)
     manager = CampaignManager(policy, SPEC, Journal(tmp_path / "j"), max_campaigns=1)
     ids = [manager.open(**settings(i)) for i in range(3)]
     got = [[] for _ in range(3)]
@@ -225,18 +225,18 @@ def test_an_evicted_campaign_continues_with_the_same_answers(tmp_path):
             manager = CampaignManager(policy, SPEC, Journal(tmp_path / "j"), max_campaigns=1)
         for i in range(3):
             got[i].append(manager.tick(ids[i], **drawn(i, t))["multiplier"])
-    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_two_managers_share_one_journal(tmp_path):
     """Each tick may go to either, and may be repeated to the other."""
     policy = policy_of()
-    (wanted,) = play(CampaignManager(policy, SPEC))
+    (expected,) = play(CampaignManager(policy, SPEC))
     managers = [CampaignManager(policy, SPEC, Journal(tmp_path / "j")) for _ in range(2)]
     id = managers[0].open(**settings(0))
     for t in range(STEPS):
         first = managers[t // 2 % 2].tick(id, **drawn(0, t))
-        assert first["multiplier"] == wanted[t]
+        assert first["multiplier"] == expected[t]
         assert managers[1 - t // 2 % 2].tick(id, **drawn(0, t)) == first
     stale = CampaignManager(policy, SPEC, Journal(tmp_path / "j"))
     stale.replay(id)
@@ -532,11 +532,11 @@ def test_linear_pacing_spends_even_shares():
 
 def test_a_failing_model_is_replaced_by_linear_pacing():
     policy = policy_of()
-    (wanted,) = play(CampaignManager(policy, SPEC), steps=2)
+    (expected,) = play(CampaignManager(policy, SPEC), steps=2)
     for cache in (0, 10**8):
         manager = CampaignManager(policy, SPEC, cache_bytes=cache)
         id = manager.open(**settings(0))
-        near(manager.tick(id, **drawn(0, 0))["multiplier"], wanted[0], scale=HIGH)
+        near(manager.tick(id, **drawn(0, 0))["multiplier"], expected[0], scale=HIGH)
         weight = policy.model.head.out.weight
         whole = weight.data.clone()
         weight.data.fill_(torch.nan)
@@ -548,7 +548,7 @@ def test_a_failing_model_is_replaced_by_linear_pacing():
         assert after["fallback"] is None
         near(
             after["multiplier"],
-            by_hand(policy, 0, [wanted[0], answer["multiplier"]], 2),
+            by_hand(policy, 0, [expected[0], answer["multiplier"]], 2),
             scale=HIGH,
         )
         assert manager.counts["fallback", "model"] == 1

@@ -195,7 +195,7 @@ def serviced(policy, play, manager=None, **limits):
 def test_concurrent_campaigns_share_forwards():
     policy, sizes = policy_of(), []
     alone = CampaignManager(policy, SPEC)
-    wanted = [
+    expected = [
         [alone.tick(id, **drawn(i, t)) for t in range(4)]
         for i, id in enumerate([alone.open(**settings_of(i)) for i in range(12)])
     ]
@@ -209,7 +209,7 @@ def test_concurrent_campaigns_share_forwards():
         return await asyncio.gather(*(one(i, id) for i, id in enumerate(ids)))
 
     got = serviced(policy, play, on_batch=sizes.append, deadline=PATIENCE)
-    for mine, theirs in zip(got, wanted, strict=True):
+    for mine, theirs in zip(got, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             near(a["multiplier"], b["multiplier"], scale=HIGH)
             assert a["spend"] == b["spend"]
@@ -439,7 +439,7 @@ def test_a_replay_does_not_delay_other_requests():
             gate.wait(PATIENCE)
             return replayed(*given, **more)
 
-        manager.replayed = slow
+        manager.replay_from_journal = slow
         answers = []
         tick = threading.Thread(
             target=lambda: answers.append(client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)))
@@ -619,7 +619,7 @@ def test_a_write_that_hangs_is_answered_at_the_deadline_and_not_ready(tmp_path):
 def test_lists_wait_for_one_another_and_delay_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr("decisionllm.bidding.server.campaign_routes.LIST_WAIT", 0.01)
     journal = Journal(tmp_path / "j")
-    searching, gate, found = threading.Event(), threading.Event(), []
+    searching, gate, result = threading.Event(), threading.Event(), []
 
     def wait_at_gate():
         searching.set()
@@ -628,7 +628,7 @@ def test_lists_wait_for_one_another_and_delay_nothing_else(tmp_path, monkeypatch
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
         id = begun(client)
         search = threading.Thread(
-            target=lambda: found.append(client.get("/v1/campaigns?search=none").json())
+            target=lambda: result.append(client.get("/v1/campaigns?search=none").json())
         )
         journal._lister.set_progress_handler(wait_at_gate, 1)
         search.start()
@@ -641,7 +641,7 @@ def test_lists_wait_for_one_another_and_delay_nothing_else(tmp_path, monkeypatch
         assert "decisionllm_open_campaigns 1.0" in metrics
         listed = client.get("/v1/campaigns").json()["campaigns"]
         assert [campaign["id"] for campaign in listed] == [id]
-    assert found[0]["campaigns"] == []
+    assert result[0]["campaigns"] == []
 
 
 def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
@@ -667,29 +667,35 @@ def test_a_campaign_over_http_equals_the_manager(client):
     for t in range(STEPS):
         answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert answer.status_code == 200
-        wanted = alone.tick(mine, **drawn(3, t))
+        expected = alone.tick(mine, **drawn(3, t))
         scales = {"multiplier": HIGH, "return_to_go": policy_of().target_return}
-        assert answer.json() == wanted | {"model": "m1"} | {
-            name: pytest.approx(wanted[name], rel=0, abs=1e-5 * scale)
+        assert answer.json() == expected | {"model": "m1"} | {
+            name: pytest.approx(expected[name], rel=0, abs=1e-5 * scale)
             for name, scale in scales.items()
         }
         again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert again.content == answer.content
         answers.append(answer.json())
-    known = client.get(f"/v1/campaigns/{id}").json()
+    campaign = client.get(f"/v1/campaigns/{id}").json()
     fields = ("index", "multiplier", "return_to_go", "spend", "conversions", "fallback", "guards")
     fields += ("model",)
-    assert known["ticks"] == [{name: answer[name] for name in fields} for answer in answers]
-    assert (known["name"], known["status"], known["step"], known["horizon"], known["budget"]) == (
+    assert campaign["ticks"] == [{name: answer[name] for name in fields} for answer in answers]
+    assert (
+        campaign["name"],
+        campaign["status"],
+        campaign["step"],
+        campaign["horizon"],
+        campaign["budget"],
+    ) == (
         "shoes",
         "open",
         STEPS,
         STEPS,
         930,
     )
-    assert known["spend"] == known["ticks"][-1]["spend"] == wanted["spend"]
+    assert campaign["spend"] == campaign["ticks"][-1]["spend"] == expected["spend"]
     listed = client.get("/v1/campaigns").json()["campaigns"]
-    assert listed[0] == {name: value for name, value in known.items() if name != "ticks"}
+    assert listed[0] == {name: value for name, value in campaign.items() if name != "ticks"}
     assert client.delete(f"/v1/campaigns/{id}").json()["status"] == "ended"
     refused = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, STEPS) | {"coming": None})
     assert (refused.status_code, refused.json()["detail"][0]["loc"]) == (409, ["path", "id"])
@@ -720,10 +726,10 @@ def test_act_over_http_equals_policy_act_to_the_last_bit(client):
             zip(("observations", "actions", "rewards"), (x.tolist() for x in past), strict=True)
         )
         got = client.post("/v1/act", json=body | {"text": "Go.", "target_return": 4.0}).json()
-        wanted = policy.act_with_returns(
+        expected = policy.act_with_returns(
             [History(*(x.astype(np.float32) for x in past[:2]), past[2], 4.0, "Go.")]
         )
-        assert got == {"action": wanted[0][0].tolist(), "return_to_go": float(wanted[1][0])}
+        assert got == {"action": expected[0][0].tolist(), "return_to_go": float(expected[1][0])}
 
 
 def test_a_policy_of_other_data_acts_without_campaigns():
@@ -1246,7 +1252,7 @@ def fits(document, case):
 def test_generated_requests_cause_no_server_error(client, mode):
     """Every operation of the document, with bodies that fit it and bodies that do not."""
     document = schemathesis.openapi.from_url(str(client.base_url.join("/openapi.json")))
-    operations = [found.ok() for found in document.get_all_operations()]
+    operations = [result.ok() for result in document.get_all_operations()]
     open_campaign = begun(client)
     codes = set()
     if mode is schemathesis.GenerationMode.NEGATIVE:
@@ -1262,8 +1268,8 @@ def test_generated_requests_cause_no_server_error(client, mode):
             suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy(generation_mode=mode), known=strategies.booleans())
-        def call(case, known):
-            if known and "id" in (case.path_parameters or {}) and case.method != "DELETE":
+        def call(case, entries):
+            if entries and "id" in (case.path_parameters or {}) and case.method != "DELETE":
                 case.path_parameters["id"] = open_campaign
             answer = case.call()
             case.validate_response(answer, checks=CHECKS)
@@ -1378,9 +1384,9 @@ def test_replicas_that_die_again_or_hang_are_replaced(tmp_path, monkeypatch, cap
     monkeypatch.setattr(replicas, "PAUSES", (0.0, 0.05, 0.1))
     replicas.run_replicas(lives, tmp_path, replicas=1)
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["0", "1", "2", "3"]
-    said = [record.getMessage() for record in caplog.records]
-    assert "replica 0 ended with exit code 7; it is started again in 0 s" in said[0]
-    assert "replica 0 hangs" in said[1] and "exit code -9" in said[2] and "7" in said[3]
+    messages = [record.getMessage() for record in caplog.records]
+    assert "replica 0 ended with exit code 7; it is started again in 0 s" in messages[0]
+    assert "replica 0 hangs" in messages[1] and "exit code -9" in messages[2] and "7" in messages[3]
 
 
 def test_the_pause_before_a_new_start_grows():
@@ -1401,7 +1407,7 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     alone = CampaignManager(policy, ObservationSpec.from_info(policy.info["dataset"]))
     journal = f"journal={tmp_path}/j"
     mine = alone.open(**settings_of(0))
-    wanted = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
+    expected = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
     answers = []
     with program(run, journal, "cache_mb=0") as (process, client):
         id = begun(client)
@@ -1424,8 +1430,8 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
         ]
         assert client.get(f"/v1/campaigns/{id}").json()["step"] == STEPS
     got = [answer.json()["multiplier"] for answer in answers]
-    assert got[:4] == wanted[:4]
-    near(got, wanted, scale=policy.model.spec.high[0])
+    assert got[:4] == expected[:4]
+    near(got, expected, scale=policy.model.spec.high[0])
 
 
 @pytest.fixture(scope="module")
@@ -1436,7 +1442,7 @@ def shown(run, tmp_path_factory):
     path = tmp_path_factory.mktemp("shown")
     tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url="))
     block = PAGE.split("```python\n")[1].split("```")[0]
-    found = SimpleNamespace(path=path)
+    result = SimpleNamespace(path=path)
     with program(run, f"shadow={run}", f"journal={path}/j") as (process, client):
         url = str(client.base_url)
         lines = tour.split("```")[0].replace("http://127.0.0.1:8080", url.rstrip("/"))
@@ -1448,30 +1454,30 @@ def shown(run, tmp_path_factory):
             check=True,
             encoding="utf-8",
         )
-        found.tour = done.stdout.splitlines()
-        found.known = {}
+        result.tour = done.stdout.splitlines()
+        result.names = {}
         block = block.replace("runs/auction/nano-0", str(run))
-        exec(block.replace("http://127.0.0.1:8080", url), found.known)
-        found.again = found.known["remote"].bidding(
+        exec(block.replace("http://127.0.0.1:8080", url), result.names)
+        result.again = result.names["remote"].bidding(
             0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], []
         )
-        found.known["remote"].client.close()
-        found.model = client.get("/v1/model").json()
-        found.id = begun(client, horizon=2)
+        result.names["remote"].client.close()
+        result.model = client.get("/v1/model").json()
+        result.id = begun(client, horizon=2)
         first = client.post(
-            f"/v1/campaigns/{found.id}/tick",
+            f"/v1/campaigns/{result.id}/tick",
             json=drawn(0, 0),
             headers={"x-request-id": "first"},
         )
-        found.bid = first.json()["multiplier"]
-        while not (tick := client.get(f"/v1/campaigns/{found.id}").json()["ticks"][0])["shadow"]:
+        result.bid = first.json()["multiplier"]
+        while not (tick := client.get(f"/v1/campaigns/{result.id}").json()["ticks"][0])["shadow"]:
             time.sleep(0.05)
-        found.tick = tick
+        result.tick = tick
         for later in (drawn(0, 1), drawn(0, 2) | {"coming": None}):
-            client.post(f"/v1/campaigns/{found.id}/tick", json=later).raise_for_status()
+            client.post(f"/v1/campaigns/{result.id}/tick", json=later).raise_for_status()
         process.terminate()
-        found.logged = [json.loads(line) for line in process.stderr.read().splitlines()]
-    return found
+        result.logged = [json.loads(line) for line in process.stderr.read().splitlines()]
+    return result
 
 
 def test_the_tour_of_the_server_in_the_docs_works(shown):
@@ -1494,7 +1500,7 @@ def test_the_tour_of_the_server_in_the_docs_works(shown):
 @pytest.mark.numeric
 def test_the_docs_read_the_journal_and_serve_auctionnet(run, shown, tmp_path, capsys):
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", PAGE, re.M)
-    bids = shown.known["bids"]
+    bids = shown.names["bids"]
     assert bids.shape == (2,) and (bids > 0).all()
     near(shown.again, bids, scale=0.0007 * loading.load(run).model.spec.high[0])
     assert [verb for verb, _ in lines] == ["data", "train"]
@@ -1519,8 +1525,8 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, shown, tmp_path, ca
             )
             == 0
         )
-    told = re.search(r"\d+ in \d+ groups, \d+ steps", capsys.readouterr().out)
-    assert told[0] == "2 in 2 groups, 3 steps", "one of the tour, whose second has no result"
+    response = re.search(r"\d+ in \d+ groups, \d+ steps", capsys.readouterr().out)
+    assert response[0] == "2 in 2 groups, 3 steps", "one of the tour, whose second has no result"
 
 
 def test_a_shadow_and_the_logs_of_the_command(shown):

@@ -132,16 +132,18 @@ def test_open_campaigns_keep_their_model_and_new_ones_have_the_other(server):
     with serving(server.app()) as client:
         old = begun(client, 0)
         first = [ticked(client, old, 0, t) for t in range(2)]
-        told = taken(client, "b")
-        assert (told["checked"], told["moved"], told["before"]) == (1, 0, {"a@1": 1.0})
+        response = taken(client, "b")
+        assert (response["checked"], response["moved"], response["before"]) == (1, 0, {"a@1": 1.0})
         new = begun(client, 0)
-        kept = first + [ticked(client, old, 0, t) for t in range(2, 5)]
+        retained = first + [ticked(client, old, 0, t) for t in range(2, 5)]
         others = [ticked(client, new, 0, t) for t in range(5)]
-        for got, name in ((kept, "a"), (others, "b")):
-            wanted = [answer["multiplier"] for answer in alone(name, 0, 5)]
+        for got, name in ((retained, "a"), (others, "b")):
+            expected = [answer["multiplier"] for answer in alone(name, 0, 5)]
             assert {answer["model"] for answer in got} == {f"{name}@1"}
-            np.testing.assert_allclose([answer["multiplier"] for answer in got], wanted, rtol=1e-5)
-        assert kept[4]["multiplier"] != others[4]["multiplier"]
+            np.testing.assert_allclose(
+                [answer["multiplier"] for answer in got], expected, rtol=1e-5
+            )
+        assert retained[4]["multiplier"] != others[4]["multiplier"]
         listed = client.get("/v1/models").json()["models"]
         rows = [(row["model"], row["share"], row["open"]) for row in listed]
         assert rows == [("b@1", 1.0, 1), ("a@1", 0.0, 1)]
@@ -173,12 +175,12 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
             campaign = replayed.replay_from_journal(id, until=1)
             request = drawn(i, 1)
             campaign = campaign.advance(request["result"], request["coming"])
-            wanted = policy_named("b").act([campaign.history()])[0, 0]
-            assert moved[i]["multiplier"] == pytest.approx(float(wanted), rel=1e-4)
-        told = client.post("/v1/models/rollback", json={}).json()
-        assert (told["moved"], told["before"]) == (3, None)
+            expected = policy_named("b").act([campaign.history()])[0, 0]
+            assert moved[i]["multiplier"] == pytest.approx(float(expected), rel=1e-4)
+        response = client.post("/v1/models/rollback", json={}).json()
+        assert (response["moved"], response["before"]) == (3, None)
         assert {ticked(client, id, i, 2)["model"] for i, id in enumerate(ids)} == {"a@1"}
-        assert [row["model"] for row in told["models"]] == ["a@1"], "b answers nothing any more"
+        assert [row["model"] for row in response["models"]] == ["a@1"], "b answers nothing any more"
         again = client.post("/v1/models/rollback", json={})
         assert (again.status_code, again.json()["detail"][0]["loc"]) == (409, ["body", "models"])
 
@@ -187,10 +189,10 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
 def test_a_change_that_is_sent_twice_is_rolled_back_once(server, share):
     with serving(server.app(shares=["a:0.2", "c:0.4", "b:0.4"])) as client:
         for _ in range(2):
-            told = taken(client, "b", share=share)
-            assert told["before"] == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
-        told = client.post("/v1/models/rollback", json={}).json()
-        shares = {row["model"]: row["share"] for row in told["models"]}
+            response = taken(client, "b", share=share)
+            assert response["before"] == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
+        response = client.post("/v1/models/rollback", json={}).json()
+        shares = {row["model"]: row["share"] for row in response["models"]}
         assert shares == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
 
 
@@ -332,13 +334,16 @@ def test_a_change_begins_with_the_last_one_of_all_replicas(server, monkeypatch):
         taken(first, "b")
         of_b = begun(first)
         assert taken(second, "c", share=0.5)["before"] == {"b@1": 1.0}
-        told = first.post("/v1/models/rollback", json={}).json()
-        assert {row["model"]: row["share"] for row in told["models"]} == {"b@1": 1.0}
+        response = first.post("/v1/models/rollback", json={}).json()
+        assert {row["model"]: row["share"] for row in response["models"]} == {"b@1": 1.0}
         taken(second, "a", share=0.25)
     with serving(server.app()) as restarted:
-        told = restarted.get("/v1/models").json()
-        assert {row["model"]: row["share"] for row in told["models"]} == {"b@1": 0.75, "a@1": 0.25}
-        assert told["before"] == {"b@1": 1.0}
+        response = restarted.get("/v1/models").json()
+        assert {row["model"]: row["share"] for row in response["models"]} == {
+            "b@1": 0.75,
+            "a@1": 0.25,
+        }
+        assert response["before"] == {"b@1": 1.0}
         assert ticked(restarted, of_b, 0, 0)["model"] == "b@1"
 
 
@@ -411,10 +416,10 @@ def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, m
             raise ValueError("no run")
         return made(path, journal)
 
-    def noted(self, chosen):
-        if chosen.choice == {"a@1": 1.0}:
+    def noted(self, selected):
+        if selected.choice == {"a@1": 1.0}:
             looked.set()
-        return load(self, chosen)
+        return load(self, selected)
 
     with serving(server.app()) as first, serving(server.app()) as second:
         taken(first, "b")
@@ -572,9 +577,12 @@ def test_a_split_is_the_same_after_a_restart_and_has_its_shares(server):
     with serving(server.app(shares=shares)) as client:
         for i, id in enumerate(ids[:10]):
             assert ticked(client, id, i, 0)["model"] == models[id]
-        told = taken(client, "b", share=0.5)
-        assert {row["model"]: row["share"] for row in told["models"]} == {"a@1": 0.5, "b@1": 0.5}
-        assert told["before"] == {"a@1": 0.75, "b@1": 0.25}
+        response = taken(client, "b", share=0.5)
+        assert {row["model"]: row["share"] for row in response["models"]} == {
+            "a@1": 0.5,
+            "b@1": 0.5,
+        }
+        assert response["before"] == {"a@1": 0.75, "b@1": 0.25}
 
 
 def test_a_campaign_is_assigned_by_its_id_alone():

@@ -402,9 +402,9 @@ def test_trouble_is_marked_and_listed_first(served, page):
     page.open(str(served.base_url))
     assert page.until("#name", "dear") == "dear", "the first one that is open is shown"
     rows = [row.find_elements("css selector", "th, td") for row in page.all("#campaigns tr")]
-    said = [(cells[0].text, cells[1].text) for cells in rows]
+    messages = [(cells[0].text, cells[1].text) for cells in rows]
     over = "over target"
-    assert said == [("dear", f"open, {over}"), ("new", "open"), ("well", "open")] + [
+    assert messages == [("dear", f"open, {over}"), ("new", "open"), ("well", "open")] + [
         ("over", f"ended, {over}")
     ]
     assert [cell.text for cell in page.all("#campaigns .trouble")] == [f"open, {over}"]

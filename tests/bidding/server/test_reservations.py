@@ -38,9 +38,9 @@ class Turns:
 
     def __getattr__(self, name):
         async def call(*arguments, **options):
-            found = getattr(self.made, name)(*arguments, **options)
+            result = getattr(self.made, name)(*arguments, **options)
             await self.made.wait_written()
-            return found
+            return result
 
         return lambda *arguments, **options: asyncio.run(call(*arguments, **options))
 

@@ -80,12 +80,12 @@ def test_a_restart_and_another_process_know_what_was_learned(tmp_path):
     learn(first, 100, price=1.0, won=True)
     first.record_sent("c", ["late"], [1.0])
     second.settle("late", won=True, least=None)
-    found = bid(first)
-    assert found == bid(second) < 2.0
+    result = bid(first)
+    assert result == bid(second) < 2.0
     for each in (first, second):
         each.close()
     restarted = BidShading(tmp_path / "s", expiry=60)
-    assert bid(restarted) == found
+    assert bid(restarted) == result
     assert restarted.file.execute("SELECT SUM(won) FROM counts").fetchone() == (101,)
 
 
@@ -133,8 +133,8 @@ def test_only_first_prices_are_shaded_within_floor_and_limits():
     assert prices(at=2) == ([1000.0], []) and prices() == ([1000.0], [])
     assert prices(at=1) == ([400.0], [(1.0, 0.8, 0.0)]), "worth 50 x 0.02, at most 40 x 0.02"
     for floor in (500.0, 31.3324, 3.9421):  # of the last two, 1000 x the thousandth is less
-        found, [(_, _, least)] = prices(at=1, imps=[{"bidfloor": floor}])
-        assert found[0] >= floor and least == pytest.approx(floor / 1000)
+        result, [(_, _, least)] = prices(at=1, imps=[{"bidfloor": floor}])
+        assert result[0] >= floor and least == pytest.approx(floor / 1000)
     assert prices(at=1, imps=[{"bidfloor": 900.0}])[0] is None, "above what is bid at most"
 
 

@@ -150,13 +150,13 @@ def test_only_what_went_on_is_written_and_what_ended_forgotten(tmp_path):
     snapshot.write([*manager.campaigns.values()])
     assert rows == [ids, [ids[1]]]
     with closing(sqlite3.connect(tmp_path / "j.snapshot")) as file:
-        known = file.execute("SELECT id, step FROM campaigns ORDER BY step").fetchall()
-    assert known == [(ids[3], 1), (ids[2], 2), (ids[1], 3)]
+        entries = file.execute("SELECT id, step FROM campaigns ORDER BY step").fetchall()
+    assert entries == [(ids[3], 1), (ids[2], 2), (ids[1], 3)]
     manager.close(ids[1])
     snapshot_of(manager, tmp_path / "j").clean()
     with closing(sqlite3.connect(tmp_path / "j.snapshot")) as file:
-        known = file.execute("SELECT id FROM campaigns ORDER BY step").fetchall()
-    assert known == [(ids[3],), (ids[2],)]
+        entries = file.execute("SELECT id FROM campaigns ORDER BY step").fetchall()
+    assert entries == [(ids[3],), (ids[2],)]
 
 
 def test_a_server_writes_snapshots_and_starts_from_them(tmp_path, monkeypatch):

@@ -96,8 +96,8 @@ def test_a_token_is_rotated_without_a_restart(served, caplog):
     served.path.unlink()
     served.access.file.poll()
     assert served.get("/metrics", headers=bearer(READER)).status_code == 200
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 4 and all("what was read before counts" in line for line in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 4 and all("what was read before counts" in line for line in messages)
     assert newer not in caplog.text and "short" not in caplog.text
 
 
@@ -231,8 +231,8 @@ def test_a_change_of_permissions_is_seen_while_the_server_runs(tmp_path, caplog)
     for _ in range(2):
         access.file.poll()
     assert access.tokens.find(BIDDER.encode()) and not access.tokens.find(newer.encode())
-    (said,) = caplog.messages
-    assert "what was read before counts" in said and "chmod 600" in said
+    (message,) = caplog.messages
+    assert "what was read before counts" in message and "chmod 600" in message
     path.chmod(0o600)
     tmp_path.chmod(0o777)
     access.file.poll()
@@ -249,8 +249,8 @@ def test_tokens_that_everybody_may_read_are_named_once_and_digests_may_be_read(t
     replaced(path, FILE)
     written(path, FILE + "#", mode=0o644)
     access.file.poll()
-    (said,) = caplog.messages
-    assert f"all users of this machine may read them; chmod 600 {path}" in said
+    (message,) = caplog.messages
+    assert f"all users of this machine may read them; chmod 600 {path}" in message
     caplog.clear()
     digests = f'[reader]\nsha256 = "{sha256(READER.encode()).hexdigest()}"\nrights = ["read"]'
     TokenAccess(None, written(path, digests, mode=0o644))
@@ -268,8 +268,8 @@ def test_a_file_of_another_user_is_named_unless_that_is_root(tmp_path):
         return list_exposures(path, status, user=user, is_plain=True)
 
     assert exposures(owner=1000, user=1000) == [] == exposures(owner=0, user=1000)
-    (said,) = exposures(owner=1001, user=1000)
-    assert "belongs to user 1001, who may change it" in said and f"chown 1000 {path}" in said
+    (message,) = exposures(owner=1001, user=1000)
+    assert "belongs to user 1001, who may change it" in message and f"chown 1000 {path}" in message
 
 
 def test_a_long_word_is_refused_without_its_digest(monkeypatch):

@@ -59,9 +59,9 @@ def test_ticks_of_one_request_are_traced_each(traces, spans):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, traces=traces)) as client:
         ids = [client.post("/v1/campaigns", json=settings_of(i)).json()["id"] for i in range(3)]
         client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0) for id in ids}})
-        found = spans.get_finished_spans()
-    by_tick = {span.context.span_id: [] for span in found if span.name == "tick"}
-    for span in found:
+        result = spans.get_finished_spans()
+    by_tick = {span.context.span_id: [] for span in result if span.name == "tick"}
+    for span in result:
         if span.parent is not None:
             by_tick[span.parent.span_id].append(span.name)
     assert list(map(sorted, by_tick.values())) == [["journal", "model", "queue"]] * 3
