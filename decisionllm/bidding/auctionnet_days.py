@@ -28,7 +28,7 @@ from decisionllm.schema import differs
 
 def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
     """The replayable days of traffic logs, or of files of market prices of the published traffic,
-    `..._7.parquet` for period 7; of trajectory logs those that are inferred from each file.
+    `..._7.parquet` for period 7; of trajectory logs the days that are inferred from each file.
 
     A price file has the columns timeStepIndex and leastWinningCost, a row an opportunity, in order.
     Of a traffic log all rows of a file are held at once. An opportunity that lacks a number or one

@@ -15,7 +15,7 @@ from decisionllm.bidding.sqlite_files import connect_to_read, copy_database, res
 from decisionllm.files import atomic, explained
 from decisionllm.registry import Node
 
-# what a backup copies beside the journal,
+# files beside a journal that a backup copies with it
 SIDECAR_CONTENT = {
     "shadow": "the decisions of its shadow policy",
     "shading": "what bid shading learned",
@@ -58,7 +58,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
     with closing(Journal(copy, read_only=True)) as source:
         with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
             warn_of_faults(copy, check_rows(source))
-        # what is refused is refused before a long copy is made
+        # all refusals come before the long copy
         check_unused(journal)
         plan_renames(journal)
         bids = Path(f"{journal}.bids")

@@ -94,7 +94,8 @@ class Journal:
         self.path = resolve_path(path, read_only=read_only)
         self._opened_path = path  # where another file, or a link to one, may be put
         self.damaged: set[str] = set()  # rows that were found not to be as they were written
-        # what `campaign_and_answer` found at the version `_remembered_at`; threads change it without a lock
+        # results of `campaign_and_answer` at the version `_remembered_at`; threads change them
+        # without a lock
         self._remembered: OrderedDict[str, Row] = OrderedDict()
         self._remembered_at = -1
         self._writing = threading.Lock()

@@ -5,7 +5,7 @@ A campaign that bids its multiplier times the value wins where price / value is 
 multiplier. Opportunities are sorted by that ratio once; a bisection then finds how many are won,
 and only these are read. Source of the rules: AuctionNet (arXiv 2412.10798), `offline_eval`. It
 draws conversions again after each round in which it withdraws wins; the draws have no influence on
-what is withdrawn, so one draw gives the same distribution.
+the withdrawals, so one draw gives the same distribution.
 """
 
 from collections.abc import Sequence

@@ -323,7 +323,7 @@ def load_shadow(
 def loaded(
     config: Json, run: str | Path, *, part: str | None = None, **acting: object
 ) -> tuple[Policy, Json, Json]:
-    """A policy, its description, see `model_info`, and what is known of its dataset.
+    """Load a run: its policy, its description, see `model_info`, and the info of its dataset.
 
     Raises:
         ValueError: the run's agents decide in turn alone.

@@ -55,7 +55,7 @@ def create_app(
 
     Args:
         model_info: answer of /v1/model; run, model, dataset, fingerprint and more.
-        observation: what the policy was trained to observe; None: the app has no campaigns.
+        observation: the specification the policy was trained with; None: the app has no campaigns.
         journal: by default one in memory.
         token: with all rights; None or empty: requests of this machine alone are accepted.
         access: who may send a request, in place of `token`.
@@ -187,7 +187,7 @@ def lifespan(service: Service, parts: Sequence[Part]) -> Lifespan:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Answer every error in one form: where the fault is and what was expected."""
+    """Answer every error in one form: the place of the fault and the expected value."""
 
     @app.exception_handler(sqlite3.Error)
     async def _(request: Request, error: sqlite3.Error) -> Response:

@@ -183,7 +183,7 @@ class Batcher(Generic[Item, Result]):
             await asyncio.sleep(0)  # a timer would fire late on a busy machine
 
     def _take(self) -> list[Call[Item, Result]]:
-        """The next calls from the queue, without those that were cancelled."""
+        """Take the next calls from the queue, leaving out cancelled ones."""
         taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
         if not self.waiting:
             self.arrived.clear()

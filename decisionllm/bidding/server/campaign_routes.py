@@ -190,7 +190,7 @@ def add_status(record: Json, last: Json | None) -> Json:
 
 
 def add_page(app: FastAPI) -> None:
-    """Add the page of the campaigns and what it loads to an app."""
+    """Add the page of the campaigns and its style and script to an app."""
     for path, (name, media_type) in PAGE_FILES.items():
         app.add_route(f"/{path}", static_page(STATIC / name, media_type), include_in_schema=False)
 

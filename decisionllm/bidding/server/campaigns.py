@@ -85,7 +85,7 @@ class CampaignManager:
 
     Args:
         policy: deterministic (decode mode or mean), so that a restart gives the same answers.
-        observation: what the policy was trained to observe.
+        observation: the specification the policy was trained with.
         journal: by default one in memory.
         name: of the model, part of every answer; the journal keeps it with each campaign.
         cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that

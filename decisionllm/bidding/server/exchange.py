@@ -1,6 +1,6 @@
 """The routes of an exchange: bid requests, and notices of their results.
 
-A bid reserves its price, see `reservations`; what was paid is reported by the campaign's ticks.
+A bid reserves its price, see `reservations`; the price paid is reported by the campaign's ticks.
 """
 
 import math
@@ -144,7 +144,7 @@ class Exchange:
         unshaded: list[float] = []
         try:
             response, reason = self._decided(request, unshaded)
-            # what the answer costs is in the file before it is sent
+            # the cost of the answer is in the file before the answer is sent
             await self.open_bids.wait_written()
             if response is not None and is_late(request, arrived):  # the lock was waited for
                 await self._withdraw(response)

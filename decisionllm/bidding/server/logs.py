@@ -32,7 +32,7 @@ MAX_WAITING = 10_000  # most lines that wait to be written; further ones are dro
 SLOW = 0.1  # seconds; a slower request is logged whatever the share is
 WRITE_EVERY = 0.05  # seconds between two writes
 STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
-current: ContextVar[Json] = ContextVar("request")  # what is known of the request at work
+current: ContextVar[Json] = ContextVar("request")  # fields of the request at work
 
 
 def begin_request(header: bytes | None) -> str:

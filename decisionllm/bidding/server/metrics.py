@@ -182,7 +182,7 @@ def counter(name: str, help: str, values: Mapping[str, float], *labels: str) -> 
 
     Args:
         name: without the prefix of the package.
-        help: what is counted.
+        help: description of the count.
         values: by value of the label.
         labels: its name, at most one.
     """

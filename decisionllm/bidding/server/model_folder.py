@@ -51,7 +51,7 @@ class SavedChoice:
         command: model and shares that the command line gave: with others it counts instead.
         runs: run of each model of the choices; a name in the folder, or an absolute path.
         choice, before: see `Models`.
-        move: open campaigns of models that are not chosen go on with those that are.
+        move: open campaigns of models that are not chosen go on with the chosen models.
     """
 
     command: Json
@@ -114,7 +114,7 @@ class ModelFolder:
             raise ValueError(f"{name}: it cannot be loaded: {why}") from error
 
     def begin(self, models: Models) -> None:
-        """Load what was chosen last, or what the command line says if it was changed since.
+        """Load the last choice, or that of the command line if the command line was changed since.
 
         Raises:
             ValueError: the file of the choice, or a run, is not as it was.

@@ -39,7 +39,7 @@ class ModelChanges:
         self.service = service
         self.models = service.models
         self.folder = folder
-        self.lock = asyncio.Lock()  # of what this replica serves
+        self.lock = asyncio.Lock()  # guards the models that this replica serves
         self.changing = False  # this replica makes a change of its own
         self.models.is_coming = folder.has_model
 
@@ -182,8 +182,8 @@ class ModelChanges:
     async def _follow(self) -> SavedChoice | None:
         """Serve the last choice, in whatever replica it was made. Returns it; None: there is none.
 
-        The file is read here, within the lock: what was read before may be older than a change of
-        this replica.
+        The file is read here, within the lock: an earlier read may be older than a change of this
+        replica.
         """
         saved = await asyncio.to_thread(self.folder.read)
         if saved is not None:

@@ -35,7 +35,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
     async def readyz() -> dict[str, str]:
         """Return whether the model is loaded and has made a decision, and the journal can be written.
 
-        `degraded`: all but what is named is served, damaged rows or OpenRTB bids.
+        `degraded`: all is served except the named damaged rows or OpenRTB bids.
         """
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")

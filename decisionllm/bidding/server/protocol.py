@@ -2,7 +2,8 @@
 cannot occupy the server.
 
 uvicorn bounds the bytes of a request head for h11 alone, and never bounds pipelined requests or
-answers that nobody reads.
+answers that nobody reads. The server is the owner of these limits, so that it is safe without a
+proxy; nginx of deploy/ adds TLS and limits for each address.
 """
 
 import asyncio
@@ -171,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class JoinedWrites:
-    """A transport that joins what is written in one turn of the event loop.
+    """A transport that joins all writes of one turn of the event loop.
 
     uvicorn writes the head and the body of an answer apart; each write is a call of the system, a
     packet and a client that wakes up.

@@ -81,7 +81,7 @@ def run_replicas(serve: Callable[..., None], *arguments: object, replicas: int) 
 
 
 def running_processes(replicas: Sequence[Replica]) -> list[SpawnProcess]:
-    """Their processes, without those that wait for a new start."""
+    """Return the processes of replicas, leaving out replicas that wait for a new start."""
     return [replica.process for replica in replicas if replica.process is not None]
 
 

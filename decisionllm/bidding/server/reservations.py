@@ -56,13 +56,13 @@ CREATE TABLE IF NOT EXISTS totals (
     won INTEGER NOT NULL DEFAULT 0  -- paid for all wins so far whose price is known
 ) WITHOUT ROWID;
 """
-# what was spent before the tick of a step is in the result of that tick
+# the result of a tick holds all spend before that tick
 SPENT = "CASE WHEN step < :step THEN 0 ELSE spent END"
 RESERVE = f"""
 INSERT INTO totals (campaign, open, spent, step) VALUES (:campaign, :total, 0, :step)
 ON CONFLICT (campaign) DO UPDATE
 SET open = open + :total, spent = {SPENT}, step = :step
--- what was spent before a later tick is no longer here: the budget of an earlier one is not known
+-- spend before a later tick is no longer here: the budget of an earlier tick is not known
 WHERE step <= :step AND open + MAX({SPENT}, won - :reported) + :total <= :most
 """
 SETTLE = f"""
@@ -116,7 +116,7 @@ class TurnTransaction:
             self._roll_back(error)
 
     async def wait_written(self) -> None:
-        """Wait until what this turn wrote is in the file.
+        """Wait until the writes of this turn are in the file.
 
         Raises:
             sqlite3.Error: nothing of it is.
@@ -283,7 +283,7 @@ class Reservations:
             return self._settle_open(id, step, paid) or self._settle_again(id, step, paid)
 
     async def wait_written(self) -> None:
-        """Wait until what was reserved and settled in this turn of the event loop is in the file.
+        """Wait until all reservations and results of this turn of the event loop are in the file.
 
         Raises:
             ReservationsError: nothing of it is.
@@ -308,7 +308,7 @@ class Reservations:
                 self._settle_open(id, steps[campaign], math.inf)
 
     def _settle_open(self, id: str, step: int, paid: float) -> bool:
-        """Free the price of a bid and add what it cost to what was spent since the last tick.
+        """Free the price of a bid and add its cost to the spend since the last tick.
 
         Args:
             id: of the bid.

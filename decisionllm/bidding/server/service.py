@@ -249,7 +249,7 @@ class Service:
 
         Args:
             before: the choice that a rollback goes back to.
-            move: open campaigns of models that are not chosen go on with those that are.
+            move: open campaigns of models that are not chosen go on with the chosen models.
 
         Returns:
             The number of campaigns that were moved.
@@ -358,7 +358,7 @@ class Service:
         return RequestError(503, "queue", "too many requests are waiting; try again")
 
     def _write(self, requests: list[WriteRequest]) -> list[bool | Exception]:
-        """Write the entries of several requests in one transaction, without those that gave up.
+        """Write the entries of several requests in one transaction, leaving out requests that gave up.
 
         Returns of each whether its first entry was new, or why it was not written.
         """

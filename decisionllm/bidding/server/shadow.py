@@ -40,9 +40,9 @@ class Shadow:
 
     Args:
         policy: deterministic, see `CampaignManager`.
-        observation: what this policy was trained to observe.
+        observation: the specification this policy was trained with.
         journal: of the server.
-        answering: what the answering policy observes.
+        answering: the specification of the answering policy.
         name: of this model.
         max_queue: most ticks that wait; further ones are dropped and counted.
         options: of CampaignManager.

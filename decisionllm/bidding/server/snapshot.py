@@ -110,7 +110,7 @@ class Snapshot:
         await asyncio.to_thread(self.write, self.in_memory())
 
     def write(self, campaigns: list[Campaign]) -> None:
-        """Write the campaigns that went on since they were written, and forget those that ended."""
+        """Write the campaigns that went on since the last write, and forget ended ones."""
         now = {campaign.id for campaign in campaigns}
         changed = [one for one in campaigns if one.step and self.written.get(one.id) != one.step]
         # the last write waits for one that a stop interrupted

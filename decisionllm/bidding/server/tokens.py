@@ -56,7 +56,7 @@ class Tokens:
 
     def load(self, content: bytes) -> None:
         """Replace the tokens of the file by these. A caller of the same name, rate and burst keeps
-        what it has used of its limit.
+        its used part of the limit.
 
         Raises:
             ValueError: the content is no file of tokens; nothing is replaced.

@@ -24,7 +24,7 @@ class WatchedFile:
 
     Args:
         path: of the file.
-        take: called with the bytes, in a thread. A ValueError refuses them: what was taken before
+        take: called with the bytes, in a thread. A ValueError refuses them: the content taken before
             stays, and the log names the reason once.
         check: called with the status of the file and the bytes before they are taken. A ValueError
             refuses them likewise.
