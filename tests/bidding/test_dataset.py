@@ -7,13 +7,14 @@ import csv
 import gzip
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from decisionllm.bidding import auctionnet, auctionnet_columns, teacher
+from decisionllm.bidding import auctionnet, auctionnet_columns, dataset, teacher
 from decisionllm.bidding.advertisers import PUBLISHED
 from decisionllm.bidding.auctionnet_columns import TRAFFIC, TRAJECTORIES
 from decisionllm.bidding.campaign import CONTEXT, STATE, Campaigns, score
@@ -1221,13 +1222,14 @@ def test_target_returns_come_from_similar_budgets_and_cpas():
     ]
 
 
-@pytest.mark.slow
-def test_a_generated_log_survives_its_export(tmp_path):
+def test_a_generated_log_survives_its_export(tmp_path, monkeypatch):
+    small_market = partial(Market, traffic=partial(scaled_traffic, total=2000))
+    monkeypatch.setattr(dataset, "Market", small_market)
     store = write(
         tmp_path / "store",
         load(periods="3", behaviour="shuffled_bidders", context_features="progress", seed=5),
     )
-    period = Market(behaviour_roster("shuffled_bidders", 3, seed=5), seed=5).play(3)
+    period = small_market(behaviour_roster("shuffled_bidders", 3, seed=5), seed=5).play(3)
     assert (
         store.info["name"] == "auction@market-shuffled_bidders-seed5-periods-3"
         and len(store.lengths) == 48

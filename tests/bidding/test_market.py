@@ -23,8 +23,6 @@ from tests.bidding.auctionnet_draws import (
 
 pytestmark = pytest.mark.numeric
 
-pytestmark = pytest.mark.numeric
-
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 CERTAIN = {"exposure": (1.0, 1.0, 1.0)}
 

@@ -20,8 +20,6 @@ from decisionllm.bidding.rules import (
 
 pytestmark = pytest.mark.numeric
 
-pytestmark = pytest.mark.numeric
-
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 
 

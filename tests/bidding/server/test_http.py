@@ -37,7 +37,7 @@ from schemathesis.checks import (
 from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.journal_rows import insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.bidding.serve import serve
+from decisionllm.bidding.serve import application, serve
 from decisionllm.bidding.server import protocol as protocols
 from decisionllm.bidding.server import replicas, schemas
 from decisionllm.bidding.server.app import create_app
@@ -58,7 +58,6 @@ from tests.bidding.server.test_campaigns import HIGH, SPEC, STEPS, drawn, policy
 from tests.bidding.server.test_campaigns import settings as settings_of
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 PAGE = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
 MODEL_INFO = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
 
@@ -1286,34 +1285,6 @@ def test_generated_requests_cause_no_server_error(client, mode):
 # -- the command --
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of the auction, trained for two steps."""
-    path = tmp_path_factory.mktemp("auction")
-    words = (
-        "dataset=auction",
-        f"dataset.path={FIXTURES}/trajectories_period-7.csv.gz",
-        "head=gaussian",
-        "dataset.observation=minimal",
-        "dataset.context_features=budget_and_cpa",
-        "dataset.reward=expected_value",
-        "objective=max_return",
-        "objective.expectile=0.9",
-        "window=16",
-        "steps=2",
-        "optim.warmup=1",
-        "optim.batch_size=8",
-        "optim.precision=no",
-        "log.tracker=none",
-        "data.held_out=0",
-        "log.validation_batches=1",
-        f"cache_dir={path}/data",
-        f"run={path}/run",
-    )
-    assert command("train", *words, *NANO) == 0
-    return path / "run"
-
-
 def ready(client):
     """Whether the server can answer; replicas listen later than their program says where."""
     try:
@@ -1357,13 +1328,19 @@ def program(run, *words, **environment):
         process.communicate()
 
 
+def restarted(run, **options):
+    """The app of `decisionllm serve` in this process, which need not be started anew."""
+    defaults = {"run": str(run), "deadline_ms": 1000 * PATIENCE, "log": "none"}
+    return application(with_defaults("serve", defaults | options))
+
+
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
-def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
+def test_replicas_give_one_campaign_the_same_answers(trained_run, tmp_path):
     """Each tick is sent on a connection of its own, which goes to either replica."""
-    policy = loading.load(run)
+    policy = loading.load(trained_run)
     alone = CampaignManager(policy, ObservationSpec.from_info(policy.info["dataset"]))
     mine = alone.open(**settings_of(0))
-    with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
+    with program(trained_run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
         id = begun(client)
         for t in range(STEPS):
             answer = client.post(
@@ -1401,15 +1378,14 @@ def test_the_pause_before_a_new_start_grows():
 
 
 @pytest.mark.numeric
-def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
+def test_a_killed_server_continues_with_the_same_answers(trained_run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
-    policy = loading.load(run)
+    policy = loading.load(trained_run)
     alone = CampaignManager(policy, ObservationSpec.from_info(policy.info["dataset"]))
-    journal = f"journal={tmp_path}/j"
     mine = alone.open(**settings_of(0))
     expected = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
     answers = []
-    with program(run, journal, "cache_mb=0") as (process, client):
+    with program(trained_run, f"journal={tmp_path}/j", "cache_mb=0") as (process, client):
         id = begun(client)
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4)]
         # the next one is sent without waiting for its answer
@@ -1421,7 +1397,7 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
             )
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with program(run, journal) as (_, client):  # and with a cache
+    with serving(restarted(trained_run, journal=f"{tmp_path}/j")) as client:  # and with a cache
         assert (
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 3)).content == answers[3].content
         )
@@ -1435,7 +1411,7 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def shown(run, tmp_path_factory):
+def shown(trained_run, tmp_path_factory):
     """What one server, which has a shadow and writes its log, answers to the tour of the docs, to the
     docs' Python block, and to a campaign of two steps.
     """
@@ -1443,7 +1419,7 @@ def shown(run, tmp_path_factory):
     tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url="))
     block = PAGE.split("```python\n")[1].split("```")[0]
     result = SimpleNamespace(path=path)
-    with program(run, f"shadow={run}", f"journal={path}/j") as (process, client):
+    with program(trained_run, f"shadow={trained_run}", f"journal={path}/j") as (process, client):
         url = str(client.base_url)
         lines = tour.split("```")[0].replace("http://127.0.0.1:8080", url.rstrip("/"))
         lines = lines.replace("curl -s ", "curl -s -f -w '\\n' ")
@@ -1456,7 +1432,7 @@ def shown(run, tmp_path_factory):
         )
         result.tour = done.stdout.splitlines()
         result.names = {}
-        block = block.replace("runs/auction/nano-0", str(run))
+        block = block.replace("runs/auction/nano-0", str(trained_run))
         exec(block.replace("http://127.0.0.1:8080", url), result.names)
         result.again = result.names["remote"].bidding(
             0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], []
@@ -1498,11 +1474,11 @@ def test_the_tour_of_the_server_in_the_docs_works(shown):
 
 
 @pytest.mark.numeric
-def test_the_docs_read_the_journal_and_serve_auctionnet(run, shown, tmp_path, capsys):
+def test_the_docs_read_the_journal_and_serve_auctionnet(trained_run, shown, tmp_path, capsys):
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", PAGE, re.M)
     bids = shown.names["bids"]
     assert bids.shape == (2,) and (bids > 0).all()
-    near(shown.again, bids, scale=0.0007 * loading.load(run).model.spec.high[0])
+    near(shown.again, bids, scale=0.0007 * loading.load(trained_run).model.spec.high[0])
     assert [verb for verb, _ in lines] == ["data", "train"]
     for verb, words in lines:
         short = (
@@ -1555,9 +1531,9 @@ def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
         serve(with_defaults("serve", {"run": str(tmp_path)}))
 
 
-def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monkeypatch):
+def test_serve_checks_its_options_before_it_listens(trained_run, tmp_path, capsys, monkeypatch):
     def refused(*words):
-        assert command("serve", f"run={run}", *words) == 1
+        assert command("serve", f"run={trained_run}", *words) == 1
         return capsys.readouterr().err
 
     monkeypatch.delenv("DECISIONLLM_TOKEN", raising=False)

@@ -30,13 +30,11 @@ from decisionllm.command_line import with_defaults
 from decisionllm.config import GROUPS
 from decisionllm.runs import directory
 from decisionllm.tokenizers.text import own_tokenizer
-from tests.bidding.server import test_http
 from tests.bidding.server.test_campaigns import SPEC, STEPS, drawn, policy_of
 from tests.bidding.server.test_campaigns import settings as settings_of
-from tests.bidding.server.test_http import begun, program, serving
+from tests.bidding.server.test_http import begun, program, restarted, serving
 from tests.conftest import PATIENCE
 
-trained_run = test_http.run  # a fixture
 OTHER_SPEC = ObservationSpec("auctionnet", "progress", "expected_value", "constant")
 
 
@@ -521,12 +519,13 @@ def test_a_killed_server_of_two_replicas_goes_on_with_the_run_chosen_last(traine
     for name in ("a", "b"):
         shutil.copytree(trained_run, tmp_path / "runs" / name)
     first = tmp_path / "runs" / "a"
-    words = f"models_dir={tmp_path}/runs", f"journal={tmp_path}/j", "replicas=2", "cache_mb=1"
+    options = {"models_dir": f"{tmp_path}/runs", "journal": f"{tmp_path}/j", "cache_mb": 1}
 
     def name_of(client):
         return client.get("/v1/model", headers={"connection": "close"}).json()["model"]
 
-    with program(first, *words) as (process, client):
+    words = [f"{name}={value}" for name, value in options.items()]
+    with program(first, *words, "replicas=2") as (process, client):
         old = begun(client, 0)
         ticked(client, old, 0, 0)
         assert taken(client, "b", campaigns="move")["moved"] == 1
@@ -536,7 +535,7 @@ def test_a_killed_server_of_two_replicas_goes_on_with_the_run_chosen_last(traine
         new = begun(client, 1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with program(first, *words) as (_, client):
+    with serving(restarted(first, **options)) as client:
         assert name_of(client).startswith("b@")
         answers = ticked(client, old, 0, 1), ticked(client, new, 1, 0)
         assert [answer["model"].split("@")[0] for answer in answers] == ["b", "b"]
