@@ -269,8 +269,8 @@ def parse_states(file: Path, column: "pa.Array", numbers: np.ndarray) -> np.ndar
 
 
 def parse_tuples(texts: "pa.Array") -> "pa.Array":
-    """Return texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)", as lists of float64, with null
-    in place of each text that is no number.
+    """Return texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)", as lists of float64, with
+    null in place of each text that is no number.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

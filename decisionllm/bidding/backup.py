@@ -1,5 +1,5 @@
-"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it; and the
-way back.
+"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it; and
+the way back.
 """
 
 import logging
@@ -127,8 +127,8 @@ def check_unused(journal: str | Path) -> None:
 
 
 def plan_renames(journal: Path) -> list[tuple[Path, Path]]:
-    """Return the pairs (path, new path) of a journal and of the files beside it that must not be ahead
-    of it.
+    """Return the pairs (path, new path) of a journal and of the files beside it that must not be
+    ahead of it.
 
     Raises:
         ValueError: there is a file at a new path.

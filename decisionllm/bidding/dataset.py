@@ -170,7 +170,9 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
-    """Return the options that decide the stored data, see `datasets.store`: a text changes texts alone."""
+    """Return the options that decide the stored data, see `datasets.store`: a text changes texts
+    alone.
+    """
     if text in TEXTS:
         text = "informative"
     return {"text": text, **options}

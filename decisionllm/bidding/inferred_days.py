@@ -112,7 +112,9 @@ def step_means(log: Log, name: str) -> np.ndarray:
 
 
 def fit_prices(log: Log) -> PriceModel:
-    """Fit the distribution of prices and values in the log; arguments and errors as in `infer_days`."""
+    """Fit the distribution of prices and values in the log; arguments and errors as in
+    `infer_days`.
+    """
     bid, won, volume = select_counted_steps(log)
     if not len(bid):
         raise ValueError("expected steps with bids, prices and shares of won auctions, got none")

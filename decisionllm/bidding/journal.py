@@ -156,7 +156,8 @@ class Journal:
         return application, version
 
     def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
-        """Write all entries of `insert_campaign`, `insert_tick`, `end_campaign`, `move_campaigns` and `move_campaign`, or none.
+        """Write all entries of `insert_campaign`, `insert_tick`, `end_campaign`, `move_campaigns`
+        and `move_campaign`, or none.
 
         Returns which were new. No answer is changed.
 
@@ -250,8 +251,8 @@ class Journal:
         return exact + rows, older
 
     def campaign_and_answer(self, id: str) -> Row | None:
-        """A campaign with the answer to its last tick. `insert_tick` of the campaign is the time of that
-        tick, seconds since 1970; None: there is none.
+        """A campaign with the answer to its last tick. `ticked` of the campaign is the time of
+        that tick, seconds since 1970; None: there is none.
 
         Kept in memory until something is written, by whatever process. Change nothing of it.
 
@@ -290,8 +291,8 @@ class Journal:
         return int(count)
 
     def open_models(self) -> list[tuple[str, int, int]]:
-        """List (model, number of its campaigns that have not ended, steps of the longest) of each model.
-        Damaged campaigns, which no model answers, are left out.
+        """List (model, number of its campaigns that have not ended, steps of the longest) of each
+        model. Damaged campaigns, which no model answers, are left out.
         """
         counts: Counter[str] = Counter()
         longest: dict[str, int] = {}

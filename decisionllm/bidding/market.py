@@ -192,7 +192,9 @@ class Market:
         return BidderContext.from_campaigns(self.campaigns, self.categories, positions)
 
     def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
-        """Choose the multipliers (N,): the ones passed, the roster's elsewhere; 0 where the budget is used up."""
+        """Choose the multipliers (N,): the ones passed, the roster's elsewhere; 0 where the budget
+        is used up.
+        """
         c = self.campaigns
         all_multipliers = np.full(len(self.budgets), np.nan)
         is_set = np.zeros(len(self.budgets), bool)

@@ -223,7 +223,9 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
 
 
 def build_bidding_options(config: Json, description: Json, observation: ObservationSpec) -> Json:
-    """Options of `create_app` for a run of an auction. `description` is given the shadow's description."""
+    """Options of `create_app` for a run of an auction. `description` is given the shadow's
+    description.
+    """
     journal = Journal(journal_path(config))
     campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
     campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)

@@ -156,7 +156,8 @@ def penalised_score(conversions: Tensor, spend: Tensor, limit: Tensor) -> Tensor
 
 
 def oracle(campaigns: Campaigns) -> Tensor:
-    """Return the multipliers (M,) of GRID that, held for the rest of this very day, would score most.
+    """Return the multipliers (M,) of GRID that, held for the rest of this very day, would score
+    most.
 
     With conversions K and spend S so far, and cost C and value V of the rest of the day: the most
     of (K + V) min(1, (limit (K + V) / (S + C))^2) where C is at most the remaining budget. With

@@ -256,7 +256,9 @@ def permuted_differences(
 def bootstrap_differences(
     scores: np.ndarray, expected: np.ndarray, n: int, rng: np.random.Generator, count: int
 ) -> np.ndarray:
-    """Draw differences between bootstrap samples of the first n campaigns and of the others, (count,)."""
+    """Draw differences between bootstrap samples of the first n campaigns and of the others,
+    (count,).
+    """
     size = len(scores)
 
     def draw(count: int) -> np.ndarray:

@@ -145,8 +145,8 @@ class Batcher(Generic[Item, Result]):
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self) -> NoReturn:
-        """Work until cancelled. An error of any step is logged and raised to the calls of its batch;
-        the next batch is taken.
+        """Work until cancelled. An error of any step is logged and raised to the calls of its
+        batch; the next batch is taken.
         """
         # both belong to the event loop that runs now
         self.arrived = asyncio.Event()

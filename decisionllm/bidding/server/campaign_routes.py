@@ -121,7 +121,9 @@ class CampaignRoutes:
     async def tick(
         self, id: str, request: schemas.Tick, x_deadline_ms: Deadline = None
     ) -> Response:
-        """Return the bid multiplier of a step. A repeated request has the same answer, byte for byte."""
+        """Return the bid multiplier of a step. A repeated request has the same answer, byte for
+        byte.
+        """
         due = self.service.due(x_deadline_ms)
         return json_response(await self.service.tick(id, request.model_dump(), due))
 

@@ -119,8 +119,8 @@ class Cache:
     def _assign_rows(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
     ) -> np.ndarray:
-        """Return the rows (N,) that hold the pasts of these episodes: their own, or the least recently used
-        ones, restored.
+        """Return the rows (N,) that hold the pasts of these episodes: their own, or the least
+        recently used ones, restored.
         """
         misses = []
         targets = self.policy.resolve_targets([history.target_return for history in histories])

@@ -33,7 +33,8 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
         responses={503: {"model": schemas.Error, "description": "not yet"}},
     )
     async def readyz() -> dict[str, str]:
-        """Return whether the model is loaded and has made a decision, and the journal can be written.
+        """Return whether the model is loaded and has made a decision, and the journal can be
+        written.
 
         `degraded`: all is served except the named damaged rows or OpenRTB bids.
         """

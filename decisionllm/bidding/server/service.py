@@ -358,7 +358,8 @@ class Service:
         return RequestError(503, "queue", "too many requests are waiting; try again")
 
     def _write(self, requests: list[WriteRequest]) -> list[bool | Exception]:
-        """Write the entries of several requests in one transaction, leaving out requests that gave up.
+        """Write the entries of several requests in one transaction, leaving out requests that gave
+        up.
 
         Returns of each whether its first entry was new, or why it was not written.
         """

@@ -81,8 +81,8 @@ class Snapshot:
         return campaigns
 
     def _read_rows(self, ids: Sequence[str], spec_name: str) -> dict[str, tuple[int, int, bytes]]:
-        """Read (step, checksum of the last tick, state) of campaigns, by id, as they were written for
-        this specification.
+        """Read (step, checksum of the last tick, state) of campaigns, by id, as they were written
+        for this specification.
         """
         marks = ", ".join("?" * len(ids))
         query = f"SELECT id, step, spec, tick, state, sum FROM campaigns WHERE id IN ({marks})"

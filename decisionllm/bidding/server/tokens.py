@@ -100,7 +100,9 @@ def parse_tokens(content: bytes) -> list[tuple[bytes, Caller]]:
 
 
 def holds_plain_tokens(content: bytes) -> bool:
-    """Return whether a file of tokens holds one itself, not digests alone; False if it is no such file."""
+    """Return whether a file of tokens holds one itself, not digests alone; False if it is no such
+    file.
+    """
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
