@@ -107,7 +107,8 @@ class Journal:
                 self._writer = connect_to_read(self.path)
             else:
                 self._open_to_write()
-            application, version = self._read_format()
+            (application,) = self._writer.execute("PRAGMA application_id").fetchone()
+            (version,) = self._writer.execute("PRAGMA user_version").fetchone()
             self._open_to_read(shared=read_only or self.path == ":memory:")
         self._file = file_identity(path)
         if (application, version) != (APPLICATION_ID, VERSION):
@@ -148,12 +149,6 @@ class Journal:
             self._reading = threading.Lock()
             self._lister = connect(self.path)
             self._listing = threading.Lock()
-
-    def _read_format(self) -> tuple[int, int]:
-        """Read application_id and user_version of the file."""
-        (application,) = self._writer.execute("PRAGMA application_id").fetchone()
-        (version,) = self._writer.execute("PRAGMA user_version").fetchone()
-        return application, version
 
     def write(self, entries: Sequence[Entry], *, wait: float = WAIT) -> list[bool]:
         """Write all entries of `insert_campaign`, `insert_tick`, `end_campaign`, `move_campaigns`

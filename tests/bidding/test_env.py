@@ -163,7 +163,7 @@ def test_campaigns_have_their_own_budgets_and_target_cpas():
 
 
 def test_spend_stays_within_the_budget():
-    env = Auction(1, periods="0", budgets=[0.01, 1, 3], **CHEAP)
+    env = Auction(1, periods="0", positions="0-15", budgets=[0.01, 1, 3], **CHEAP)
     episodes, results = played(env, always(1e4))
     assert (results[:, 1] <= env.campaigns.budgets).all() and results[
         :, 1
@@ -186,8 +186,8 @@ def test_a_batch_of_campaigns_equals_each_campaign_alone():
         rows = np.flatnonzero((whole.entries.advertiser == i) & (whole.entries.budget_factor == 1))
         assert together[rows].tolist() == one.tolist()
     assert (
-        played(whole, always(80.0), seed=6)[1].tolist()
-        != played(whole, always(80.0), seed=7)[1].tolist()
+        played(alone, always(80.0), seed=6)[1].tolist()
+        != played(alone, always(80.0), seed=7)[1].tolist()
     )
 
 
@@ -568,11 +568,11 @@ def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
 
 @pytest.mark.slow
 def test_the_best_constant_in_hindsight_bounds_every_other_constant():
-    env = Auction(1, periods="0-1", positions="0-7", repeats=60, **SMALL)
+    env = Auction(1, periods="0-1", positions="0-7", repeats=20, **SMALL)
     episodes, _ = played(env, env.baselines(0)["best constant, hindsight"])
-    best = env.score(episodes).reshape(60, 16).mean(0)
+    best = env.score(episodes).reshape(20, 16).mean(0)
     others = [
-        env.score(played(env, always(m))[0]).reshape(60, 16).mean(0)
+        env.score(played(env, always(m))[0]).reshape(20, 16).mean(0)
         for m in (40.0, 60.0, 80.0, 100.0)
     ]
     assert best.mean() > np.max(others, 0).mean() - 0.5

@@ -172,30 +172,19 @@ class Models:
         """
         count = 0
         for name in self.loaded.keys() - self.choice.keys():
-            count += await self._move_from(self.loaded[name], write)
+            manager = self.loaded[name].campaigns
+            journal = manager.journal
+            # another process may open campaigns with the old model meanwhile: until there are none
+            while ids := await asyncio.to_thread(journal.open_ids, MOVE_BATCH, name):
+                targets = {id: self.assign(id) for id in ids}
+                await write([move_campaign(id, to.name, name) for id, to in targets.items()])
+                # states stay in memory, so that the next ticks are not replayed: both observe the same
+                for id, to in targets.items():
+                    campaign = manager.campaigns.pop(id, None)
+                    if campaign is not None:
+                        to.campaigns.remember(replace(campaign, model=to.name))
+                count += len(ids)
         return count
-
-    async def _move_from(self, model: Model, write: Write) -> int:
-        """Move the open campaigns of one model. Returns their number."""
-        journal = model.campaigns.journal
-        count = 0
-        # another process may open campaigns with the old model meanwhile: until there are none
-        while ids := await asyncio.to_thread(journal.open_ids, MOVE_BATCH, model.name):
-            targets = {id: self.assign(id) for id in ids}
-            await write([move_campaign(id, to.name, model.name) for id, to in targets.items()])
-            for id, to in targets.items():
-                hand_over(id, model.campaigns, to.campaigns)
-            count += len(ids)
-        return count
-
-
-def hand_over(id: str, giver: CampaignManager, taker: CampaignManager) -> None:
-    """Keep the state of a campaign in memory, so that its next tick is not replayed. Both observe
-    the same; what the journal knows better is replayed from there.
-    """
-    campaign = giver.campaigns.pop(id, None)
-    if campaign is not None:
-        taker.remember(replace(campaign, model=taker.name))
 
 
 def assign_model(id: str, choice: Choice) -> str:

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager, suppress
 @asynccontextmanager
 async def repeat_work(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
     """Wait so many seconds and do the work, again and again until the end of the block."""
-    task = asyncio.create_task(_repeat_forever(seconds, work))
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await work()
+
+    task = asyncio.create_task(repeat())
     try:
         yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def _repeat_forever(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        await work()

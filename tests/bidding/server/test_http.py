@@ -589,7 +589,10 @@ def test_a_locked_journal_is_a_503_at_the_deadline_and_changes_nothing(tmp_path)
         not_ready = client.get("/readyz")
         assert time.monotonic() - began < 5, "SQLite itself waits 10 s"
         assert (late.status_code, late.headers["retry-after"]) == (503, "1")
-        assert "locked" in late.json()["detail"][0]["msg"] and not_ready.status_code == 503
+        # on a busy machine the writer's thread may give up later than the request
+        reasons = ("locked", "longer than the deadline")
+        assert any(reason in late.json()["detail"][0]["msg"] for reason in reasons)
+        assert not_ready.status_code == 503
         other.execute("ROLLBACK")
         assert client.get("/readyz").status_code == 200
         assert client.get(f"/v1/campaigns/{id}").json()["step"] == 0
