@@ -1,8 +1,7 @@
 """Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal
 of every tick.
 
-What takes time in a tick, a decision or a write, is awaited, so that service.py serves concurrent
-requests. A campaign that is not in memory is replayed from the journal.
+A tick awaits its decision and its write, so that `service` serves concurrent requests. A campaign that is not in memory is replayed from the journal.
 """
 
 import json
