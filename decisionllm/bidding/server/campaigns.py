@@ -1,7 +1,8 @@
 """Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal
 of every tick.
 
-A tick awaits its decision and its write, so that `service` serves concurrent requests. A campaign that is not in memory is replayed from the journal.
+A tick awaits its decision and its write, so that `service` serves concurrent requests. A campaign
+that is not in memory is replayed from the journal.
 """
 
 import json
