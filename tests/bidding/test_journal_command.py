@@ -10,7 +10,7 @@ import pytest
 
 from decisionllm.bidding import journal_checks
 from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_checks import SIDECAR_TABLES
+from decisionllm.bidding.journal_checks import SIDECAR_TABLES, check_rows
 from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server import reservations, shading, shadow
 from decisionllm.bidding.server.reservations import Reservations
@@ -147,7 +147,7 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
     assert not (tmp_path / "j.snapshot").exists()
     assert not (tmp_path / "j.snapshot-wal").exists()
     with closing(Journal(tmp_path / "j")) as again:
-        assert again.count_ticks("a") == 3 and again.check_rows().faults == []
+        assert again.count_ticks("a") == 3 and check_rows(again).faults == []
     assert Journal(tmp_path / "j.replaced").count_ticks("a") == 5
     assert command(*restore) == 1
     assert "from an earlier restore" in capsys.readouterr().err

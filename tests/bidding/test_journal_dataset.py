@@ -10,6 +10,7 @@ import pytest
 from decisionllm.bidding.env import Auction
 from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.journal_dataset import load
+from decisionllm.bidding.journal_rows import checksum
 from decisionllm.bidding.observation import ObservationSpec
 from tests.bidding.server.in_process import CampaignManager
 from tests.bidding.server.test_auctionnet_strategy import OPTIONS, run
@@ -143,8 +144,11 @@ def test_a_fallback_is_not_imitated(tmp_path):
     serve(tmp_path / "j.sqlite", positions="3")
     (before,) = load(path=str(tmp_path / "j.sqlite")).episodes
     with sqlite3.connect(tmp_path / "j.sqlite") as file:
+        file.create_function("checksum", -1, checksum)
+        answer = "json_set(answer, '$.fallback', 'deadline')"
         file.execute(
-            """UPDATE ticks SET answer = json_set(answer, '$.fallback', 'deadline'), sum = NULL WHERE step = 2"""
+            f"UPDATE ticks SET answer = {answer},"
+            f" sum = checksum(campaign, step, request, {answer}, at) WHERE step = 2"
         )
     (after,) = load(path=str(tmp_path / "j.sqlite")).episodes
     assert before.loss_mask[2] and np.flatnonzero(before.loss_mask != after.loss_mask).tolist() == [

@@ -35,7 +35,7 @@ from schemathesis.checks import (
 )
 
 from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_rows import insert_campaign
+from decisionllm.bidding.journal_rows import checksum, insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.serve import application, serve
 from decisionllm.bidding.server import protocol as protocols
@@ -867,15 +867,24 @@ def test_a_step_of_twenty_thousand_opportunities_is_bid(tmp_path):
     assert second["spend"] == 100.0, "400 were shown, at 0.25"
 
 
-def test_a_thousand_ticks_in_one_request_are_all_decided():
-    with serving(
-        create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE, max_queue=100)
-    ) as client:
-        ids = [begun(client, i) for i in range(1000)]
-        answers = client.post(
-            "/v1/ticks", json={"ticks": {id: drawn(i, 0) for i, id in enumerate(ids)}}
-        ).json()
-    assert [answers[id].get("fallback", answers[id]) for id in ids] == [None] * 1000
+def test_a_thousand_ticks_in_one_request_are_all_answered():
+    app = create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE, max_queue=20)
+    with serving(app) as client:
+        ids = [begun(client, i) for i in range(100)]
+        unknown = [f"{i}" for i in range(900)]
+        ticks = {id: drawn(i, 0) for i, id in enumerate(ids + unknown)}
+        answers = client.post("/v1/ticks", json={"ticks": ticks}).json()
+    assert [answers[id].get("fallback", answers[id]) for id in ids] == [None] * 100
+    assert {answers[id]["detail"][0]["msg"] for id in unknown} == {"no such campaign"}
+
+
+def break_settings(client, id):
+    """Write settings that are no JSON, with the checksum of their row."""
+    writer = client.app.state.service.manager.journal._writer
+    query = "SELECT id, key, opened FROM campaigns WHERE id = ?"
+    row = writer.execute(query, (id,)).fetchone()
+    values = checksum(*row, "{"), id
+    writer.execute("UPDATE campaigns SET facts = '{', sum = ? WHERE id = ?", values)
 
 
 def test_one_bad_tick_fails_alone(client):
@@ -892,9 +901,7 @@ def test_one_bad_tick_fails_alone(client):
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
     client.app.state.service.manager.campaigns.clear()  # as after a restart
-    client.app.state.service.manager.journal._writer.execute(
-        "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (other,)
-    )
+    break_settings(client, other)
     answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
     client.app.state.service.manager.journal._writer.execute(
         "DELETE FROM campaigns WHERE id = ?", (other,)
@@ -906,9 +913,7 @@ def test_one_bad_tick_fails_alone(client):
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
     client.app.state.service.manager.campaigns.clear()  # as after a restart
-    client.app.state.service.manager.journal._writer.execute(
-        "UPDATE campaigns SET facts = '{', sum = NULL WHERE id = ?", (id,)
-    )
+    break_settings(client, id)
     # as the server does
     answer = client.post(
         f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"connection": "close"}
