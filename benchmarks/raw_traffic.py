@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.large_log import options_of, resident_mb, watched
-from decisionllm.bidding import auctionnet
+from decisionllm.bidding import auctionnet_columns, traffic_log
 from decisionllm.bidding.campaign import STEPS
 from decisionllm.runs import directory
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 ADVERTISERS, LIMIT_MB, LIMIT_SECONDS = 48, 2000, 60
 NAMES = [
-    *auctionnet.CAMPAIGN,
-    *auctionnet.FIXED,
+    *auctionnet_columns.CAMPAIGN_KEY,
+    *auctionnet_columns.FIXED_COLUMNS,
     "timeStepIndex",
     "remainingBudget",
     "isEnd",
@@ -88,7 +88,7 @@ def main():
         }
         cpu = time.process_time()
         with watched() as reading:
-            sums, _ = auctionnet.summed(path)
+            sums, _ = traffic_log.sum_traffic(path)
         row |= reading | {"cpu_seconds": time.process_time() - cpu}
     assert (
         len(sums["bid"]) == ADVERTISERS * STEPS

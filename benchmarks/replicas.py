@@ -95,7 +95,7 @@ def throughput(run):
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
     policy = loading.load(run)
-    manager = CampaignManager(policy, ObservationSpec.of(policy.info["dataset"]))
+    manager = CampaignManager(policy, ObservationSpec.from_info(policy.info["dataset"]))
     began = time.monotonic()
     os.environ["DECISIONLLM_TOKEN"] = "the secret of this benchmark"
     with tempfile.TemporaryDirectory() as folder:

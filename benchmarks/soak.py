@@ -505,7 +505,7 @@ class Soak:
             The largest relative difference, and the number of fallbacks.
         """
         policy = loading.load(self.options.run)
-        observation = ObservationSpec.of(policy.info["dataset"])
+        observation = ObservationSpec.from_info(policy.info["dataset"])
         alone = CampaignManager(policy, observation, horizon=self.steps)
         largest = 0.0
         fallbacks = 0

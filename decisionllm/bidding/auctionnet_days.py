@@ -9,25 +9,26 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.bidding import days
-from decisionllm.bidding.auctionnet import (
-    CAMPAIGN,
+from decisionllm.bidding.advertisers import PUBLISHED
+from decisionllm.bidding.auctionnet import read_trajectories
+from decisionllm.bidding.auctionnet_columns import (
+    CAMPAIGN_KEY,
     NUMBER,
     PRICES,
     TRAFFIC,
-    joined,
-    kind_of,
-    log_files,
-    read_trajectories,
+    detect_kind,
+    read_columns,
 )
+from decisionllm.bidding.auctionnet_log import log_files
 from decisionllm.bidding.campaign import STEPS
-from decisionllm.bidding.inferred_days import infer
-from decisionllm.bidding.market import PUBLISHED, scaled_traffic
+from decisionllm.bidding.inferred_days import infer_days
+from decisionllm.bidding.traffic import scaled_traffic
 from decisionllm.schema import differs
 
 
 def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
     """The replayable days of traffic logs, or of files of market prices of the published traffic,
-    `..._7.parquet` for period 7; of trajectory logs those that are inferred from each file.
+    `..._7.parquet` for period 7; of trajectory logs the days that are inferred from each file.
 
     A price file has the columns timeStepIndex and leastWinningCost, a row an opportunity, in order.
     Of a traffic log all rows of a file are held at once. An opportunity that lacks a number or one
@@ -42,7 +43,7 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
         ValueError: a file is none of these.
     """
     for file in log_files(path):
-        kind = kind_of(file, *READERS)
+        kind = detect_kind(file, *READERS)
         try:
             yield from READERS[kind](file, prices)
         except ValueError as error:
@@ -51,37 +52,38 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
             raise ValueError(f"{file}: {error}") from error
 
 
-def price_days(file: Path, prices: str) -> Iterator[days.Day]:
+def read_price_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The published traffic of the one period that the file's name ends with, at its prices."""
-    found = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
-    if not found:
-        wanted = "a name that ends with the period's number, such as lwc_period_7.parquet"
-        raise ValueError(f"expected {wanted}")
-    columns = joined(file, PRICES, missing=False)
+    match = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
+    if not match:
+        raise ValueError(
+            "expected a name that ends with the period's number, such as lwc_period_7.parquet"
+        )
+    columns = read_columns(file, PRICES, missing=False)
     step = columns["timeStepIndex"]
     price = columns["leastWinningCost"]
     if (np.diff(step) < 0).any():
         raise ValueError("timeStepIndex: expected steps in order")
-    period = int(found[1])
+    period = int(match[1])
     total = PUBLISHED["opportunities"]
     market_prices = np.split(price, np.searchsorted(step, np.arange(1, STEPS)))
     traffic = scaled_traffic(period, total)
-    yield days.make(period, traffic, market_prices, prices=prices, total=total)
+    yield days.build_day(period, traffic, market_prices, prices=prices, total=total)
 
 
-def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
+def read_traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The days of a traffic log, with the values of its opportunities."""
-    order = (CAMPAIGN[0], "timeStepIndex", "pvIndex", CAMPAIGN[1])
+    order = (CAMPAIGN_KEY[0], "timeStepIndex", "pvIndex", CAMPAIGN_KEY[1])
     names = (*order, "pValue", "pValueSigma", "leastWinningCost")
-    columns = joined(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
-    rows = whole_opportunities(columns, order)  # (n, N)
-    advertisers = columns[CAMPAIGN[1]][rows]
+    columns = read_columns(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
+    rows = select_whole_opportunities(columns, order)  # (n, N)
+    advertisers = columns[CAMPAIGN_KEY[1]][rows]
     if not len(rows) or (advertisers != np.arange(48)).any():
         opportunity = "each opportunity of a step, its pvIndex"
         raise ValueError(f"expected a row for each of the advertisers 0 .. 47 and {opportunity}")
     # the row of the first advertiser has the numbers that all of an opportunity share
     shared = rows[:, 0]
-    period = columns[CAMPAIGN[0]][shared]
+    period = columns[CAMPAIGN_KEY[0]][shared]
     step = columns["timeStepIndex"][shared]
     for number in np.unique(period):
         own = period == number
@@ -89,10 +91,12 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
         of_steps = np.split(rows[own], begins)
         traffic = [(columns["pValue"][some], columns["pValueSigma"][some]) for some in of_steps]
         market_prices = [columns["leastWinningCost"][some[:, 0]] for some in of_steps]
-        yield days.make(int(number), traffic, market_prices, prices=prices)
+        yield days.build_day(int(number), traffic, market_prices, prices=prices)
 
 
-def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) -> np.ndarray:
+def select_whole_opportunities(
+    columns: dict[str, np.ndarray], order: tuple[str, ...]
+) -> np.ndarray:
     """The rows of the opportunities that all 48 advertisers have a row of, (n, 48).
 
     Args:
@@ -100,8 +104,8 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
         order: period, step and number of the opportunity, and the advertiser: the rows are sorted
             by these.
     """
-    known = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
-    rows = known[np.lexsort([columns[name][known] for name in reversed(order)])]
+    complete_rows = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
+    rows = complete_rows[np.lexsort([columns[name][complete_rows] for name in reversed(order)])]
     # the first row of each opportunity, and how many there are
     first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
     count = np.diff(np.append(first, len(rows)))
@@ -109,13 +113,13 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
     return np.asarray(rows[whole[:, None] + np.arange(48)])
 
 
-def trajectory_days(file: Path, prices: str) -> Iterator[days.Day]:
+def read_trajectory_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The days that are inferred from a trajectory log."""
-    return infer(read_trajectories(file), prices=prices)
+    return infer_days(read_trajectories(file), prices=prices)
 
 
 READERS = {
-    "file of market prices": price_days,
-    "traffic log": traffic_days,
-    "trajectory log": trajectory_days,
+    "file of market prices": read_price_days,
+    "traffic log": read_traffic_days,
+    "trajectory log": read_trajectory_days,
 }

@@ -2,14 +2,15 @@
 kept.
 
 Source: AuctionNet (arXiv 2412.10798), `bidding_train_env/baseline/dt`; the weights are described in
-`auctionnet/README.md`.
+`published/README.md`.
 """
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from decisionllm.bidding.market import DATA, Bidder, BidderContext
+from decisionllm.bidding.advertisers import DATA
+from decisionllm.bidding.market import Bidder, BidderContext
 
 RETURN_SCALE = 2000.0  # conversions
 

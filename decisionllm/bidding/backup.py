@@ -1,36 +1,41 @@
-"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it; and the
-way back.
+"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it; and
+the way back.
 """
 
 import logging
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from decisionllm.bidding.journal import COPIED, Journal, RowCheck, resolve_path, usable
+from decisionllm.bidding.journal import Journal, explain_journal_errors
+from decisionllm.bidding.journal_checks import RowCheck, check_rows
 from decisionllm.bidding.server.reservations import open_file, rewind
-from decisionllm.files import explained
+from decisionllm.bidding.sqlite_files import connect_to_read, copy_database, resolve_path
+from decisionllm.files import atomic, explained
 from decisionllm.registry import Node
 
-# what a backup copies beside the journal, see `journal.COPIED`
-CONTENT = {"shadow": "the decisions of its shadow policy", "shading": "what bid shading learned"}
-REPLACED = "replaced"  # suffix of what a restore puts aside
-SHOWN = 5  # most faults that are logged
+# files beside a journal that a backup copies with it
+SIDECAR_CONTENT = {
+    "shadow": "the decisions of its shadow policy",
+    "shading": "what bid shading learned",
+}
+REPLACED_SUFFIX = "replaced"  # suffix of what a restore puts aside
+MAX_SHOWN = 5  # most faults that are logged
 logger = logging.getLogger(__name__)
 
 
 def backup(config: Node) -> None:
     """Copy a journal (see configs/backup.yaml)."""
-    with usable(config["journal"]):
+    with explain_journal_errors(config["journal"]):
         with closing(Journal(config["journal"], read_only=True)) as journal:
-            journal.backup(config["to"])
+            copy_journal(journal, config["to"])
         with closing(Journal(config["to"], read_only=True)) as copy:
-            found = copy.check_rows()
-            copied = [name for name in COPIED if Path(copy.beside(name)).exists()]
-    beside = "".join(f", and {CONTENT[name]}" for name in copied)
-    print(f"{config['to']}: {found.campaigns:,} campaigns of {config['journal']}{beside}")
-    warn_of_faults(config["to"], found)
+            check = check_rows(copy)
+            copied = [name for name in SIDECAR_CONTENT if Path(copy.sidecar_path(name)).exists()]
+    beside = "".join(f", and {SIDECAR_CONTENT[name]}" for name in copied)
+    print(f"{config['to']}: {check.campaigns:,} campaigns of {config['journal']}{beside}")
+    warn_of_faults(config["to"], check)
 
 
 def restore(journal: str | Path, copy: str | Path) -> list[Path]:
@@ -52,35 +57,57 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
     journal = Path(resolve_path(journal))
     with closing(Journal(copy, read_only=True)) as source:
         with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
-            warn_of_faults(copy, source.check_rows())
-        # what is refused is refused before a long copy is made
+            warn_of_faults(copy, check_rows(source))
+        # all refusals come before the long copy
         check_unused(journal)
-        paths_aside(journal)
+        plan_renames(journal)
         bids = Path(f"{journal}.bids")
         if bids.is_file():
             open_file(bids).close()
         journal.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".restored-", dir=journal.parent) as folder:
-            failed = f"from: {copy} could not be copied to {journal.parent}"
-            remedy = "make room; the journal is as it was"
-            with explained(failed, sqlite3.Error, OSError, remedy=remedy):
-                source.backup(Path(folder, journal.name))
+            with explained(
+                f"from: {copy} could not be copied to {journal.parent}",
+                sqlite3.Error,
+                OSError,
+                remedy="make room; the journal is as it was",
+            ):
+                copy_journal(source, Path(folder, journal.name))
             # a server may have started while the copy was made
             check_unused(journal)
-            aside = paths_aside(journal)
+            aside = plan_renames(journal)
             for old, new in aside:
                 old.rename(new)
             for file in Path(folder).iterdir():
                 file.rename(journal.with_name(file.name))
-        rewind(bids, lambda id: source.steps(id) - 1)
+        rewind(bids, lambda id: source.count_ticks(id) - 1)
     return [new for _, new in aside]
 
 
-def warn_of_faults(path: str | Path, found: RowCheck) -> None:
+def copy_journal(journal: Journal, to: str | Path) -> None:
+    """Copy the journal and the files of COPIED beside it, also while a server writes them.
+
+    Raises:
+        ValueError: there is a file already.
+    """
+    for path in (to, *[f"{to}.{name}" for name in SIDECAR_CONTENT]):
+        if Path(path).exists():
+            raise ValueError(f"to: expected a new file, got {path}, which exists")
+    with ExitStack() as stack:
+        # The journal is copied last: no copy beside it is ahead of it.
+        for name in SIDECAR_CONTENT:
+            path = journal.sidecar_path(name)
+            if Path(path).is_file():
+                source = stack.enter_context(closing(connect_to_read(path)))
+                copy_database(source, stack.enter_context(atomic(f"{to}.{name}")))
+        journal.copy_to(stack.enter_context(atomic(to)))
+
+
+def warn_of_faults(path: str | Path, check: RowCheck) -> None:
     """Log damaged and missing rows of a copy."""
-    if found.faults:
-        shown = "; ".join(found.faults[:SHOWN])
-        logger.warning("%s has %d faults, as its journal had: %s", path, len(found.faults), shown)
+    if check.faults:
+        shown = "; ".join(check.faults[:MAX_SHOWN])
+        logger.warning("%s has %d faults, as its journal had: %s", path, len(check.faults), shown)
 
 
 def check_unused(journal: str | Path) -> None:
@@ -99,17 +126,18 @@ def check_unused(journal: str | Path) -> None:
         raise ValueError(f"journal: {journal} is in use; stop the server")
 
 
-def paths_aside(journal: Path) -> list[tuple[Path, Path]]:
-    """(path, new path) of a journal and of the files beside it that must not be ahead of it.
+def plan_renames(journal: Path) -> list[tuple[Path, Path]]:
+    """Return the pairs (path, new path) of a journal and of the files beside it that must not be
+    ahead of it.
 
     Raises:
         ValueError: there is a file at a new path.
     """
     pairs = []
-    for name in ("", ".snapshot", *[f".{name}" for name in COPIED]):
+    for name in ("", ".snapshot", *[f".{name}" for name in SIDECAR_CONTENT]):
         for part in ("", "-wal", "-shm"):  # the file, and what SQLite keeps of it
             old = journal.with_name(f"{journal.name}{name}{part}")
-            new = journal.with_name(f"{journal.name}.{REPLACED}{name}{part}")
+            new = journal.with_name(f"{journal.name}.{REPLACED_SUFFIX}{name}{part}")
             if new.exists():
                 raise ValueError(f"{new} is there already, from an earlier restore: move it away")
             if old.exists():

@@ -64,9 +64,9 @@ class Campaigns:
     def __init__(self, budgets: Numbers, target_cpa: Numbers, *, steps: int = STEPS) -> None:
         self.budgets = np.array(budgets, np.float64)
         self.target_cpa = np.array(target_cpa, np.float64)
-        for name, given in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
-            if given.ndim != 1 or not np.isfinite(given).all() or (given <= 0).any():
-                got = f"got {given.tolist()}"
+        for name, numbers in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
+            if numbers.ndim != 1 or not np.isfinite(numbers).all() or (numbers <= 0).any():
+                got = f"got {numbers.tolist()}"
                 raise ValueError(f"{name}: expected one number above 0 a campaign, {got}")
         N = len(self.budgets)
         self.steps = steps
@@ -110,7 +110,7 @@ class Campaigns:
         progress = self.spend, self.conversions, self.exposed_value
         return context_numbers(self.budgets, self.target_cpa, *progress)
 
-    def guarded(self, multipliers: np.ndarray) -> np.ndarray:
+    def cap_multipliers(self, multipliers: np.ndarray) -> np.ndarray:
         """Multipliers (N,), capped at target_cpa while the realised CPA exceeds it.
 
         A won opportunity costs at most multiplier x value, so purchases under the cap keep the
@@ -163,12 +163,12 @@ def context_numbers(
     conversions: np.ndarray,
     exposed_value: np.ndarray,
 ) -> np.ndarray:
-    """(..., 5) float64 in the order of CONTEXT, from arrays of shapes that broadcast."""
+    """Return (..., 5) float64 in the order of CONTEXT, from arrays whose shapes broadcast."""
     numbers = np.log(budget), target_cpa, spend / target_cpa, conversions, exposed_value
-    found = np.empty((*np.broadcast(*numbers).shape, len(numbers)))
+    context = np.empty((*np.broadcast(*numbers).shape, len(numbers)))
     for i, each in enumerate(numbers):
-        found[..., i] = each
-    return found
+        context[..., i] = each
+    return context
 
 
 def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarray:
@@ -183,7 +183,7 @@ def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarr
     return np.asarray(conversions * np.minimum(1, ratio) ** 2)
 
 
-def offered(values: ArrayLike) -> tuple[float, int]:
+def summarize_opportunities(values: ArrayLike) -> tuple[float, int]:
     """Mean value and number of a step's opportunities, as `Campaigns.observe` takes them: values
     (n,).
 
@@ -193,10 +193,10 @@ def offered(values: ArrayLike) -> tuple[float, int]:
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
         raise ValueError(f"pValues: expected one number an opportunity, got shape {values.shape}")
-    return _total(values) / max(len(values), 1), len(values)
+    return _sum_rows(values) / max(len(values), 1), len(values)
 
 
-def summary(
+def summarize_step(
     values: ArrayLike,
     bids: ArrayLike,
     auction: ArrayLike,
@@ -217,42 +217,43 @@ def summary(
     Raises:
         ValueError: an array has another shape, or a number that is not finite.
     """
-    value, n = offered(values)
+    value, n = summarize_opportunities(values)
     _, bid_name, auction_name, impressions_name, price_name = HISTORIES
-    bids = _finite(bid_name, bids, (n,))
-    auction = _finite(auction_name, auction, (n, 3))
-    impressions = _finite(impressions_name, impressions, (n, 2))
-    market_prices = _finite(price_name, market_prices, (n,))
+    bids = _check_finite(bid_name, bids, (n,))
+    auction = _check_finite(auction_name, auction, (n, 3))
+    impressions = _check_finite(impressions_name, impressions, (n, 2))
+    market_prices = _check_finite(price_name, market_prices, (n,))
     won, price = auction[:, 0], auction[:, 2]
     exposed = impressions[:, 0]
     converted = impressions[:, 1]
-    conversions = _total(converted)
+    conversions = _sum_rows(converted)
     share = max(n, 1)
     return {
-        "bid": _total(bids) / share,
+        "bid": _sum_rows(bids) / share,
         "market_price": np.ascontiguousarray(market_prices).sum() / share,
         "value": value,
         "conversion": conversions / share,
-        "won": _total(won) / share,
+        "won": _sum_rows(won) / share,
         "volume": n,
-        "spend": _total(price * exposed),
+        "spend": _sum_rows(price * exposed),
         "conversions": conversions,
-        "exposed_value": _total(np.asarray(values, np.float64) * exposed),
+        "exposed_value": _sum_rows(np.asarray(values, np.float64) * exposed),
     }
 
 
-def _finite(name: str, numbers: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+def _check_finite(name: str, numbers: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
     """An array of this shape; an empty one may have any. A ValueError otherwise."""
     array = np.asarray(numbers, np.float64)
     got = array.shape
     if not shape[0]:
         array = array.reshape(shape)
     if array.shape != shape or not np.isfinite(array).all():
-        wanted = f"finite numbers of shape {shape}, one row an opportunity"
-        raise ValueError(f"{name}: expected {wanted}, got {got}")
+        raise ValueError(
+            f"{name}: expected finite numbers of shape {shape}, one row an opportunity, got {got}"
+        )
     return array
 
 
-def _total(x: np.ndarray) -> float:
+def _sum_rows(x: np.ndarray) -> float:
     """The sum in the order of the rows, independent of the memory layout."""
     return np.cumsum(x)[-1] if len(x) else 0.0

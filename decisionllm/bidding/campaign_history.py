@@ -160,7 +160,7 @@ class Campaign:
             self.totals.volumes[:now],
         ]
 
-    def with_state(self, numbers: np.ndarray) -> Self:
+    def restore_state(self, numbers: np.ndarray) -> Self:
         """A campaign before its first step, with the `state` of a later step.
 
         Raises:

@@ -15,12 +15,19 @@ import torch
 from numpy.typing import ArrayLike
 
 from decisionllm.bidding import auctionnet, teacher
-from decisionllm.bidding.auctionnet import Log, format_periods, log_files, parse_periods
+from decisionllm.bidding.advertisers import PUBLISHED, industries
 from decisionllm.bidding.auctionnet_days import read_days
+from decisionllm.bidding.auctionnet_log import (
+    Log,
+    concatenate_logs,
+    format_periods,
+    log_files,
+    parse_periods,
+)
 from decisionllm.bidding.campaign import STATE, STEPS, Campaigns, context_numbers, score
-from decisionllm.bidding.days import Day, day_files, play, read
-from decisionllm.bidding.days import save as save_day
-from decisionllm.bidding.market import PUBLISHED, Market, industries
+from decisionllm.bidding.days import Day, find_day_files, play_day, read_day
+from decisionllm.bidding.days import save_day as save_day
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.observation import (
     MIN_REMAINING,
     ObservationSpec,
@@ -65,9 +72,9 @@ def load(
         observation: see ObservationSpec.
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
-        relabel: how many relabelled copies of each day to add, see `relabelled`.
+        relabel: how many relabelled copies of each day to add, see `relabel_log`.
         behaviour: who bids in our own market, see `rules.behaviour_roster`; or a teacher on replay
-            days, see `taught`: `oracle` or `teacher`.
+            days, see `generate_taught_log`: `oracle` or `teacher`.
         num_campaigns: how many campaigns a teacher bids for.
         seed: draws our own market, relabelled budgets, and what a teacher does.
 
@@ -81,28 +88,34 @@ def load(
     at_least("dataset.relabel", relabel, 0)
     at_least("dataset.num_campaigns", num_campaigns, 1)
     if path and behaviour not in (*TEACHERS, "reference"):
-        wanted = f"{' or '.join(TEACHERS)} with dataset.path, whose files say who bid"
-        raise ValueError(f"dataset.behaviour: expected {wanted}, got {behaviour}")
+        raise ValueError(
+            f"dataset.behaviour: expected {' or '.join(TEACHERS)} with dataset.path, whose files"
+            f" say who bid, got {behaviour}"
+        )
     if relabel and behaviour in TEACHERS:
-        why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
-        raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
+        raise ValueError(
+            f"dataset.relabel: expected 0 with behaviour={behaviour}, whose campaigns have drawn"
+            f" budgets, got {relabel}"
+        )
     if num_campaigns != NUM_CAMPAIGNS and behaviour not in TEACHERS:
-        wanted = f"{NUM_CAMPAIGNS} unless dataset.behaviour is {' or '.join(TEACHERS)}"
-        raise ValueError(f"dataset.num_campaigns: expected {wanted}, got {num_campaigns}")
+        raise ValueError(
+            f"dataset.num_campaigns: expected {NUM_CAMPAIGNS} unless dataset.behaviour is"
+            f" {' or '.join(TEACHERS)}, got {num_campaigns}"
+        )
     log = read_log(path, periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path and behaviour not in TEACHERS:
         behaviour = ""  # whoever bid in these files
-    found_periods = format_periods(log.period)
+    all_periods = format_periods(log.period)
     if relabel:
-        log = relabelled(log, relabel, seed)
-    known = facts(log.budget, log.target_cpa, log.category)
+        log = relabel_log(log, relabel, seed)
+    campaign_facts = facts(log.budget, log.target_cpa, log.category)
     info = {
         "name": log_name(
             path,
             behaviour,
             seed=seed,
             num_campaigns=num_campaigns,
-            periods=found_periods,
+            periods=all_periods,
             relabel=relabel,
         ),
         "env": "auction",
@@ -111,23 +124,23 @@ def load(
         "seed": seed,
         "behaviour": behaviour,
         "path": path,
-        "periods": found_periods,
+        "periods": all_periods,
         "repairs": log.repairs,
     }
     if text == "paraphrased":
-        info["wordings"] = by_task(known)
-    episodes = make_episodes(log, spec, texts(known, log.period, text=text))
+        info["wordings"] = facts_by_task(campaign_facts)
+    episodes = make_episodes(log, spec, texts(campaign_facts, log.period, text=text))
     columns = log.period, log.advertiser, log.category, log.budget, log.target_cpa
     campaigns = zip(*(x.tolist() for x in columns), strict=True)
     source = campaigns_source(episodes, campaigns, STEPS, info)
-    return replace(source, facts=by_task(known))
+    return replace(source, facts=facts_by_task(campaign_facts))
 
 
 def log_name(
     path: str, behaviour: str, *, seed: int, num_campaigns: int, periods: str, relabel: int
 ) -> str:
     """The name of a dataset in results; options as in `load`, behaviour empty of given files."""
-    name = f"auction@{stem(path)}" if path else "auction@market"
+    name = f"auction@{short_name(path)}" if path else "auction@market"
     if behaviour:
         name += f"-{behaviour}"
     if seed and (behaviour or relabel):  # else nothing is drawn
@@ -148,23 +161,25 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
     value = log.states[:, :, STATE.index("value now")]
     learned = (log.remaining >= MIN_REMAINING) & (value > 0)
     lengths = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS)
-    found = []
+    episodes = []
     for k, n in enumerate(lengths):
         rows = seen[k, :n], actions[k, :n], paid[k, :n]
         group = int(log.period[k])
-        found.append(Episode(*rows, task=tasks[k], group=group, loss_mask=learned[k, :n]))
-    return found
+        episodes.append(Episode(*rows, task=tasks[k], group=group, loss_mask=learned[k, :n]))
+    return episodes
 
 
 def data_options(*, text: str = "none", **options: object) -> Json:
-    """See `datasets.store`. No text of the auction changes more than texts."""
+    """Return the options that decide the stored data, see `datasets.store`: a text changes texts
+    alone.
+    """
     if text in TEXTS:
         text = "informative"
     return {"text": text, **options}
 
 
-def worded(store: Store, *, text: str = "none", **options: object) -> Store:
-    """See `datasets.store`."""
+def replace_texts(store: Store, *, text: str = "none", **options: object) -> Store:
+    """Replace the task texts of a store, see `datasets.store`."""
     return with_texts(store, text, texts(facts_of(store), store.group, text=text))
 
 
@@ -192,14 +207,18 @@ def read_log(path: str, periods: str, *, behaviour: str, num_campaigns: int, see
     """The log of a teacher on the days of a folder, of files, or of our own market."""
     if behaviour in TEACHERS:
         days = files(path=path, periods=periods, behaviour=behaviour)
-        curves = teacher.Curves(map(read, days))
-        return taught(curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
+        curves = teacher.Curves(map(read_day, days))
+        return generate_taught_log(
+            curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed
+        )
     if path:
         return auctionnet.read(path, periods=periods)
-    return generate(periods=periods or "0-6", behaviour=behaviour, seed=seed)
+    return generate_log(periods=periods or "0-6", behaviour=behaviour, seed=seed)
 
 
-def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: int) -> Log:
+def generate_taught_log(
+    curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: int
+) -> Log:
     """A log of random campaigns that a teacher bids for on replayed days.
 
     A campaign's bids are the teacher's times one random factor, so that states beside its own occur
@@ -213,10 +232,10 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     """
     act, spread = teacher.oracle, 0.25
     if behaviour == "teacher":
-        act = teacher.fit(curves, seed=seed).act
+        act = teacher.fit_network(curves, seed=seed).act
         spread = 0.1
     generator = torch.Generator().manual_seed(seed)
-    drawn = teacher.draw(curves, num_campaigns, generator)
+    drawn = teacher.draw_campaigns(curves, num_campaigns, generator)
     factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
     day, advertiser = drawn.day.numpy(), drawn.advertiser.numpy()  # (M,) int
     log = Campaigns(drawn.budget.numpy(), drawn.limit.numpy())
@@ -267,7 +286,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     )
 
 
-def generate(*, periods: str, behaviour: str, seed: int) -> Log:
+def generate_log(*, periods: str, behaviour: str, seed: int) -> Log:
     """A log of our own market with the bidders of `behaviour` in each of these periods."""
     days = []
     for period in tracked(parse_periods(periods), "playing periods"):
@@ -290,7 +309,7 @@ def generate(*, periods: str, behaviour: str, seed: int) -> Log:
             repairs={},
         )
         days.append(day)
-    return auctionnet.concatenated(days)
+    return concatenate_logs(days)
 
 
 @register("raw_export", "replay")
@@ -312,24 +331,24 @@ def replay_days(
     **options: object,
 ) -> Iterator[Day]:
     """The replayable days of files, see `read_days`; without a path, of our own market."""
-    wanted = parse_periods(periods)
+    selected = parse_periods(periods)
     if path:
-        lacking = set(wanted)
-        for day in read_days(path, prices=stem(path)):
-            if not wanted or day.period in wanted:
+        missing_periods = set(selected)
+        for day in read_days(path, prices=short_name(path)):
+            if not selected or day.period in selected:
                 yield day
-            lacking.discard(day.period)
-        if lacking:
-            missing = format_periods(list(lacking))
+            missing_periods.discard(day.period)
+        if missing_periods:
+            missing = format_periods(list(missing_periods))
             raise ValueError(f"dataset.periods: {path} has no period {missing}")
         return
     total = PUBLISHED["opportunities"]
-    for period in wanted or range(7):
+    for period in selected or range(7):
         roster = partial(behaviour_roster, behaviour, period, seed=seed)
-        yield play(period, roster, total=total, seed=seed)
+        yield play_day(period, roster, total=total, seed=seed)
 
 
-def relabelled(log: Log, copies: int, seed: int = 0) -> Log:
+def relabel_log(log: Log, copies: int, seed: int = 0) -> Log:
     """The days of a log, and copies of each with another budget and target CPA.
 
     Bids and their results stay as they were until the other budget is used up: one advertiser of
@@ -340,10 +359,10 @@ def relabelled(log: Log, copies: int, seed: int = 0) -> Log:
     again = np.repeat(np.arange(len(log.period)), copies)
     days = log.rows(again)
     low, high = np.log([0.5 * log.budget.min(), 1.5 * log.budget.max()])
-    budget = three_digits(np.exp(rng.uniform(low, high, len(again))))
+    budget = round_to_three_digits(np.exp(rng.uniform(low, high, len(again))))
     low = 0.8 * log.target_cpa.min()
     high = 1.1 * log.target_cpa.max()
-    target_cpa = three_digits(rng.uniform(low, high, len(again)))
+    target_cpa = round_to_three_digits(rng.uniform(low, high, len(again)))
     before = days.budget[:, None] - days.remaining  # (K, T), spent before each step
     cost = np.diff(before, axis=1, append=days.spend[:, None])
     remaining = np.maximum(budget[:, None] - before, 0)
@@ -365,10 +384,10 @@ def relabelled(log: Log, copies: int, seed: int = 0) -> Log:
         exposed_value=days.exposed_value * share,
         spend=np.minimum(days.spend, budget),
     )
-    return auctionnet.concatenated([log, copied])
+    return concatenate_logs([log, copied])
 
 
-def three_digits(x: np.ndarray) -> np.ndarray:
+def round_to_three_digits(x: np.ndarray) -> np.ndarray:
     """Numbers (n,) rounded to three significant digits, as in a text."""
     return np.array([float(f"{number:.3g}") for number in x])
 
@@ -396,8 +415,8 @@ def nearest_returns(
     """
     table = np.array(campaigns, np.float64)
     apart = np.log(table[:, None, 3:5]) - np.log(np.stack([budgets, target_cpa], 1))  # (days, N, 2)
-    found = np.argsort(np.square(apart).sum(2), axis=0, kind="stable")[:nearest]
-    return np.asarray(np.quantile(table[found, 5], quantile, axis=0))
+    rows = np.argsort(np.square(apart).sum(2), axis=0, kind="stable")[:nearest]
+    return np.asarray(np.quantile(table[rows, 5], quantile, axis=0))
 
 
 def observations(log: Log, spec: ObservationSpec) -> np.ndarray:
@@ -437,7 +456,9 @@ def texts(facts: Sequence[Json], period: np.ndarray, *, text: str) -> list[str]:
             rng = np.random.default_rng(int(number))
             order[period == number] = rng.permutation(np.flatnonzero(period == number))
     named = [facts[k] for k in order.tolist()]
-    return [spec.task(known["budget"], known["cpa"], known["category"]) for known in named]
+    return [
+        spec.task(campaign["budget"], campaign["cpa"], campaign["category"]) for campaign in named
+    ]
 
 
 def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> list[Json]:
@@ -445,9 +466,12 @@ def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> l
     return list(map(task_facts, budget, target_cpa, category))
 
 
-def by_task(facts: Sequence[Json]) -> dict[str, Json]:
+def facts_by_task(facts: Sequence[Json]) -> dict[str, Json]:
     """The facts of campaigns by their informative texts."""
-    return {task_text(known["budget"], known["cpa"], known["category"]): known for known in facts}
+    return {
+        task_text(campaign["budget"], campaign["cpa"], campaign["category"]): campaign
+        for campaign in facts
+    }
 
 
 def files(
@@ -455,16 +479,16 @@ def files(
 ) -> list[Path]:
     """The files that `load` reads with these options."""
     if behaviour in TEACHERS:
-        return list(day_files(path, parse_periods(periods), option="dataset.path").values())
+        return list(find_day_files(path, parse_periods(periods), option="dataset.path").values())
     return log_files(path) if path else []
 
 
-def stem(path: str) -> str:
+def short_name(path: str) -> str:
     """A short name of a log: its file's, or its folder's."""
-    given = Path(path).expanduser()
-    if given.is_file():
-        return given.name.split(".")[0]
-    folder = given if given.is_dir() else given.parent
+    location = Path(path).expanduser()
+    if location.is_file():
+        return location.name.split(".")[0]
+    folder = location if location.is_dir() else location.parent
     return folder.resolve().name
 
 
@@ -478,12 +502,14 @@ def save(path: str, store: Store) -> None:
         got = store.info["name"]
         raise ValueError(f"export=trajectories: expected an auction dataset, got {got}")
     if store.info["relabel"]:
-        wanted = "dataset.relabel=0, since such a log has one budget for each advertiser and day"
-        raise ValueError(f"export=trajectories: expected {wanted}; got {store.info['relabel']}")
+        raise ValueError(
+            "export=trajectories: expected dataset.relabel=0, since such a log has one budget for"
+            f" each advertiser and day; got {store.info['relabel']}"
+        )
     options = {name: store.info[name] for name in ("path", "periods", "behaviour", "seed")}
     log = read_log(**options, num_campaigns=len(store.lengths))
     auctionnet.write(path, log)
 
 
 # Version 2: the library of sentence frames has another name.
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=worded)
+READER = DatasetReader(version=2, files=files, data_options=data_options, worded=replace_texts)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.market import Market, Roster, Traffic, scaled_traffic
+from decisionllm.bidding.market import Market, Roster
+from decisionllm.bidding.traffic import Traffic, scaled_traffic
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
@@ -54,14 +55,14 @@ class Day:
     values: np.ndarray
     sigmas: np.ndarray
 
-    def by_step(self, rows: np.ndarray) -> list[np.ndarray]:
-        """(n, ...) -> T times (opportunities of the step, ...)."""
+    def split_by_step(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Split rows (n, ...) by step: T arrays (opportunities of the step, ...)."""
         return np.split(rows, np.cumsum(self.volume)[:-1])
 
     @property
     def mean_price(self) -> np.ndarray:
-        """(T,) over a step's opportunities, currency; 0 where there are none."""
-        prices = self.by_step(self.market_price)
+        """Mean price over each step's opportunities, (T,) currency; 0 where there are none."""
+        prices = self.split_by_step(self.market_price)
         return np.array([price.sum() / max(len(price), 1) for price in prices])
 
     def traffic(self) -> Traffic:
@@ -73,15 +74,14 @@ class Day:
         if self.total:
             return scaled_traffic(self.period, self.total)
         if len(self.values) < len(self.market_price):
-            remedy = "replay days of a traffic log or of a market"
             raise ValueError(
                 f"period {self.period}: expected the opportunities of a day, got none, since it was "
-                f"inferred from trajectories; {remedy}"
+                "inferred from trajectories; replay days of a traffic log or of a market"
             )
-        return zip(self.by_step(self.values), self.by_step(self.sigmas), strict=True)
+        return zip(self.split_by_step(self.values), self.split_by_step(self.sigmas), strict=True)
 
 
-def make(
+def build_day(
     period: int,
     traffic: Traffic,
     market_prices: Iterable[np.ndarray],
@@ -102,17 +102,19 @@ def make(
         ValueError: the prices are not as many as the opportunities.
     """
     steps = []
-    found = []
-    kept = slice(0) if total else slice(None)
-    for t, ((values, sigmas), given) in enumerate(zip(traffic, market_prices, strict=True)):
-        price = np.asarray(given, np.float64)
+    step_curves = []
+    stored_rows = slice(0) if total else slice(None)
+    for t, ((values, sigmas), step_prices) in enumerate(zip(traffic, market_prices, strict=True)):
+        price = np.asarray(step_prices, np.float64)
         if len(price) != len(values):
-            wanted = f"{len(values)} market prices in step {t} of period {period}"
-            raise ValueError(f"expected {wanted}, got {len(price)}")
-        steps.append((values[kept], sigmas[kept].astype(np.float32), price))
-        found.append(curves(values, price))
+            raise ValueError(
+                f"expected {len(values)} market prices in step {t} of period {period},"
+                f" got {len(price)}"
+            )
+        steps.append((values[stored_rows], sigmas[stored_rows].astype(np.float32), price))
+        step_curves.append(multiplier_curves(values, price))
     values, sigmas, market_price = (np.concatenate(x) for x in zip(*steps, strict=True))
-    cost, value, won, mean_value = (np.stack(x) for x in zip(*found, strict=True))
+    cost, value, won, mean_value = (np.stack(x) for x in zip(*step_curves, strict=True))
     return Day(
         period=period,
         prices=prices,
@@ -128,7 +130,7 @@ def make(
     )
 
 
-def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
+def multiplier_curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
     """Cost, value and number of the opportunities won with each multiplier of GRID, and the mean
     value.
 
@@ -154,10 +156,10 @@ def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
     return total(np.repeat(prices, N)), total(values.ravel()), total(None), mean
 
 
-def play(period: int, roster: Callable[[], Roster], *, total: int, seed: int = 0) -> Day:
+def play_day(period: int, roster: Callable[[], Roster], *, total: int, seed: int = 0) -> Day:
     """A day of our own market with these bidders."""
     played = Market(roster(), traffic=partial(scaled_traffic, total=total), seed=seed).play(period)
-    return make(
+    return build_day(
         period,
         scaled_traffic(period, total),
         played.market_prices,
@@ -166,7 +168,7 @@ def play(period: int, roster: Callable[[], Roster], *, total: int, seed: int = 0
     )
 
 
-def save(folder: str | Path, day: Day) -> Path:
+def save_day(folder: str | Path, day: Day) -> Path:
     """Write a day into a folder, all or nothing. Returns its path."""
     path = Path(folder).expanduser() / f"period_{day.period}.npz"
     with atomic(path) as partial_path:
@@ -174,7 +176,7 @@ def save(folder: str | Path, day: Day) -> Path:
     return path
 
 
-def day_files(
+def find_day_files(
     folder: str | Path,
     periods: Sequence[int] = (),
     *,
@@ -187,29 +189,30 @@ def day_files(
     Raises:
         FileNotFoundError: a day is not there.
     """
-    found = all_days(folder)
-    absent = [period for period in periods if period not in found]
-    if absent or not found:
-        first = absent[0] if absent else "*"
-        wanted = f"period_{first}.npz in {folder or 'a path'}, a folder of replay days"
-        known = ", ".join(map(str, sorted(found))) or "none"
-        there_are = f"there are periods {known}; `{MAKE}` makes one"
-        raise FileNotFoundError(f"{option}: expected {wanted}; {there_are}")
-    return {period: found[period] for period in sorted(periods or found)}
+    files = list_day_files(folder)
+    missing = [period for period in periods if period not in files]
+    if missing or not files:
+        first = missing[0] if missing else "*"
+        existing = ", ".join(map(str, sorted(files))) or "none"
+        raise FileNotFoundError(
+            f"{option}: expected period_{first}.npz in {folder or 'a path'}, a folder of replay"
+            f" days; there are periods {existing}; `{MAKE}` makes one"
+        )
+    return {period: files[period] for period in sorted(periods or files)}
 
 
-def all_days(folder: str | Path) -> dict[int, Path]:
+def list_day_files(folder: str | Path) -> dict[int, Path]:
     """The files of all days in a folder, by period."""
-    found = {}
+    files = {}
     for file in Path(folder).expanduser().glob("period_*.npz"):
         number = file.stem.removeprefix("period_")
         if number.isdigit():
-            found[int(number)] = file
-    return found
+            files[int(number)] = file
+    return files
 
 
-def read(file: str | Path) -> Day:
-    """A day that `save` wrote.
+def read_day(file: str | Path) -> Day:
+    """A day that `save_day` wrote.
 
     Raises:
         ValueError: it is not such a file, or of another version.
@@ -220,11 +223,11 @@ def read(file: str | Path) -> Day:
         explained(unreadable, OSError, ValueError, EOFError, remedy=again),
         np.load(file) as arrays,
     ):
-        kept: Json = dict(arrays)
-    got = str(kept.pop("format", "another"))
-    if got != FORMAT or kept.keys() != {field.name for field in fields(Day)}:
+        columns: Json = dict(arrays)
+    got = str(columns.pop("format", "another"))
+    if got != FORMAT or columns.keys() != {field.name for field in fields(Day)}:
         raise ValueError(f"{file}: expected format {FORMAT}, got {got}; {again}")
-    kept["period"] = int(kept["period"])
-    kept["prices"] = str(kept["prices"])
-    kept["total"] = int(kept["total"])
-    return Day(**kept)
+    columns["period"] = int(columns["period"])
+    columns["prices"] = str(columns["prices"])
+    columns["total"] = int(columns["total"])
+    return Day(**columns)

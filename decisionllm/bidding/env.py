@@ -18,19 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.bidding.auctionnet import format_periods
+from decisionllm.bidding.advertisers import BUDGETS, CATEGORIES, TARGET_CPA, industries
 from decisionllm.bidding.auctionnet_dt import AuctionNetDT
+from decisionllm.bidding.auctionnet_log import format_periods
 from decisionllm.bidding.campaign import STEPS, Campaigns, score
-from decisionllm.bidding.dataset import by_task, facts, nearest_returns, texts
-from decisionllm.bidding.days import Day, day_files, read
-from decisionllm.bidding.market import (
-    BUDGETS,
-    CATEGORIES,
-    TARGET_CPA,
-    Bidder,
-    BidderContext,
-    industries,
-)
+from decisionllm.bidding.dataset import facts, facts_by_task, nearest_returns, texts
+from decisionllm.bidding.days import Day, find_day_files, read_day
+from decisionllm.bidding.market import Bidder, BidderContext
 from decisionllm.bidding.observation import (
     MIN_REMAINING,
     SIZE_EDGES,
@@ -154,30 +148,32 @@ class Auction(Env):
         at_least("env.opportunities", opportunities, 1)
         at_least("env.repeats", repeats, 0)
         if path and protocol == "market":
-            remedy = "give no path, or protocol=replay"
-            raise ValueError(f"env.path: a market makes its own prices; {remedy}; got {path!r}")
+            raise ValueError(
+                "env.path: a market makes its own prices; give no path, or protocol=replay;"
+                f" got {path!r}"
+            )
         self.spec = ObservationSpec(observation, context_features, reward, text)
         # declared here, so that nobody needs to simulate a day to know the size
         self.observation_parts = [("observation", self.spec.size)]
         self.text = text
         self.draws = draws
-        self.replayed = protocol == "replay"
+        self.is_replay = protocol == "replay"
         self.path = path
         self.opportunities = opportunities
         self.days = sorted(ranges("env.periods", periods))
-        self.factors = budget_factors(budgets)
+        self.factors = parse_budget_factors(budgets)
         advertisers = self._advertisers(positions)
         if text_of == "another" and len(advertisers) < 2:
             got = f"got env.positions={positions}"
             raise ValueError(f"env.text_of=another: expected two positions or more, {got}")
         if path:
-            day_files(path, self.days, option="env.path")
+            find_day_files(path, self.days, option="env.path")
         self.table_days: list[Path] = []
         if table_days:
-            self.table_days = list(day_files(table_days, option="env.table_days").values())
+            self.table_days = list(find_day_files(table_days, option="env.table_days").values())
         if not repeats:
             of_each_budget = len(self.days) * len(advertisers)
-            repeats = math.ceil(num_episodes / of_each_budget) if self.replayed else 1
+            repeats = math.ceil(num_episodes / of_each_budget) if self.is_replay else 1
 
         grid = np.meshgrid(self.factors, range(repeats), self.days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)  # (N,) each
@@ -195,7 +191,7 @@ class Auction(Env):
         # {held-out text: kind of its frame}
         self.kinds = {words: kind for kind, words in worded if held_out}
         if text_of == "another":
-            self.tasks = texts_of_another(self.tasks, len(advertisers))
+            self.tasks = swap_texts(self.tasks, len(advertisers))
         self.protocol = self._label(held_out=held_out, text_of=text_of)
         peers = PEERS[protocol].items()
         self.published = {f"{name} (AuctionNet's {protocol})": score for name, score in peers}
@@ -203,30 +199,32 @@ class Auction(Env):
     def _advertisers(self, positions: str) -> list[int]:
         """The advertisers that are ours, see the option `positions`."""
         if not positions:
-            positions = "all" if self.replayed else MARKET_POSITIONS
+            positions = "all" if self.is_replay else MARKET_POSITIONS
         if positions == "all":
             positions = "0-47"
         return sorted(ranges("env.positions", positions, within=range(48)))
 
     def _write_texts(self, repeats: int, *, held_out: bool, frames: int) -> Worded:
         """The kind of frame and the task text of each of the N campaigns."""
-        known = facts(self.budgets, self.target_cpa, self.category)
+        campaign_facts = facts(self.budgets, self.target_cpa, self.category)
         tasks: list[str] = []
         # texts are shuffled within a budget and a repeat
-        for rows in np.split(np.arange(len(known)), len(self.factors) * repeats):
-            tasks += texts([known[i] for i in rows], self.entries.period[rows], text=self.text)
+        for rows in np.split(np.arange(len(campaign_facts)), len(self.factors) * repeats):
+            tasks += texts(
+                [campaign_facts[i] for i in rows], self.entries.period[rows], text=self.text
+            )
         if self.text != "paraphrased":
             return [("", task) for task in tasks]
-        self.facts = by_task(known)
+        self.facts = facts_by_task(campaign_facts)
         return turns(tasks, self.facts, held_out=held_out, frames=frames)
 
     def _label(self, *, held_out: bool, text_of: str) -> str:
         """The protocol, as results name it."""
-        label = "replay" if self.replayed else "market"
+        label = "replay" if self.is_replay else "market"
         label += f" {format_periods(self.days)}"
         if self.draws == "expected":
             label += ", expected"
-        if self.replayed:
+        if self.is_replay:
             prices = self.day(self.days[0]).prices if self.path else "own market"
             label += f", {prices} prices"
         if held_out:
@@ -250,7 +248,7 @@ class Auction(Env):
         self.log: list[tuple[np.ndarray, ...]] = []
         total = self.opportunities
         self.simulation: PriceReplay | MarketSimulation
-        if self.replayed:
+        if self.is_replay:
             self.simulation = PriceReplay(self.entries, path=self.path, total=total, seed=seed)
         else:
             self.simulation = MarketSimulation(self.entries, total=total, seed=seed)
@@ -260,7 +258,7 @@ class Auction(Env):
         return self.spec.features(self.states(), self.campaigns.context())
 
     def states(self, features: str = "repaired") -> np.ndarray:
-        """(N, 16), in the order of STATE"""
+        """State numbers (N, 16), in the order of STATE."""
         now = self.campaigns.now
         if now == STEPS:
             return self.campaigns.observe(0, 0, features=features)
@@ -274,8 +272,8 @@ class Auction(Env):
         """
         c = self.campaigns
         before = self.total_reward()
-        chosen = np.asarray(actions, np.float64)[:, 0]
-        multipliers = np.where(c.remaining < MIN_REMAINING, 0.0, chosen)
+        requested = np.asarray(actions, np.float64)[:, 0]
+        multipliers = np.where(c.remaining < MIN_REMAINING, 0.0, requested)
         results = self.simulation.step(c.now, multipliers, c.remaining)
         if self.draws == "expected":
             results["conversions"] = results["exposed_value"]
@@ -288,7 +286,7 @@ class Auction(Env):
         return self.observe(), gains, ended, truncated
 
     def total_reward(self) -> np.ndarray:
-        """(N,) return so far"""
+        """Return so far, (N,)."""
         return self.spec.total_reward(self.campaigns)
 
     def outcomes(self) -> dict[str, np.ndarray]:
@@ -311,15 +309,15 @@ class Auction(Env):
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         """A row of the results for each budget factor."""
         rows = np.split(np.arange(len(self.tasks)), len(self.factors))
-        found: dict[str, Sequence[int]] = {}
+        rows_by_label: dict[str, Sequence[int]] = {}
         for factor, part in zip(self.factors, rows, strict=True):
             label = self.protocol if factor == 1 else f"{self.protocol}, {100 * factor:g} %"
-            found[label] = part.tolist()
-        return found
+            rows_by_label[label] = part.tolist()
+        return rows_by_label
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         """AuctionNet's score of each episode, whatever its rewards are."""
-        return score(*outcome(episodes, "conversions", "spend", "target_cpa"))
+        return score(*stack_outcomes(episodes, "conversions", "spend", "target_cpa"))
 
     def metrics(self, episodes: Sequence[Episode]) -> Json:
         """Conversions, CPA, spend, and mean scores by category, published budget, period and
@@ -327,34 +325,34 @@ class Auction(Env):
 
         A replay also has its share of the score of the best constant multipliers in hindsight.
         """
-        conversions, spend = outcome(episodes, "conversions", "spend")
-        limit, budget = outcome(episodes, "target_cpa", "budget")
-        category, advertiser, period = outcome(episodes, "category", "advertiser", "period")
+        conversions, spend = stack_outcomes(episodes, "conversions", "spend")
+        limit, budget = stack_outcomes(episodes, "target_cpa", "budget")
+        category, advertiser, period = stack_outcomes(episodes, "category", "advertiser", "period")
         scores = self.score(episodes)
-        some = conversions > 0
-        found: Json = {
-            "conversions": mean(conversions),
+        converted = conversions > 0
+        results: Json = {
+            "conversions": round_mean(conversions),
             "cpa_ratio": None,
-            "budget_used": mean(spend / budget),
-            "over_limit": mean(spend > limit * conversions),
+            "budget_used": round_mean(spend / budget),
+            "over_limit": round_mean(spend > limit * conversions),
         }
-        if some.any():
-            found["cpa_ratio"] = mean((spend / limit)[some] / conversions[some])
-        if self.replayed:
+        if converted.any():
+            results["cpa_ratio"] = round_mean((spend / limit)[converted] / conversions[converted])
+        if self.is_replay:
             day = np.searchsorted(self.days, period)
             _, best = best_constant(self.curves, day, advertiser, budget, limit)
             if best.any():
-                found["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
+                results["share_of_best_constant"] = round(float(scores.mean() / best.mean()), 4)
         size = np.digitize(BUDGETS[advertiser], SIZE_EDGES)
-        found["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
-        found["by_budget"] = means_by(scores, size, SIZES)
-        found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
+        results["by_category"] = mean_by_name(scores, category, [str(c) for c in range(CATEGORIES)])
+        results["by_budget"] = mean_by_name(scores, size, SIZES)
+        results["by_period"] = {str(p): round_mean(scores[period == p]) for p in np.unique(period)}
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
         if kinds:
             names = library("bidding").held_out_kinds
             numbers = np.array([names.index(kind) for kind in kinds])
-            found["by_kind"] = means_by(scores, numbers, names)
-        return found
+            results["by_kind"] = mean_by_name(scores, numbers, names)
+        return results
 
     @cached_property
     def curves(self) -> Curves:
@@ -363,16 +361,16 @@ class Auction(Env):
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 4) -> "Figure":
         """Spend, bid multiplier and CPA by step: `count` campaigns in colours, all in black."""
-        steps = outcome(episodes, "step_multipliers", "step_spend", "step_conversions")
+        steps = stack_outcomes(episodes, "step_multipliers", "step_spend", "step_conversions")
         multipliers, spend, conversions = (x.T for x in steps)  # (T, M) each
-        limit, budget = outcome(episodes, "target_cpa", "budget")  # (M,) each
+        limit, budget = stack_outcomes(episodes, "target_cpa", "budget")  # (M,) each
         bids = np.where(multipliers == 0, np.nan, multipliers)  # 0 is no bid
         bidders = np.isfinite(bids).sum(1).astype(float)  # (T,)
-        all_costs = ratio(spend.sum(1), conversions @ limit)
+        all_costs = divide_or_nan(spend.sum(1), conversions @ limit)
         panels = {  # lines (T, M), their mean (T,)
             "spend / budget": (spend / budget, spend.sum(1) / budget.sum()),
-            "bid multiplier": (bids, ratio(np.nansum(bids, 1), bidders)),
-            "CPA / target CPA, so far": (ratio(spend, limit * conversions), all_costs),
+            "bid multiplier": (bids, divide_or_nan(np.nansum(bids, 1), bidders)),
+            "CPA / target CPA, so far": (divide_or_nan(spend, limit * conversions), all_costs),
         }
         made = figure(11, 3.2, title)
         hour = np.arange(1, len(spend) + 1) / 2
@@ -395,18 +393,20 @@ class Auction(Env):
         AuctionNet's Decision Transformer, OnlineLP with a table of `table_days`, and in a replay
         the best constant multiplier in hindsight.
         """
-        found: dict[str, Bidder] = {bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())}
+        bidders: dict[str, Bidder] = {
+            bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())
+        }
         for _, bidder in roster():
-            found.setdefault(bidder.name, bidder)
-        del found["Constant"]
+            bidders.setdefault(bidder.name, bidder)
+        del bidders["Constant"]
         if self.table_days:
-            found["OnlineLP, pooled"] = pooled_online_lp(map(read, self.table_days))
-        if self.replayed:
+            bidders["OnlineLP, pooled"] = pooled_online_lp(map(read_day, self.table_days))
+        if self.is_replay:
             day = np.searchsorted(self.days, self.entries.period)
             advertiser = self.entries.advertiser
             best, _ = best_constant(self.curves, day, advertiser, self.budgets, self.target_cpa)
-            found["best constant, hindsight"] = Constant(best)
-        return {name: partial(self.player, bidder) for name, bidder in found.items()}
+            bidders["best constant, hindsight"] = Constant(best)
+        return {name: partial(self.player, bidder) for name, bidder in bidders.items()}
 
     def player(self, bidder: Bidder, tasks: Sequence[str]) -> ScriptedPlayer:
         """A bidder of the market as the player of all campaigns.
@@ -415,7 +415,7 @@ class Auction(Env):
         """
 
         def bid(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            context = BidderContext.of(self.campaigns, self.category)
+            context = BidderContext.from_campaigns(self.campaigns, self.category)
             multipliers = np.asarray(bidder.act(self.states(bidder.features), context))  # (N,)
             return multipliers[rows, None]
 
@@ -423,19 +423,20 @@ class Auction(Env):
         return ScriptedPlayer(bid, tasks)
 
 
-def budget_factors(budgets: str | float | Sequence[float]) -> list[float]:
+def parse_budget_factors(budgets: str | float | Sequence[float]) -> list[float]:
     """The option `budgets`, such as `0.5,1`, as numbers."""
     factors: list[float] = []
     with suppress(ValueError):
         factors = [float(x) for x in listed(budgets)]
     positive = all(0 < x < np.inf for x in factors)
     if not factors or not positive or len(set(factors)) < len(factors):
-        wanted = "factors above 0, such as 0.5,1 and each once"
-        raise ValueError(f"env.budgets: expected {wanted}, got {budgets!r}")
+        raise ValueError(
+            f"env.budgets: expected factors above 0, such as 0.5,1 and each once, got {budgets!r}"
+        )
     return factors
 
 
-def texts_of_another(tasks: Sequence[str], advertisers: int) -> list[str]:
+def swap_texts(tasks: Sequence[str], advertisers: int) -> list[str]:
     """Each campaign's text exchanged for that of another advertiser on the same day, half of the
     advertisers away.
 
@@ -447,21 +448,23 @@ def texts_of_another(tasks: Sequence[str], advertisers: int) -> list[str]:
     return [str(task) for task in np.roll(days, advertisers // 2, axis=1).ravel()]
 
 
-def outcome(episodes: Sequence[Episode], *names: str) -> list[np.ndarray]:
+def stack_outcomes(episodes: Sequence[Episode], *names: str) -> list[np.ndarray]:
     """These outcomes of the episodes, (M, ...) each."""
     return [np.stack([e.outcome[name] for e in episodes]) for name in names]
 
 
-def mean(x: np.ndarray) -> float:
+def round_mean(x: np.ndarray) -> float:
     """The mean, with four digits."""
     return round(float(x.mean()), 4)
 
 
-def means_by(scores: np.ndarray, kind: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+def mean_by_name(scores: np.ndarray, kind: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """{name: mean score} of the kinds that occur. scores (M,); kind (M,) int, an index of names."""
-    return {name: mean(scores[kind == k]) for k, name in enumerate(names) if (kind == k).any()}
+    return {
+        name: round_mean(scores[kind == k]) for k, name in enumerate(names) if (kind == k).any()
+    }
 
 
-def ratio(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def divide_or_nan(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """x / y, NaN where y is 0."""
     return np.asarray(np.divide(x, y, out=np.full_like(x, np.nan), where=y > 0))

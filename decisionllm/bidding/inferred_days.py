@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 from scipy.special import ndtr
 
-from decisionllm.bidding.auctionnet import Log
+from decisionllm.bidding.auctionnet_log import Log
 from decisionllm.bidding.campaign import STATE, STEPS
 from decisionllm.bidding.days import GRID, Day
 from decisionllm.bidding.observation import MIN_REMAINING
@@ -37,8 +37,8 @@ SURE = 1000.0  # weight of the equation that chances sum to 1; a step's mean wei
 
 
 @dataclass(frozen=True)
-class Prices:
-    """How prices and values spread within a step.
+class PriceModel:
+    """Distribution of prices and values within a step.
 
     Attributes:
         spread: standard deviation of an advertiser's values, in means.
@@ -55,7 +55,7 @@ class Prices:
         return float(self.chances @ self.ratios)
 
 
-def infer(log: Log, *, prices: str) -> Iterator[Day]:
+def infer_days(log: Log, *, prices: str) -> Iterator[Day]:
     """The days of a log, and then each with the prices and volumes of others of them.
 
     A day with those of the k-th period after its own is numbered k x 1000 + its period; with more
@@ -68,40 +68,42 @@ def infer(log: Log, *, prices: str) -> Iterator[Day]:
     Raises:
         ValueError: a period lacks an advertiser, or no step says at what bid what share was won.
     """
-    found = fit(log)
-    days = list(of_periods(log, found, prices=prices))
+    price_model = fit_prices(log)
+    days = list(build_logged_days(log, price_model, prices=prices))
     yield from days
     first = 10 ** max(3, len(str(max(day.period for day in days))))
     for k in range(1, min(len(days), MOST_OTHERS + 1)):
         for i, day in enumerate(days):
             market = days[(i + k) % len(days)]
-            yield day_of(
+            yield build_inferred_day(
                 k * first + day.period,
                 market.mean_price,
                 day.mean_value,
                 market.volume,
-                found,
+                price_model,
                 prices=prices,
             )
 
 
-def of_periods(log: Log, found: Prices, *, prices: str) -> Iterator[Day]:
-    """The days of a log as they were; arguments and errors as in `infer`."""
-    price = of_steps(log, "market price")
+def build_logged_days(log: Log, price_model: PriceModel, *, prices: str) -> Iterator[Day]:
+    """The days of a log as they were; arguments and errors as in `infer_days`."""
+    price = step_means(log, "market price")
     for period in np.unique(log.period).tolist():
         rows = np.flatnonzero(log.period == period)
         if not np.array_equal(log.advertiser[rows], np.arange(ADVERTISERS)):
-            wanted = f"each of the advertisers 0 .. {ADVERTISERS - 1}"
-            raise ValueError(f"period {period}: expected {wanted}, got {len(rows)} of them")
+            raise ValueError(
+                f"period {period}: expected each of the advertisers 0 .. {ADVERTISERS - 1},"
+                f" got {len(rows)} of them"
+            )
         of_step = np.maximum(price[rows[0]], 0)  # a difference of means, so that 0 may be below it
         of_step[-1] = of_step[-2]  # which no state follows
         states = log.states[rows]
         value = states[:, :, STATE.index("value now")].T
         volume = states[0, :, STATE.index("volume now")].astype(int)
-        yield day_of(period, of_step, value, volume, found, prices=prices)
+        yield build_inferred_day(period, of_step, value, volume, price_model, prices=prices)
 
 
-def of_steps(log: Log, name: str) -> np.ndarray:
+def step_means(log: Log, name: str) -> np.ndarray:
     """A mean over the opportunities of each step, (K, T), from the log's means of all steps before;
     NaN for the last step, which no state follows.
     """
@@ -109,22 +111,27 @@ def of_steps(log: Log, name: str) -> np.ndarray:
     return np.diff(before, axis=1, append=np.nan)
 
 
-def fit(log: Log) -> Prices:
-    """How prices and values spread in the log; arguments and errors as in `infer`."""
-    bid, won, volume = auctions(log)
+def fit_prices(log: Log) -> PriceModel:
+    """Fit the distribution of prices and values in the log; arguments and errors as in
+    `infer_days`.
+    """
+    bid, won, volume = select_counted_steps(log)
     if not len(bid):
         raise ValueError("expected steps with bids, prices and shares of won auctions, got none")
-    candidates = [chances_of(bid, won, volume, spread) for spread in SPREADS]
+    candidates = [fit_chances(bid, won, volume, spread) for spread in SPREADS]
     return min(candidates, key=lambda prices: abs(prices.mean - 1))
 
 
-def auctions(log: Log) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each step whose bids all counted, (n,) each: the mean bid in mean prices, the share of the
-    opportunities that was won, and their number.
+def select_counted_steps(log: Log) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Select the n steps whose bids all counted.
+
+    Returns:
+        The mean bid in mean prices, the share of the opportunities that was won, and the number of
+        opportunities, (n,) each.
     """
     value = log.states[:, :, STATE.index("value now")]
-    price = of_steps(log, "market price")
-    won = of_steps(log, "won")
+    price = step_means(log, "market price")
+    won = step_means(log, "won")
     bid = log.multiplier * value
     # In the step in which a budget ends some bids are taken back; of the last step no share is known.
     after = np.append(log.remaining[:, 1:], np.zeros((len(log.period), 1)), 1)
@@ -133,22 +140,22 @@ def auctions(log: Log) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return bid[counted] / price[counted], won[counted], volume[counted]
 
 
-def chances_of(bid: np.ndarray, won: np.ndarray, volume: np.ndarray, spread: float) -> Prices:
+def fit_chances(bid: np.ndarray, won: np.ndarray, volume: np.ndarray, spread: float) -> PriceModel:
     """The chances of RATIOS with which the shares that were won are explained best, if values have
-    this spread; other arguments: see `auctions`.
+    this spread; other arguments: see `select_counted_steps`.
     """
     # the share that a bid wins at each ratio is linear in its chance
-    shares, _ = above(RATIOS / bid[:, None], spread)  # (n, R)
+    shares, _ = upper_tail(RATIOS / bid[:, None], spread)  # (n, R)
     weight = np.sqrt(volume / volume.mean())
     equations = np.column_stack([weight[:, None] * shares, weight * won])
     equations = np.append(equations, np.full((1, len(RATIOS) + 1), SURE), 0)
     few = np.asarray(np.linalg.qr(equations, "r"))  # with the same solution
     chances = lsq_linear(few[:, :-1], few[:, -1], (0, np.inf)).x
     possible = chances > 1e-4
-    return Prices(spread, RATIOS[possible], chances[possible] / chances[possible].sum())
+    return PriceModel(spread, RATIOS[possible], chances[possible] / chances[possible].sum())
 
 
-def above(least: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
+def upper_tail(least: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
     """The chance that a value of mean 1 is at least `least`, and its mean where it is, times that
     chance. Values are normal; least: above 0, so that those cut at 0 do not count.
     """
@@ -158,17 +165,17 @@ def above(least: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
     return share, share + spread * density
 
 
-def day_of(
+def build_inferred_day(
     period: int,
     price: np.ndarray,
     value: np.ndarray,
     volume: np.ndarray,
-    found: Prices,
+    price_model: PriceModel,
     *,
     prices: str,
 ) -> Day:
     """A day by the means of its steps: price (T,), value (T, N); volume: (T,) opportunities."""
-    cost, worth, won = curves(price, value, volume, found)
+    cost, worth, won = expected_curves(price, value, volume, price_model)
     return Day(
         period=period,
         prices=prices,
@@ -184,19 +191,19 @@ def day_of(
     )
 
 
-def curves(
-    price: np.ndarray, value: np.ndarray, volume: np.ndarray, found: Prices
+def expected_curves(
+    price: np.ndarray, value: np.ndarray, volume: np.ndarray, price_model: PriceModel
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What each multiplier of GRID costs, brings and wins in each step, see `days.Day`.
+    """Compute the expected cost, value and wins of each multiplier of GRID in each step, see `Day`.
 
     price: (T,) mean of each step; value: (T, N) means; volume: (T,) opportunities.
     """
     # the least value, in means, with which each multiplier wins at each price: (T, N, G, R)
-    levels = price[:, None] * found.ratios  # (T, R)
+    levels = price[:, None] * price_model.ratios  # (T, R)
     bids = np.maximum(value, 1e-12)[:, :, None] * GRID  # (T, N, G)
-    share, mean = above(levels[:, None, None] / bids[..., None], found.spread)
+    share, mean = upper_tail(levels[:, None, None] / bids[..., None], price_model.spread)
     opportunities = volume[:, None, None]
-    won = opportunities * (share @ found.chances)
-    worth = opportunities * value[:, :, None] * (mean @ found.chances)
-    cost = opportunities * np.einsum("tngr,tr->tng", share, levels * found.chances)
+    won = opportunities * (share @ price_model.chances)
+    worth = opportunities * value[:, :, None] * (mean @ price_model.chances)
+    cost = opportunities * np.einsum("tngr,tr->tng", share, levels * price_model.chances)
     return cost.astype(np.float32), worth.astype(np.float32), won.astype(np.float32)

@@ -7,11 +7,12 @@ from contextlib import closing
 from pathlib import Path
 
 from decisionllm.bidding.backup import restore
-from decisionllm.bidding.journal import Journal, usable
+from decisionllm.bidding.journal import Journal, explain_journal_errors
+from decisionllm.bidding.journal_checks import check_rows, prune_campaigns
 from decisionllm.checks import one_of
 from decisionllm.schema import Json
 
-SHOWN = 20  # most faults that are printed
+MAX_SHOWN = 20  # most faults that are printed
 DAY = 86_400.0  # seconds
 
 
@@ -22,7 +23,7 @@ def journal(config: Json) -> None:
         ValueError: it is no journal, or damaged, or an option cannot be.
     """
     one_of("journal", config["action"], ACTIONS)
-    with usable(config["journal"]):
+    with explain_journal_errors(config["journal"]):
         ACTIONS[config["action"]](config)
 
 
@@ -31,21 +32,22 @@ def report(config: Json) -> None:
     from decisionllm.bidding.server import ab_report
 
     with closing(Journal(config["journal"], read_only=True)) as file:
-        found = ab_report.report(file)
-    text = json.dumps(found.as_dict()) if config["json"] else ab_report.text(found)
+        comparison = ab_report.compare_models(file)
+    text = (
+        json.dumps(comparison.as_dict()) if config["json"] else ab_report.format_report(comparison)
+    )
     print(text)
 
 
 def verify(config: Json) -> None:
     """Compare every row with its checksum, and look for rows that are missing."""
     with closing(Journal(config["journal"], read_only=True)) as file:
-        found = file.check_rows()
-    known = f"{found.campaigns:,} campaigns, {found.ticks:,} ticks"
-    if found.faults:
-        shown = "; ".join(found.faults[:SHOWN])
-        raise ValueError(f"{config['journal']}: {len(found.faults)} faults in {known}: {shown}")
-    without = f", {found.unchecked:,} of them without a checksum" * bool(found.unchecked)
-    print(f"{config['journal']}: {known}{without}: as they were written")
+        check = check_rows(file)
+    counts = f"{check.campaigns:,} campaigns, {check.ticks:,} ticks"
+    if check.faults:
+        shown = "; ".join(check.faults[:MAX_SHOWN])
+        raise ValueError(f"{config['journal']}: {len(check.faults)} faults in {counts}: {shown}")
+    print(f"{config['journal']}: {counts}: as they were written")
 
 
 def prune(config: Json) -> None:
@@ -55,24 +57,24 @@ def prune(config: Json) -> None:
     if not Path(config["journal"]).is_file():  # a server would make a new journal there
         raise ValueError(f"journal: expected a journal of a server, got {config['journal']}")
     with closing(Journal(config["journal"])) as file:
-        count = file.prune(time.time() - config["days"] * DAY)
+        count = prune_campaigns(file, time.time() - config["days"] * DAY)
     print(
         f"{config['journal']}: {count:,} campaigns that ended {config['days']:g} days ago removed"
     )
 
 
-def restored(config: Json) -> None:
+def restore_journal(config: Json) -> None:
     """Put a backup in the place of the journal."""
     if config["from"] is None:
         raise ValueError("from: expected a file that `decisionllm backup` wrote, got none")
     aside = restore(config["journal"], config["from"])
-    kept = f"; what was there is {', '.join(map(str, aside))}" * bool(aside)
-    print(f"{config['journal']}: restored from {config['from']}{kept}")
+    replaced = f"; what was there is {', '.join(map(str, aside))}" if aside else ""
+    print(f"{config['journal']}: restored from {config['from']}{replaced}")
 
 
 ACTIONS: dict[str, Callable[[Json], None]] = {
     "report": report,
     "verify": verify,
     "prune": prune,
-    "restore": restored,
+    "restore": restore_journal,
 }

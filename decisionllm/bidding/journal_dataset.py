@@ -11,7 +11,7 @@ import numpy as np
 
 from decisionllm.bidding.campaign_history import Campaign
 from decisionllm.bidding.dataset import campaigns_source
-from decisionllm.bidding.journal import DamagedRowError, Journal, usable
+from decisionllm.bidding.journal import DamagedRowError, Journal, explain_journal_errors
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.checks import one_of
 from decisionllm.datasets.store import DatasetReader
@@ -59,8 +59,8 @@ def load(
     episodes = []
     campaigns = []
     journal = Journal(file, read_only=True)
-    with usable(file):
-        journal.verify()
+    with explain_journal_errors(file):
+        journal.check_pages()
     served = journal.campaigns()
     for number, campaign in enumerate(served):
         try:

@@ -34,7 +34,7 @@ TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled", "served")
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """How a campaign becomes an observation, a reward and a task text.
+    """Specification of the observation, the reward and the task text of a campaign.
 
     Args:
         observation: `auctionnet`, AuctionNet's sixteen state numbers; `minimal`, the five of them
@@ -66,7 +66,7 @@ class ObservationSpec:
         one_of("text", self.text, TEXTS)
 
     @classmethod
-    def of(cls, info: Json) -> "ObservationSpec":
+    def from_info(cls, info: Json) -> "ObservationSpec":
         """The specification saved in a dataset's info (run.json, `dataset`).
 
         Raises:
@@ -103,7 +103,7 @@ class ObservationSpec:
         return self.features(campaigns.observe(value, volume), campaigns.context())
 
     def total_reward(self, campaigns: Campaigns) -> np.ndarray:
-        """(N,) return so far, in reward units."""
+        """Return so far, (N,) in reward units."""
         if self.reward == "score":
             return score(campaigns.exposed_value, campaigns.spend, campaigns.target_cpa)
         if self.reward == "conversions":
@@ -117,8 +117,9 @@ class ObservationSpec:
             ValueError: text=served, whose texts are given with each campaign.
         """
         if self.text == "served":
-            remedy = "give each campaign its text"
-            raise ValueError(f"text=served: this policy has no text template; {remedy}")
+            raise ValueError(
+                "text=served: this policy has no text template; give each campaign its text"
+            )
         if self.text == "none":
             return ""
         if self.text == "constant":

@@ -5,7 +5,7 @@ A campaign that bids its multiplier times the value wins where price / value is 
 multiplier. Opportunities are sorted by that ratio once; a bisection then finds how many are won,
 and only these are read. Source of the rules: AuctionNet (arXiv 2412.10798), `offline_eval`. It
 draws conversions again after each round in which it withdraws wins; the draws have no influence on
-what is withdrawn, so one draw gives the same distribution.
+the withdrawals, so one draw gives the same distribution.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class PricedPeriod:
     # T times: prices (n,); values, their deviations, order by price / value, (N, n) each
     steps: Sequence[tuple[np.ndarray, ...]]
 
-    def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+    def count_won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
         """Number of opportunities won: advertisers (M,) int, multipliers (M,) -> (M,) int."""
         prices, values, _, order = self.steps[step]
         low = np.zeros(len(advertisers), int)
@@ -72,7 +72,7 @@ class PricedPeriod:
         prices, values, sigmas, order = self.steps[step]
         n = max(self.volume[step], 1)
         multipliers = np.maximum(multipliers, 0.0)
-        won = self.won(step, advertisers, multipliers)
+        won = self.count_won(step, advertisers, multipliers)
         # lost: the value of the wins that were not kept
         spend, conversions, exposed_value, lost = np.zeros((4, len(won)))
         for m in np.flatnonzero(won):
@@ -87,11 +87,11 @@ class PricedPeriod:
                 shuffled = rng.permutation(len(bought))
                 paid = np.cumsum(price[shuffled])
                 won[m] = np.searchsorted(paid, remaining[m], side="right")
-                kept = shuffled[: won[m]]
-                bought = bought[kept]
-                value = value[kept]
-                u = u[kept]
-                z = z[kept]
+                affordable = shuffled[: won[m]]
+                bought = bought[affordable]
+                value = value[affordable]
+                u = u[affordable]
+                z = z[affordable]
                 spend[m] = paid[won[m] - 1] if won[m] else 0
                 lost[m] = exposed_value[m] - value.sum()
                 exposed_value[m] = value.sum()
@@ -116,7 +116,9 @@ class PricedPeriod:
 def price_period(day: Day) -> PricedPeriod:
     """The opportunities of a day at its prices, sorted."""
     steps = []
-    for (values, sigmas), prices in zip(day.traffic(), day.by_step(day.market_price), strict=True):
+    for (values, sigmas), prices in zip(
+        day.traffic(), day.split_by_step(day.market_price), strict=True
+    ):
         values = np.ascontiguousarray(values.T)
         with np.errstate(divide="ignore"):
             order = np.argsort(prices / values, axis=1)

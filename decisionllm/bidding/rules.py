@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decisionllm.bidding.advertisers import CATEGORIES, DATA, PUBLISHED, TARGET_CPA
 from decisionllm.bidding.campaign import STEPS
-from decisionllm.bidding.market import (
-    CATEGORIES,
-    DATA,
-    PUBLISHED,
-    TARGET_CPA,
-    Bidder,
-    BidderContext,
-    Roster,
-)
+from decisionllm.bidding.market import Bidder, BidderContext, Roster
 from decisionllm.checks import one_of
 
 BEHAVIOURS = ("reference", "shuffled_bidders", "constant_bidders")
@@ -131,7 +124,7 @@ class TrainedBidder(Bidder):
 
 
 def roster() -> Roster:
-    """The bidders of AuctionNet's 48 advertisers, see `auctionnet/README.md`.
+    """The bidders of AuctionNet's 48 advertisers, see `published/README.md`.
 
     BCQ, whose weights are not published, bids 95.
     """
@@ -155,9 +148,9 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
     for category in range(CATEGORIES):
         kinds += PUBLISHED["roster"][category % 2]
     if behaviour == "reference":
-        return _seated(kinds)
+        return _seat_bidders(kinds)
     rng = np.random.default_rng((seed, period))
-    pairs = _seated([kinds[i] for i in rng.permutation(len(kinds))])
+    pairs = _seat_bidders([kinds[i] for i in rng.permutation(len(kinds))])
     if behaviour == "constant_bidders":
         mean = np.mean(TARGET_CPA)
         for i in rng.permutation(len(kinds))[: len(kinds) // 2]:
@@ -166,7 +159,7 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
     return pairs
 
 
-def _seated(kinds: list[str]) -> list[tuple[list[int], Bidder]]:
+def _seat_bidders(kinds: list[str]) -> list[tuple[list[int], Bidder]]:
     """Positions and bidders, where position i has a bidder of the kind kinds[i]."""
     with np.load(DATA / "online_lp.npz") as file:
         own, following = (OnlineLP(file["cost"], file["ratio"], first) for first in file["first"])

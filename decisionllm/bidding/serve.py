@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # fields of a policy that change its answers
-ACTING = (
+ACTING_FIELDS = (
     "window",
     "stride",
     "decode",
@@ -40,8 +40,14 @@ ACTING = (
     "planning_horizon",
     "planning_value",
 )
-EXCHANGE = ("currency", "seat", "bid_expiry_s", "notice_url", "shading")  # options of OpenRTB
-POSITIVE = (
+EXCHANGE_OPTIONS = (
+    "currency",
+    "seat",
+    "bid_expiry_s",
+    "notice_url",
+    "shading",
+)  # options of OpenRTB
+POSITIVE_OPTIONS = (
     "deadline_ms",
     "max_batch_size",
     "max_queue",
@@ -54,7 +60,7 @@ POSITIVE = (
     "horizon",
     "pacing",
 )
-NOT_NEGATIVE = ("cache_mb", "snapshot_s", "batch_wait_ms")
+NON_NEGATIVE_OPTIONS = ("cache_mb", "snapshot_s", "batch_wait_ms")
 
 
 @trusting_user
@@ -71,7 +77,7 @@ def serve(config: Json) -> None:
         raised=ImportError,
     ):
         from decisionllm.bidding.server import protocol
-    check(config)
+    check_options(config)
     several = config["replicas"] > 1
     app = None if several else application(config)
     host = config["host"]
@@ -87,14 +93,16 @@ def serve(config: Json) -> None:
     )
     if app is None:
         listener.close()
-        with logs.written(config["log"]):
-            replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
+        with logs.write_logs(config["log"]):
+            replicas.run_replicas(
+                serve_replica, config | {"port": port}, replicas=config["replicas"]
+            )
         return
     with listener:
         protocol.server(app).run(sockets=[listener])
 
 
-def check(config: Json) -> None:
+def check_options(config: Json) -> None:
     """Raise a ValueError for an option that cannot be."""
     check_reach(config)
     check_needs(config)
@@ -107,7 +115,7 @@ def check(config: Json) -> None:
 
 def check_reach(config: Json) -> None:
     """Raise a ValueError if others can reach the server and need no token, or a short one."""
-    from decisionllm.bidding.server.middleware import loopback
+    from decisionllm.bidding.server.middleware import is_loopback
     from decisionllm.bidding.server.tokens import SHORTEST
 
     host = config["host"]
@@ -115,9 +123,11 @@ def check_reach(config: Json) -> None:
     if token and len(token.encode()) < SHORTEST:
         raise ValueError(f"DECISIONLLM_TOKEN: expected at least {SHORTEST} bytes, got fewer")
     has_token = token or config["tokens"]
-    if not loopback(host) and not has_token:
-        remedy = "set a token, DECISIONLLM_TOKEN, give a file, tokens=, or take host=127.0.0.1"
-        raise ValueError(f"host={host}: others can reach it: {remedy}")
+    if not is_loopback(host) and not has_token:
+        raise ValueError(
+            f"host={host}: others can reach it: set a token, DECISIONLLM_TOKEN, give a file,"
+            " tokens=, or take host=127.0.0.1"
+        )
 
 
 def check_exchange(config: Json) -> None:
@@ -126,8 +136,10 @@ def check_exchange(config: Json) -> None:
     if not re.fullmatch("[A-Z]{3}", str(currency)):
         raise ValueError(f"currency: expected three capitals such as USD, got {currency!r}")
     if notice_url is not None and not re.fullmatch(r"https?://[^\s?#]+", notice_url):
-        wanted = "http:// or https:// and a host without a query, such as https://bidder.example"
-        raise ValueError(f"notice_url: expected {wanted}, got {notice_url!r}")
+        raise ValueError(
+            "notice_url: expected http:// or https:// and a host without a query, such as"
+            f" https://bidder.example, got {notice_url!r}"
+        )
 
 
 def check_needs(config: Json) -> None:
@@ -142,21 +154,23 @@ def check_numbers(config: Json) -> None:
     """Raise a ValueError for a number or a word that cannot be."""
     one_of("log", config["log"], logs.KINDS)
     share("log_sample", config["log_sample"])
-    for name in POSITIVE:
+    for name in POSITIVE_OPTIONS:
         if config[name] is not None and not 0 < config[name] < math.inf:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
-    for name in NOT_NEGATIVE:
+    for name in NON_NEGATIVE_OPTIONS:
         if config[name] is not None and not 0 <= config[name] < math.inf:
             raise ValueError(f"{name}: expected a number from 0, got {config[name]}")
     if not 0 <= config["port"] <= 65535:
         raise ValueError(f"port: expected 0 .. 65535, got {config['port']}")
     count = config["replicas"]
     if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
-        wanted = "a number from 1, and 1 on a system without SO_REUSEPORT"
-        raise ValueError(f"replicas: expected {wanted}; got {count}")
+        raise ValueError(
+            "replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT;"
+            f" got {count}"
+        )
 
 
-def replica(config: Json, number: int, beat: replicas.Beat) -> None:
+def serve_replica(config: Json, number: int, beat: replicas.Beat) -> None:
     """Serve until interrupted, as one of several processes."""
     import torch
 
@@ -181,19 +195,21 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     """
     from decisionllm.bidding.server.app import create_app
 
-    policy, known, dataset = loaded(config, config["run"], part=config["part"], **config["act"])
+    policy, description, dataset = loaded(
+        config, config["run"], part=config["part"], **config["act"]
+    )
     options: Json = {}
     if dataset.get("env") in ("auction", "journal"):
-        options = bidding_options(config, known, ObservationSpec.of(dataset))
+        options = build_bidding_options(config, description, ObservationSpec.from_info(dataset))
     elif config["shadow"]:
-        got = f"run={config['run']} is of {known['dataset']}"
+        got = f"run={config['run']} is of {description['dataset']}"
         raise ValueError(f"shadow: expected campaigns, which a run of an auction has; {got}")
     return create_app(
         policy,
-        known,
-        access=access_of(config),
+        description,
+        access=build_access(config),
         replica=replica,
-        traces=traces_of(config),
+        traces=build_traces(config),
         log=config["log"],
         log_sample=config["log_sample"],
         log_slow=config["log_slow_ms"] / 1000,
@@ -206,12 +222,14 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     )
 
 
-def bidding_options(config: Json, known: Json, observation: ObservationSpec) -> Json:
-    """Options of `create_app` for a run of an auction. `known` is given the shadow's description."""
+def build_bidding_options(config: Json, description: Json, observation: ObservationSpec) -> Json:
+    """Options of `create_app` for a run of an auction. `description` is given the shadow's
+    description.
+    """
     journal = Journal(journal_path(config))
     campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
     campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)
-    exchange = {name: config[name] for name in EXCHANGE}
+    exchange = {name: config[name] for name in EXCHANGE_OPTIONS}
     exchange["bid_wait"] = config["bid_wait_ms"] / 1000
     exchange["max_tick_age"] = config["max_tick_age_s"]
     options: Json = {
@@ -223,8 +241,10 @@ def bidding_options(config: Json, known: Json, observation: ObservationSpec) -> 
         "snapshot_s": config["snapshot_s"],
     }
     if config["shadow"]:
-        shadow, about = shadow_of(config, journal, observation, campaigns)
-        known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
+        shadow, about = load_shadow(config, journal, observation, campaigns)
+        description["shadow"] = {
+            name: about[name] for name in ("run", "model", "dataset", "fingerprint")
+        }
         options["shadow"] = shadow
     if config["models_dir"]:
         options["folder"] = folder_of(config, journal, campaigns)
@@ -241,7 +261,7 @@ def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
 
     def load(path: Path) -> Model:
         policy, info, dataset = loaded(config, path, **config["act"])
-        observation = ObservationSpec.of(dataset)
+        observation = ObservationSpec.from_info(dataset)
         manager = CampaignManager(policy, observation, journal, name=info["model"], **campaigns)
         run = path
         if path.is_relative_to(directory_of_models):
@@ -252,12 +272,12 @@ def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
         directory_of_models,
         load,
         run=config["run"],
-        kept=journal.beside("models"),
+        choice_file=journal.sidecar_path("models"),
         shares=config["models"] or [],
     )
 
 
-def traces_of(config: Json) -> "Traces | None":
+def build_traces(config: Json) -> "Traces | None":
     """The sender of the spans of ticks; None: there are no spans."""
     if not config["tracing"]:
         return None
@@ -267,10 +287,10 @@ def traces_of(config: Json) -> "Traces | None":
         raised=ImportError,
     ):
         from decisionllm.bidding.server import otel
-    return otel.otlp(config["tracing"])
+    return otel.build_otlp_traces(config["tracing"])
 
 
-def access_of(config: Json) -> "Access":
+def build_access(config: Json) -> "Access":
     """Access for holders of the token of the environment and of the tokens of the file."""
     from decisionllm.bidding.server.access import LocalAccess, TokenAccess
 
@@ -280,7 +300,7 @@ def access_of(config: Json) -> "Access":
     return LocalAccess()
 
 
-def shadow_of(
+def load_shadow(
     config: Json,
     journal: Journal,
     observation: ObservationSpec,
@@ -292,7 +312,7 @@ def shadow_of(
     policy, about, dataset = loaded(config, config["shadow"])
     made = Shadow(
         policy,
-        ObservationSpec.of(dataset),
+        ObservationSpec.from_info(dataset),
         journal,
         observation,
         name=about["model"],
@@ -305,7 +325,7 @@ def shadow_of(
 def loaded(
     config: Json, run: str | Path, *, part: str | None = None, **acting: object
 ) -> tuple[Policy, Json, Json]:
-    """A policy, its description, see `model_info`, and what is known of its dataset.
+    """Load a run: its policy, its description, see `model_info`, and the info of its dataset.
 
     Raises:
         ValueError: the run's agents decide in turn alone.
@@ -315,9 +335,10 @@ def loaded(
         run, part=part, device=config["device"], trust=config.get("trust", ()), **acting
     )
     if policy.config["team"]["execution"] == "joint":
-        wanted = "one whose agents can decide alone, since a request names no team"
-        remedy = "train with team.execution=both or per_agent"
-        raise ValueError(f"run={run}: expected {wanted}, got team.execution=joint; {remedy}")
+        raise ValueError(
+            f"run={run}: expected one whose agents can decide alone, since a request names no team,"
+            " got team.execution=joint; train with team.execution=both or per_agent"
+        )
     policy.execution = "per_agent"
     about = model_info(run, policy, policy.config, policy.info)
     return policy, about, policy.info["dataset"]
@@ -333,7 +354,7 @@ def model_info(run: str | Path, policy: Policy, run_config: Json, run_info: Json
     """
     folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, train_config(run_config)))
     weights = (folder / "model.safetensors").read_bytes()
-    acting = {name: getattr(policy, name) for name in ACTING} | {"spec": run_info["spec"]}
+    acting = {name: getattr(policy, name) for name in ACTING_FIELDS} | {"spec": run_info["spec"]}
     digest = blake2b(weights + json.dumps(acting, sort_keys=True).encode(), digest_size=6)
     # a header, which names the model in each answer, has no other letters
     name = re.sub(r"[^\w.-]", "_", Path(run).name, flags=re.ASCII)

@@ -12,10 +12,11 @@ import numpy as np
 from decisionllm.bidding import days
 from decisionllm.bidding.campaign import MEANS
 from decisionllm.bidding.days import Day
-from decisionllm.bidding.market import Market, scaled_traffic
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.observation import MIN_REMAINING
 from decisionllm.bidding.replay import PricedPeriod, price_period
 from decisionllm.bidding.rules import roster
+from decisionllm.bidding.traffic import scaled_traffic
 
 TOTALS = ("spend", "conversions", "exposed_value")  # sums over a step
 RESULTS = (*MEANS, *TOTALS, "volume")
@@ -124,8 +125,8 @@ class MarketSimulation:
 def found_day(period: int, path: str, total: int) -> Day:
     """A day of a folder of replay days, or of our own market."""
     if path:
-        return days.read(days.day_files(path, [period])[period])
-    return days.play(period, roster, total=total)
+        return days.read_day(days.find_day_files(path, [period])[period])
+    return days.play_day(period, roster, total=total)
 
 
 @lru_cache(4)  # some 300 MB each

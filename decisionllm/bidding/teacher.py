@@ -15,15 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from decisionllm.bidding.advertisers import BUDGETS, CATEGORIES, PUBLISHED, TARGET_CPA, industries
 from decisionllm.bidding.campaign import STEPS
 from decisionllm.bidding.days import GRID, Day
-from decisionllm.bidding.market import (
-    BUDGETS,
-    CATEGORIES,
-    PUBLISHED,
-    TARGET_CPA,
-    industries,
-)
 from decisionllm.bidding.observation import MIN_REMAINING
 from decisionllm.bidding.rules import OnlineLP
 from decisionllm.progress import tracked
@@ -56,8 +50,10 @@ class Curves:
         self.clock_volume = CLOCK * share
         self.value_unit = 5e-4 / share
 
-    def held(self, day: Tensor, advertiser: Tensor, step: int, multipliers: Tensor) -> Tensor:
-        """(3, M) cost, value and wins of holding multipliers (M,) through a step.
+    def interpolate(
+        self, day: Tensor, advertiser: Tensor, step: int, multipliers: Tensor
+    ) -> Tensor:
+        """Interpolate cost, value and wins (3, M) of holding multipliers (M,) through a step.
 
         Between two multipliers of GRID they are linear in the logarithm.
         """
@@ -109,7 +105,7 @@ class Campaigns:
         Returns:
             Spend, value, wins and conversions of the step, (M,) each.
         """
-        bought = self.curves.held(self.day, self.advertiser, self.step, multipliers)
+        bought = self.curves.interpolate(self.day, self.advertiser, self.step, multipliers)
         affordable = (self.remaining / bought[0].clamp(min=1e-6)).clamp(max=1)
         cost, value, won = bought * affordable
         made = value
@@ -124,11 +120,11 @@ class Campaigns:
         return cost, value, won, made
 
     def score(self) -> Tensor:
-        """(M,) AuctionNet's score so far."""
-        return penalised(self.conversions, self.spend, self.limit)
+        """Return AuctionNet's score so far, (M,)."""
+        return penalised_score(self.conversions, self.spend, self.limit)
 
     def features(self) -> Tensor:
-        """(M, 11) inputs of the network. No price is among them."""
+        """Return the inputs of the network, (M, 11). No price is among them."""
         t = self.step
         day = self.day
         curves = self.curves
@@ -153,14 +149,15 @@ class Campaigns:
         return torch.stack(columns, 1)
 
 
-def penalised(conversions: Tensor, spend: Tensor, limit: Tensor) -> Tensor:
+def penalised_score(conversions: Tensor, spend: Tensor, limit: Tensor) -> Tensor:
     """AuctionNet's score, with gradients: conversions x min(1, (limit x conversions / spend)^2)."""
     ratio = limit * conversions / spend.clamp(min=1e-6)
     return conversions * ratio.clamp(max=1) ** 2
 
 
 def oracle(campaigns: Campaigns) -> Tensor:
-    """(M,) the multiplier of GRID that, held for the rest of this very day, would score most.
+    """Return the multipliers (M,) of GRID that, held for the rest of this very day, would score
+    most.
 
     With conversions K and spend S so far, and cost C and value V of the rest of the day: the most
     of (K + V) min(1, (limit (K + V) / (S + C))^2) where C is at most the remaining budget. With
@@ -170,12 +167,12 @@ def oracle(campaigns: Campaigns) -> Tensor:
     now = c.day, c.step, c.advertiser
     cost, value = (sums[c.day, STEPS, c.advertiser] - sums[now] for sums in c.curves.sums[:2])
     conversions = c.conversions[:, None] + value  # (M, G)
-    scores = penalised(conversions, c.spend[:, None] + cost, c.limit[:, None])
+    scores = penalised_score(conversions, c.spend[:, None] + cost, c.limit[:, None])
     best = scores.masked_fill(cost > c.remaining[:, None], -1).argmax(1)
     return torch.from_numpy(GRID).float()[best]
 
 
-def draw(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
+def draw_campaigns(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
     """Campaigns of random days and advertisers.
 
     Three in five have a budget and a limit near a published pair, the others any.
@@ -191,7 +188,7 @@ def draw(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
 
 
 class Network(nn.Module):
-    """Features -> multiplier, as a multiple of the limit. `fit` sets mean and deviation."""
+    """Features -> multiplier, as a multiple of the limit. `fit_network` sets mean and deviation."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -206,16 +203,16 @@ class Network(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """(M, 11) -> (M,) log(multiplier / limit)."""
+        """Map features (M, 11) to log(multiplier / limit), (M,)."""
         scaled = ((features - self.mean) / self.deviation).clamp(-6, 6)
         return torch.as_tensor(self.layers(scaled)[:, 0].clamp(-3, 1.5))
 
     def act(self, campaigns: Campaigns) -> Tensor:
-        """(M,) multipliers."""
+        """Return the multipliers, (M,)."""
         return campaigns.limit * torch.exp(self(campaigns.features()))
 
 
-def fit(
+def fit_network(
     curves: Curves,
     *,
     seed: int = 0,
@@ -247,11 +244,11 @@ def fit(
     labels = []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     for number in tracked(range(rounds), "teacher: labels of the oracle"):
-        drawn = draw(curves, campaigns, generator)
+        drawn = draw_campaigns(curves, campaigns, generator)
         player = network if number else None
-        seen, wanted = label(drawn, player, generator)
+        seen, log_ratios = label_campaigns(drawn, player, generator)
         features.append(seen)
-        labels.append(wanted)
+        labels.append(log_ratios)
         x, y = torch.cat(features), torch.cat(labels)
         if not number:
             network.mean = x.mean(0)
@@ -264,20 +261,20 @@ def fit(
                 rate = 4e-4 * (1 - update / total) + 1e-5
             rows = torch.randint(len(x), (1024,), generator=generator)
             loss = nn.functional.smooth_l1_loss(network(x[rows]), y[rows], beta=0.3)
-            descend(optimizer, rate, loss)
+            take_gradient_step(optimizer, rate, loss)
     optimizer = torch.optim.Adam(network.parameters())
     for update in tracked(range(gradient_updates), "teacher: score of the replay"):
         rate = 5e-4 * (1 - update / gradient_updates) + 1e-5
-        drawn = draw(curves, gradient_campaigns, generator)
+        drawn = draw_campaigns(curves, gradient_campaigns, generator)
         for _ in range(STEPS):
             drawn.bid(network.act(drawn), generator)
         weight = (drawn.limit / drawn.budget).sqrt()
-        descend(optimizer, rate, -(drawn.score() * weight).mean(), clip=1.0)
+        take_gradient_step(optimizer, rate, -(drawn.score() * weight).mean(), clip=1.0)
     return network
 
 
 @torch.no_grad()
-def label(
+def label_campaigns(
     campaigns: Campaigns,
     network: Network | None,
     generator: torch.Generator,
@@ -299,7 +296,7 @@ def label(
     return torch.cat(features), torch.cat(labels)
 
 
-def descend(
+def take_gradient_step(
     optimizer: torch.optim.Optimizer,
     rate: float,
     loss: Tensor,
@@ -349,7 +346,7 @@ def best_constant(
     counts = torch.arange(int(2 * campaigns.value.max()) + 50.0)[:, None]
     poisson = torch.distributions.Poisson(campaigns.value.clamp(min=1e-9))
     chances = torch.exp(poisson.log_prob(counts))  # (counts, M)
-    scores = chances * penalised(counts, campaigns.spend, campaigns.limit)
+    scores = chances * penalised_score(counts, campaigns.spend, campaigns.limit)
     return multipliers.double().numpy(), scores.sum(0).double().numpy()
 
 

@@ -1,5 +1,5 @@
-"""How likely a first-price bid wins, from the results of earlier bids, and the bid with the highest
-expected surplus.
+"""Chance that a first-price bid wins, fitted to the results of earlier bids, and the bid with the
+highest expected surplus.
 
 In a first-price auction the winner pays its own bid, so that a bid of what an impression is worth
 gains nothing. The best bid b maximises (worth - b) x P(win | b). P is an isotonic regression of the
@@ -26,7 +26,7 @@ LEAST = 100.0  # auctions below which nothing is concluded
 SMALLEST, LARGEST = 1e-9, 1e9  # currency; prices beyond are in the last buckets
 
 
-def buckets(prices: ArrayLike) -> np.ndarray:
+def bucket_numbers(prices: ArrayLike) -> np.ndarray:
     """The number of the bucket of each price, int: 1.0 -> 0, 1.05 -> 1, 0.99 -> -1."""
     within = np.clip(prices, SMALLEST, LARGEST)
     # a price on an edge is in the bucket above it, in spite of rounding
@@ -39,7 +39,7 @@ class WinCounts:
     """Results of auctions by bucket of a price. Counts may be fractions: old ones count less.
 
     Attributes:
-        buckets: (K,) int, in rising order, see `buckets`.
+        buckets: (K,) int, in rising order, see `bucket_numbers`.
         lost: (K,) auctions that a bid of this bucket lost, where nothing more is known.
         won: (K,) auctions that a bid of this bucket won, where nothing more is known.
         least: (K,) auctions whose least winning price lies in this bucket, won or lost.
@@ -93,8 +93,8 @@ class WinCurve:
 
     def chance(self, bids: np.ndarray) -> np.ndarray:
         """The chance that bids (n,) above 0 win, (n,); 0 below the lowest point."""
-        known = np.log(self.prices)
-        return np.asarray(np.interp(np.log(bids), known, self.chances, left=0.0))
+        log_prices = np.log(self.prices)
+        return np.asarray(np.interp(np.log(bids), log_prices, self.chances, left=0.0))
 
 
 def fit(counts: WinCounts) -> WinCurve | None:
@@ -106,7 +106,7 @@ def fit(counts: WinCounts) -> WinCurve | None:
     size = int(counts.buckets[-1]) + margin + 1 - first
 
     def smooth(column: np.ndarray) -> np.ndarray:
-        """(K,) by known bucket -> (size,) by every bucket from `first`."""
+        """Smooth (K,) numbers of the buckets with results to (size,) numbers of all buckets."""
         dense = np.zeros(size)
         dense[counts.buckets - first] = column
         return np.convolve(dense, KERNEL, mode="same")
@@ -130,13 +130,13 @@ def counted(prices: np.ndarray, won: np.ndarray, least: np.ndarray) -> WinCounts
         won: (n,) bool.
         least: (n,) least prices that would have won, currency; NaN: unknown.
     """
-    known = np.isfinite(least)
-    told = np.where(known, least, prices)
-    numbers, row = np.unique(buckets(told), return_inverse=True)
+    has_least = np.isfinite(least)
+    bucket_prices = np.where(has_least, least, prices)
+    numbers, row = np.unique(bucket_numbers(bucket_prices), return_inverse=True)
     size = len(numbers)
     return WinCounts(
         buckets=numbers,
-        lost=np.bincount(row[~known & ~won], minlength=size).astype(float),
-        won=np.bincount(row[~known & won], minlength=size).astype(float),
-        least=np.bincount(row[known], minlength=size).astype(float),
+        lost=np.bincount(row[~has_least & ~won], minlength=size).astype(float),
+        won=np.bincount(row[~has_least & won], minlength=size).astype(float),
+        least=np.bincount(row[has_least], minlength=size).astype(float),
     )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from decisionllm.bidding.market import Draws, realised_value, settle
+from decisionllm.bidding.auctions import Draws, realised_value, settle
 
 
 class AuctionNetDraws(Draws):
@@ -23,7 +23,7 @@ class AuctionNetDraws(Draws):
         at = self.slots * rows[:, None] + holder.argsort(1).argsort(1)
         return fixed_uniforms(int(at.max(initial=0)).bit_length())[at]
 
-    def withdrawn(self, rows, count):
+    def draw_withdrawals(self, rows, count):
         return np.random.default_rng(1).choice(rows, count, replace=False)
 
     def conversion(self, values, sigmas, noise, cells, holder):

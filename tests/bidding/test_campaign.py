@@ -5,9 +5,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from decisionllm.bidding.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
-from decisionllm.bidding.market import Market, opportunities, settle
+from decisionllm.bidding.auctions import settle
+from decisionllm.bidding.campaign import (
+    CONTEXT,
+    STATE,
+    Campaigns,
+    score,
+    summarize_opportunities,
+    summarize_step,
+)
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.rules import TargetCPA
+from decisionllm.bidding.traffic import opportunities
 from tests.bidding.auctionnet_draws import dense
 
 RESULTS = {  # of steps 0 to 4, of one campaign
@@ -95,15 +104,15 @@ def test_context_is_budget_target_cpa_and_progress():
 
 def test_multipliers_are_capped_while_the_cpa_is_exceeded():
     campaigns = after(5)  # 20 spent for 3 conversions, 10 allowed for each
-    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
+    assert campaigns.cap_multipliers(np.array([70.0, 70.0])).tolist() == [70, 70]
     campaigns.record(**{name: np.zeros(2) for name in RESULTS} | {"spend": np.array([10.1, 0.0])})
-    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [10, 70]
-    assert campaigns.guarded(np.array([4.0, 70.0])).tolist() == [4, 70]
+    assert campaigns.cap_multipliers(np.array([70.0, 70.0])).tolist() == [10, 70]
+    assert campaigns.cap_multipliers(np.array([4.0, 70.0])).tolist() == [4, 70]
     # bad luck is not dear
     campaigns.record(
         **{name: np.zeros(2) for name in RESULTS} | {"exposed_value": np.array([0.1, 0.0])}
     )
-    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
+    assert campaigns.cap_multipliers(np.array([70.0, 70.0])).tolist() == [70, 70]
 
 
 def test_one_campaign_does_not_see_another():
@@ -115,12 +124,12 @@ def test_one_campaign_does_not_see_another():
 
 @pytest.mark.parametrize("wrong", [[100.0, 0.0], [np.nan, 1.0], [[100.0], [1.0]], [-5.0, 1.0]])
 def test_a_campaign_without_a_budget_or_a_limit_is_refused(wrong):
-    for given in (
+    for values in (
         {"budgets": wrong, "target_cpa": [1.0, 1.0]},
         {"budgets": [1.0, 1.0], "target_cpa": wrong},
     ):
         with pytest.raises(ValueError, match="expected one number above 0 a campaign"):
-            Campaigns(**given)
+            Campaigns(**values)
 
 
 def test_the_score_by_hand():
@@ -135,12 +144,12 @@ def test_the_score_by_hand():
 
 
 def test_summary_gives_the_markets_numbers_to_the_last_bit():
-    kept = []
+    retained = []
 
     def keep(bids, values, *rest, **options):
         left, outcome = settle(bids, values, *rest, **options)
         made = dense(outcome)
-        kept.append(
+        retained.append(
             (
                 values,
                 left,
@@ -160,23 +169,24 @@ def test_summary_gives_the_markets_numbers_to_the_last_bit():
     market.reset(2)
     for step in range(3):
         market.step()
-        values, left, auction, impressions, made = kept[step]
+        values, left, auction, impressions, made = retained[step]
         assert len(values) > 300
         for i in (0, 9, 40):
-            given = summary(
+            arguments = summarize_step(
                 values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price
             )
             alone = Campaigns(market.budgets[[i]], market.target_cpa[[i]])
-            alone.record(**given)
+            alone.record(**arguments)
             assert alone.means[0, :, 0].tolist() == market.campaigns.means[step, :, i].tolist()
-            assert (given["value"], given["volume"]) == offered(values[:, i]) and given[
-                "volume"
-            ] == len(values)
-    assert any(made.rounds > 1 for *_, made in kept) and market.campaigns.spend[9] > 0, (
+            assert (arguments["value"], arguments["volume"]) == summarize_opportunities(
+                values[:, i]
+            ) and arguments["volume"] == len(values)
+    assert any(made.rounds > 1 for *_, made in retained) and market.campaigns.spend[9] > 0, (
         "bids were taken back"
     )
     summaries = [
-        summary(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price) for v, b, a, s, made in kept
+        summarize_step(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price)
+        for v, b, a, s, made in retained
     ]
     for name in ("spend", "conversions", "exposed_value"):
-        assert sum(given[name] for given in summaries) == getattr(market.campaigns, name)[9]
+        assert sum(arguments[name] for arguments in summaries) == getattr(market.campaigns, name)[9]

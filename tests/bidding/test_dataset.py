@@ -7,14 +7,16 @@ import csv
 import gzip
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from decisionllm.bidding import auctionnet, teacher
-from decisionllm.bidding.auctionnet import TRAFFIC, TRAJECTORIES
+from decisionllm.bidding import auctionnet, auctionnet_columns, dataset, teacher
+from decisionllm.bidding.advertisers import PUBLISHED
+from decisionllm.bidding.auctionnet_columns import TRAFFIC, TRAJECTORIES
 from decisionllm.bidding.campaign import CONTEXT, STATE, Campaigns, score
 from decisionllm.bidding.dataset import (
     files,
@@ -22,14 +24,15 @@ from decisionllm.bidding.dataset import (
     log_name,
     nearest_returns,
     observations,
-    relabelled,
+    relabel_log,
     rewards,
     save,
 )
-from decisionllm.bidding.days import day_files, read
-from decisionllm.bidding.market import PUBLISHED, Market, scaled_traffic
+from decisionllm.bidding.days import find_day_files, read_day
+from decisionllm.bidding.market import Market
 from decisionllm.bidding.observation import ObservationSpec, task_text
 from decisionllm.bidding.rules import behaviour_roster
+from decisionllm.bidding.traffic import scaled_traffic
 from decisionllm.commands.data import card, data
 from decisionllm.datasets.store import prepare, write
 from tests.conftest import episode, make_store, near, node
@@ -112,7 +115,7 @@ def put(path, columns):
 
 def trajectories(tmp_path, period=3):
     """The same day as the columns of a trajectory log."""
-    return auctionnet.convert(
+    return auctionnet.trajectory_columns(
         auctionnet.read(put(tmp_path / "source" / f"traffic-{period}.csv", traffic(period)))
     )
 
@@ -215,7 +218,7 @@ def test_the_increments_of_the_score_add_up_to_the_days(path):
 
 
 def test_converted_traffic_is_auctionnets_trajectory_log():
-    made = auctionnet.convert(auctionnet.read(TRAFFIC_LOG))
+    made = auctionnet.trajectory_columns(auctionnet.read(TRAFFIC_LOG))
     with gzip.open(ITS_TRAJECTORIES, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(made) == list(rows[0])
@@ -465,7 +468,7 @@ def test_blocks_do_not_change_a_log_or_its_row_numbers(tmp_path, monkeypatch):
     b = put(tmp_path / "b.csv", trajectories(tmp_path))
     auctionnet.write(tmp_path / "c.parquet", auctionnet.read(b))
     whole = [auctionnet.read(path) for path in (a, b, tmp_path / "c.parquet")]
-    monkeypatch.setattr(auctionnet, "BLOCK", 1000)
+    monkeypatch.setattr(auctionnet_columns, "BLOCK", 1000)
     for path, before in zip((a, b, tmp_path / "c.parquet"), whole, strict=True):
         same_logs(before, auctionnet.read(path))
     for name, value, message in (
@@ -500,9 +503,9 @@ def test_a_log_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
         table, path, row_group_size=5000
     )
     del table
-    monkeypatch.setattr(auctionnet, "BLOCK", 1 << 18)
+    monkeypatch.setattr(auctionnet_columns, "BLOCK", 1 << 18)
     before, held = pa.total_allocated_bytes(), []
-    for _, columns in auctionnet.batches(path, TRAFFIC, missing=True):
+    for _, columns in auctionnet_columns.read_blocks(path, TRAFFIC, missing=True):
         held.append(pa.total_allocated_bytes() - before)
         del columns
     assert len(held) > 20 and max(held) < size / 2
@@ -543,8 +546,8 @@ def changed(columns, name, row, value):
     return columns | {name: [value if i == row - 1 else x for i, x in enumerate(columns[name])]}
 
 
-def rows(columns, chosen):
-    return {name: [column[i] for i in chosen] for name, column in columns.items()}
+def rows(columns, selected):
+    return {name: [column[i] for i in selected] for name, column in columns.items()}
 
 
 IN_TRAFFIC = [
@@ -677,7 +680,7 @@ def test_an_advertiser_without_a_budget_is_refused(tmp_path):
 def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
     columns = trajectories(tmp_path)
     order = list(range(96))
-    for chosen, message in (
+    for selected, message in (
         (
             [*order[:20], *order[21:]],
             "row 21, timeStepIndex: period 3, advertiser 0: expected step 20, got 21",
@@ -700,9 +703,9 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            auctionnet.read(put(tmp_path / "log.csv", rows(columns, chosen)))
+            auctionnet.read(put(tmp_path / "log.csv", rows(columns, selected)))
     table = traffic()
-    for kept, message in (
+    for retained, message in (
         (
             lambda t: t != 20,
             "log.csv, timeStepIndex: period 3, advertiser 0: expected step 20, got 21",
@@ -716,7 +719,7 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
             auctionnet.read(
                 put(
                     tmp_path / "log.csv",
-                    rows(table, [i for i in range(144) if kept(table["timeStepIndex"][i])]),
+                    rows(table, [i for i in range(144) if retained(table["timeStepIndex"][i])]),
                 )
             )
 
@@ -730,7 +733,7 @@ def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
     ids=["the whole file", "one row"],
 )
 def test_rows_that_repeat_are_refused(tmp_path, monkeypatch, repeated, message):
-    monkeypatch.setattr(auctionnet, "BLOCK", 2000)  # the second one is in another block
+    monkeypatch.setattr(auctionnet_columns, "BLOCK", 2000)  # the second one is in another block
     path = put(tmp_path / "log.csv", rows(traffic(), [*range(144), *repeated]))
     who = "log.csv: period 3, advertiser 0"
     with pytest.raises(ValueError, match=f"{who}: expected one row for each pvIndex of {message};"):
@@ -1013,18 +1016,18 @@ def export(tmp_path, path, **options):
         )
         is None
     )
-    return {day.period: day for day in map(read, day_files(tmp_path / "days").values())}
+    return {day.period: day for day in map(read_day, find_day_files(tmp_path / "days").values())}
 
 
 def test_traffic_logs_become_replayable_days(tmp_path, capsys):
     for period in (3, 4):
         put(tmp_path / "logs" / f"{period}.csv", full_traffic(period))
-    found = export(tmp_path, tmp_path / "logs", periods="3")
+    result = export(tmp_path, tmp_path / "logs", periods="3")
     assert (
-        list(found) == [3]
+        list(result) == [3]
         and "period_3.npz, 72 opportunities, prices: logs" in capsys.readouterr().out
     )
-    day = found[3]
+    day = result[3]
     assert (
         day.volume.tolist() == [1, 2] * 24
         and day.market_price[:6].tolist() == [1, 2, 3, 3, 4, 5]
@@ -1100,14 +1103,14 @@ def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path,
 
 def test_days_of_our_own_market_are_those_of_its_prices(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
-    found = export(tmp_path, "", periods="3,5", behaviour="constant_bidders", seed=2)
+    result = export(tmp_path, "", periods="3,5", behaviour="constant_bidders", seed=2)
     market = Market(
         behaviour_roster("constant_bidders", 5, seed=2),
         traffic=lambda p: scaled_traffic(p, 2000),
         seed=2,
     ).play(5)
-    assert list(found) == [3, 5] and np.array_equal(
-        found[5].market_price, np.concatenate(market.market_prices)
+    assert list(result) == [3, 5] and np.array_equal(
+        result[5].market_price, np.concatenate(market.market_prices)
     )
     with pytest.raises(ValueError, match="export=replay: expected dataset=auction, got"):
         data({"dataset": node("dataset", "synthetic"), "export": "replay:x"})
@@ -1171,7 +1174,7 @@ def test_a_name_says_what_was_drawn_unless_by_default(options, name):
 def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     export(tmp_path, "", periods="3")
-    fit, fitted = teacher.fit, []
+    fit, fitted = teacher.fit_network, []
 
     def counted(curves, **options):
         fitted.append(options)
@@ -1185,7 +1188,7 @@ def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):
             gradient_campaigns=4,
         )
 
-    monkeypatch.setattr(teacher, "fit", counted)
+    monkeypatch.setattr(teacher, "fit_network", counted)
     taught = node(
         "dataset", "auction", path=str(tmp_path / "days"), behaviour="teacher", num_campaigns=5
     )
@@ -1210,22 +1213,23 @@ def test_target_returns_come_from_similar_budgets_and_cpas():
         for budget in (100, 110, 1000, 1100)
         for limit in (10, 100)
     ]
-    found = nearest_returns(
+    result = nearest_returns(
         days, np.array([105.0, 1050.0, 105.0]), np.array([10.0, 90.0, 200.0]), 1.0, nearest=2
     )
-    assert found.tolist() == [21, 210, 111]
+    assert result.tolist() == [21, 210, 111]
     assert nearest_returns(days, np.array([105.0]), np.array([10.0]), 0.0, nearest=2).tolist() == [
         20
     ]
 
 
-@pytest.mark.slow
-def test_a_generated_log_survives_its_export(tmp_path):
+def test_a_generated_log_survives_its_export(tmp_path, monkeypatch):
+    small_market = partial(Market, traffic=partial(scaled_traffic, total=2000))
+    monkeypatch.setattr(dataset, "Market", small_market)
     store = write(
         tmp_path / "store",
         load(periods="3", behaviour="shuffled_bidders", context_features="progress", seed=5),
     )
-    period = Market(behaviour_roster("shuffled_bidders", 3, seed=5), seed=5).play(3)
+    period = small_market(behaviour_roster("shuffled_bidders", 3, seed=5), seed=5).play(3)
     assert (
         store.info["name"] == "auction@market-shuffled_bidders-seed5-periods-3"
         and len(store.lengths) == 48
@@ -1270,11 +1274,11 @@ def test_observations_are_chosen_by_name(tmp_path):
         for o in ("auctionnet", "minimal")
     )
     columns = [*STATE, *CONTEXT]
-    kept = [
+    retained = [
         columns.index(name)
         for name in ("time left", "budget left", "value now", "volume now", "volume, all", *CONTEXT)
     ]
-    np.testing.assert_array_equal(minimal, every[:, kept])
+    np.testing.assert_array_equal(minimal, every[:, retained])
     context = episodes(path, observation="minimal", context_features="budget_and_cpa")[
         0
     ].observations
@@ -1290,7 +1294,7 @@ def test_a_relabelled_day_has_another_budget(tmp_path):
     """
     path = put(tmp_path / "log.csv", traffic())
     log = auctionnet.read(path)
-    days = relabelled(log, 60)
+    days = relabel_log(log, 60)
     assert len(days.period) == 2 + 2 * 60
     rows = [k for k in range(2, 122) if days.advertiser[k] == 0]
     assert np.ptp(days.budget[rows]) > 50 and np.ptp(days.target_cpa[rows]) > 3
@@ -1335,11 +1339,11 @@ def test_relabelled_episodes_have_texts_and_rewards_of_their_budget(tmp_path):
 
 
 def test_paraphrased_texts_keep_the_informative_ones_and_save_their_facts():
-    source, known = (
+    source, entries = (
         load(path=str(TRAJECTORY_LOG), text=text) for text in ("paraphrased", "informative")
     )
     tasks = [e.task for e in source.episodes]
-    assert tasks == [e.task for e in known.episodes] and "wordings" not in known.info
+    assert tasks == [e.task for e in entries.episodes] and "wordings" not in entries.info
     _, _, category, budget, cpa, _ = source.info["campaigns"][0]
     assert (
         list(source.info["wordings"]) == list(dict.fromkeys(tasks))

@@ -7,9 +7,9 @@ import pytest
 
 from decisionllm.bidding import days
 from decisionllm.bidding.days import GRID
-from decisionllm.bidding.market import scaled_traffic
 from decisionllm.bidding.replay import price_period
 from decisionllm.bidding.teacher import Campaigns, Curves
+from decisionllm.bidding.traffic import scaled_traffic
 from tests.conftest import near
 
 
@@ -17,7 +17,7 @@ def linear(total=4000, period=2):
     """A day whose prices are spread evenly below 12 x the mean value x 48."""
     traffic = [(values, sigmas) for values, sigmas in scaled_traffic(period, total)]
     prices = [np.linspace(20, 200, len(values)) * values.mean() for values, _ in traffic]
-    return days.make(period, traffic, prices, prices="test", total=total)
+    return days.build_day(period, traffic, prices, prices="test", total=total)
 
 
 def test_curves_by_hand():
@@ -25,7 +25,9 @@ def test_curves_by_hand():
 
     Multipliers from there on win and pay 10.
     """
-    cost, value, won, mean = days.curves(np.array([[0.5], [0.25], [0.0]]), np.full(3, 10.0))
+    cost, value, won, mean = days.multiplier_curves(
+        np.array([[0.5], [0.25], [0.0]]), np.full(3, 10.0)
+    )
     for multiplier, wins, worth in (
         (19.0, 0, 0),
         (20.6, 1, 0.5),
@@ -36,23 +38,25 @@ def test_curves_by_hand():
         g = np.searchsorted(GRID, multiplier, side="right") - 1
         assert (won[0, g], cost[0, g], value[0, g]) == (wins, 10 * wins, worth), multiplier
     assert mean == pytest.approx([0.25]) and GRID[1] / GRID[0] == pytest.approx(1.0252, abs=1e-4)
-    exact = days.curves(np.array([[1 / 8]]), np.array([GRID[0] / 8]))
+    exact = days.multiplier_curves(np.array([[1 / 8]]), np.array([GRID[0] / 8]))
     assert exact[2][0, 0] == 1, "a bid that equals the price wins"
 
 
 def test_a_day_is_read_as_it_was_written(tmp_path):
     day = linear()
-    other = days.make(4, list(day.traffic()), day.by_step(day.market_price), prices="other")
+    other = days.build_day(
+        4, list(day.traffic()), day.split_by_step(day.market_price), prices="other"
+    )
     assert [len(d.values) for d in (day, other)] == [0, day.volume.sum()], (
         "published traffic is made again"
     )
     for each in (day, other):
-        days.save(tmp_path, each)
-        found = days.read(days.day_files(tmp_path, [each.period])[each.period])
-        assert all(np.array_equal(x, vars(found)[name]) for name, x in vars(each).items())
-        for (a, _), (b, _) in zip(found.traffic(), day.traffic(), strict=True):
+        days.save_day(tmp_path, each)
+        result = days.read_day(days.find_day_files(tmp_path, [each.period])[each.period])
+        assert all(np.array_equal(x, vars(result)[name]) for name, x in vars(each).items())
+        for (a, _), (b, _) in zip(result.traffic(), day.traffic(), strict=True):
             assert np.array_equal(a, b)
-    assert list(days.day_files(tmp_path)) == [2, 4]
+    assert list(days.find_day_files(tmp_path)) == [2, 4]
 
 
 @pytest.mark.numeric
@@ -75,7 +79,7 @@ def test_the_replay_of_curves_agrees_with_that_of_rows():
                 np.full(48, 1e9),
                 keys=advertiser[:, None],
             )
-            held = curves.held(
+            held = curves.interpolate(
                 *(torch_of(x) for x in (np.zeros(48, int), advertiser)),
                 step,
                 torch_of(multipliers).float(),
@@ -111,13 +115,13 @@ def torch_of(x):
 def test_unfitting_or_damaged_days_are_refused(tmp_path):
     values = np.ones((2, 48))
     with pytest.raises(ValueError, match="expected 2 market prices in step 1 of period 0, got 3"):
-        days.make(0, [(values, values)] * 2, [np.ones(2), np.ones(3)], prices="test")
+        days.build_day(0, [(values, values)] * 2, [np.ones(2), np.ones(3)], prices="test")
     np.savez(tmp_path / "period_1.npz", format="decisionllm-replay-0")
     with pytest.raises(
         ValueError,
         match=r"period_1.npz: expected format decisionllm-replay-1, got decisionllm-replay-0; make it again",
     ):
-        days.read(tmp_path / "period_1.npz")
+        days.read_day(tmp_path / "period_1.npz")
     (tmp_path / "period_2.npz").write_bytes(b"PK")
     with pytest.raises(ValueError, match="period_2.npz: not a readable day"):
-        days.read(tmp_path / "period_2.npz")
+        days.read_day(tmp_path / "period_2.npz")

@@ -11,20 +11,15 @@ import numpy as np
 import pytest
 
 from decisionllm.bidding import days
+from decisionllm.bidding.advertisers import PUBLISHED, industries
 from decisionllm.bidding.campaign import STATE, Campaigns, score
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.market import (
-    PUBLISHED,
-    Bidder,
-    Market,
-    industries,
-    opportunities,
-    scaled_traffic,
-)
+from decisionllm.bidding.market import Bidder, Market
 from decisionllm.bidding.observation import ObservationSpec, task_text
 from decisionllm.bidding.replay import price_period
 from decisionllm.bidding.rules import Constant, TargetCPA, roster
 from decisionllm.bidding.simulation import priced
+from decisionllm.bidding.traffic import opportunities, scaled_traffic
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from tests.bidding.test_dataset import put
@@ -67,7 +62,7 @@ THREE = np.array([[0.5], [0.25], [0.125]])  # values of three opportunities for 
 def bought(multiplier, remaining, *, sigma=0.0, values=THREE, keys=((0,),)):
     """What one campaign buys of three opportunities that cost 1 each."""
     traffic = [(values, np.full_like(values, sigma))]
-    day = days.make(0, traffic, [np.ones(len(values))], prices="test")
+    day = days.build_day(0, traffic, [np.ones(len(values))], prices="test")
     made = price_period(day).step(
         0,
         np.zeros(len(keys), int),
@@ -125,10 +120,10 @@ def test_a_win_converts_as_often_as_its_value_says():
 
 def test_conversions_do_not_depend_on_the_winning_multiplier():
     values = np.full((400, 1), 0.5) / np.linspace(1, 2, 400)[:, None]
-    found = [
+    result = [
         bought(m, 1e9, values=values, sigma=0.05)["conversions"][0] for m in np.linspace(2, 4.1, 60)
     ]
-    assert (np.diff(found) >= 0).all() and found[0] == 0 and found[-1] > 100
+    assert (np.diff(result) >= 0).all() and result[0] == 0 and result[-1] > 100
 
 
 def test_spend_is_that_of_auctionnets_offline_evaluation():
@@ -146,7 +141,7 @@ def test_spend_is_that_of_auctionnets_offline_evaluation():
             yield values[:, [43, 44]], sigmas[:, [43, 44]]
 
     of_steps = (prices[sum(counts[:-1]) : sum(counts)] for _ in range(48))
-    day = price_period(days.make(8, steps(), of_steps, prices="test"))
+    day = price_period(days.build_day(8, steps(), of_steps, prices="test"))
     spend = np.zeros(2)
     for step in range(48):
         made = day.step(
@@ -168,7 +163,7 @@ def test_campaigns_have_their_own_budgets_and_target_cpas():
 
 
 def test_spend_stays_within_the_budget():
-    env = Auction(1, periods="0", budgets=[0.01, 1, 3], **CHEAP)
+    env = Auction(1, periods="0", positions="0-15", budgets=[0.01, 1, 3], **CHEAP)
     episodes, results = played(env, always(1e4))
     assert (results[:, 1] <= env.campaigns.budgets).all() and results[
         :, 1
@@ -191,8 +186,8 @@ def test_a_batch_of_campaigns_equals_each_campaign_alone():
         rows = np.flatnonzero((whole.entries.advertiser == i) & (whole.entries.budget_factor == 1))
         assert together[rows].tolist() == one.tolist()
     assert (
-        played(whole, always(80.0), seed=6)[1].tolist()
-        != played(whole, always(80.0), seed=7)[1].tolist()
+        played(alone, always(80.0), seed=6)[1].tolist()
+        != played(alone, always(80.0), seed=7)[1].tolist()
     )
 
 
@@ -217,7 +212,7 @@ def test_observations_follow_from_the_results_of_each_step(tmp_path):
     """Two steps of one advertiser against prices of a file, with the book kept by hand."""
     steps = list(islice(scaled_traffic(0, 2000), 48))
     market = [np.linspace(0.5, 9, len(values)) for values, _ in steps]
-    days.save(tmp_path, days.make(0, steps, market, prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(0, steps, market, prices="test", total=2000))
     env = Auction(
         1, periods="0", positions="9", path=str(tmp_path), context_features="progress", **SMALL
     )
@@ -255,7 +250,7 @@ def small_market(period):
 
 
 def test_days_of_our_market_replay_like_our_market(tmp_path):
-    days.save(tmp_path, days.make(3, *small_market(3), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(3, *small_market(3), prices="test", total=2000))
     (_, own), (_, read) = (
         played(Auction(1, periods="3", path=path, **SMALL), always(50.0))
         for path in ("", str(tmp_path))
@@ -340,7 +335,7 @@ def test_a_bidder_receives_its_own_features():
 
 @pytest.mark.slow
 def test_every_baseline_plays():
-    env = Auction(1, periods="0", **SMALL)
+    env = Auction(1, periods="0", positions="0-7", **SMALL)
     players = env.baselines(0)
     assert set(players) == {
         "target CPA",
@@ -357,7 +352,7 @@ def test_every_baseline_plays():
     }
     first = played(env, players["PID"])[1].tolist()
     for begin in players.values():
-        assert len(played(env, begin)[0]) == 48
+        assert len(played(env, begin)[0]) == 8
     assert played(env, players["PID"])[1].tolist() == first, "it begins each period anew"
 
 
@@ -376,27 +371,27 @@ def test_each_budget_has_a_row_with_its_own_metrics():
     for rows in parts.values():
         part = [episodes[i] for i in rows]
         conversions, spend, _ = results[rows].T
-        found, limit = env.metrics(part), env.target_cpa[rows]
-        assert found["conversions"] == pytest.approx(conversions.mean(), abs=1e-4)
-        assert found["budget_used"] == pytest.approx((spend / env.budgets[rows]).mean(), abs=1e-4)
+        result, limit = env.metrics(part), env.target_cpa[rows]
+        assert result["conversions"] == pytest.approx(conversions.mean(), abs=1e-4)
+        assert result["budget_used"] == pytest.approx((spend / env.budgets[rows]).mean(), abs=1e-4)
         some = conversions > 0
-        assert found["cpa_ratio"] == pytest.approx(
+        assert result["cpa_ratio"] == pytest.approx(
             (spend / limit)[some].dot(1 / conversions[some]) / some.sum(), abs=1e-4
         )
         over = [
             s > 0 and (n == 0 or s / n > limit[i])
             for i, (n, s) in enumerate(zip(conversions, spend, strict=True))
         ]
-        assert found["over_limit"] == pytest.approx(np.mean(over), abs=1e-4)
+        assert result["over_limit"] == pytest.approx(np.mean(over), abs=1e-4)
         scores = env.score(part)
-        assert found["by_category"]["2"] == pytest.approx(
+        assert result["by_category"]["2"] == pytest.approx(
             np.mean([*scores[16:24], *scores[64:72]]), abs=1e-4
         )
-        assert found["by_period"]["1"] == pytest.approx(scores[48:].mean(), abs=1e-4)
-        assert found["by_budget"]["small"] == pytest.approx(
+        assert result["by_period"]["1"] == pytest.approx(scores[48:].mean(), abs=1e-4)
+        assert result["by_budget"]["small"] == pytest.approx(
             scores[np.array(PUBLISHED["budgets"] * 2) < 2500].mean(), abs=1e-4
         )
-        assert len(found["by_category"]) == 6 and set(found["by_budget"]) == {
+        assert len(result["by_category"]) == 6 and set(result["by_budget"]) == {
             "small",
             "medium",
             "large",
@@ -477,8 +472,8 @@ def seeded(*numbers):
 def test_in_a_market_only_our_budget_is_another():
     env = Auction(1, protocol="market", periods="0", positions="5", budgets="0.5,1", **SMALL)
     env.reset(0)
-    found = [market.budgets / PUBLISHED["budgets"] for market, _ in env.simulation.markets]
-    assert [f[5] for f in found] == [0.5, 1] and all((np.delete(f, 5) == 1).all() for f in found)
+    result = [market.budgets / PUBLISHED["budgets"] for market, _ in env.simulation.markets]
+    assert [f[5] for f in result] == [0.5, 1] and all((np.delete(f, 5) == 1).all() for f in result)
     assert list(env.conditions("per_agent", False)) == ["market 0, 50 %", "market 0"]
 
 
@@ -528,14 +523,14 @@ def test_a_missing_day_is_refused(tmp_path):
         match=r"expected period_7.npz in .*; there are periods none; `decisionllm data ",
     ):
         Auction(1, path=str(tmp_path))
-    days.save(tmp_path, days.make(7, *small_market(7), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(7, *small_market(7), prices="test", total=2000))
     with pytest.raises(FileNotFoundError, match=r"expected period_8.npz in .*there are periods 7;"):
         Auction(1, path=str(tmp_path))
 
 
 def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
     """Two rows of one run that differ in the days alone."""
-    days.save(tmp_path, days.make(0, *small_market(0), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(0, *small_market(0), prices="test", total=2000))
     names = [
         Auction(1, periods=p, path=path, **SMALL).protocol
         for p, path in (("0", ""), ("0", str(tmp_path)), ("1", ""))
@@ -573,11 +568,11 @@ def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
 
 @pytest.mark.slow
 def test_the_best_constant_in_hindsight_bounds_every_other_constant():
-    env = Auction(1, periods="0-1", positions="0-7", repeats=60, **SMALL)
+    env = Auction(1, periods="0-1", positions="0-7", repeats=20, **SMALL)
     episodes, _ = played(env, env.baselines(0)["best constant, hindsight"])
-    best = env.score(episodes).reshape(60, 16).mean(0)
+    best = env.score(episodes).reshape(20, 16).mean(0)
     others = [
-        env.score(played(env, always(m))[0]).reshape(60, 16).mean(0)
+        env.score(played(env, always(m))[0]).reshape(20, 16).mean(0)
         for m in (40.0, 60.0, 80.0, 100.0)
     ]
     assert best.mean() > np.max(others, 0).mean() - 0.5
@@ -587,7 +582,7 @@ def test_the_best_constant_in_hindsight_bounds_every_other_constant():
 
 
 def test_pooled_online_lp_is_a_baseline_where_days_are_given(tmp_path):
-    days.save(tmp_path, days.make(0, *small_market(0), prices="test", total=2000))
+    days.save_day(tmp_path, days.build_day(0, *small_market(0), prices="test", total=2000))
     env = Auction(1, periods="0", table_days=str(tmp_path), **SMALL)
     assert len(played(env, env.baselines(0)["OnlineLP, pooled"])[0]) == 48
     assert "OnlineLP, pooled" not in Auction(1, periods="0", **SMALL).baselines(0)
@@ -656,9 +651,9 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
 
 def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
     env = Auction(1, text="paraphrased", periods="7", **SMALL)
-    known = Auction(1, text="informative", periods="7", **SMALL).tasks
+    entries = Auction(1, text="informative", periods="7", **SMALL).tasks
     assert (
-        env.tasks[0] == known[0]
+        env.tasks[0] == entries[0]
         and env.tasks[1].startswith("Category ")
         and len({*env.tasks}) == 48
     )
@@ -666,7 +661,7 @@ def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
         "by_kind" not in env.metrics(rollout(always(0.0), env, seed=0))
         and env.protocol == "replay 7, own market prices"
     )
-    assert Auction(1, text="paraphrased", periods="7", frames=1, **SMALL).tasks == known
+    assert Auction(1, text="paraphrased", periods="7", frames=1, **SMALL).tasks == entries
     held_out = Auction(1, text="paraphrased", wordings="held_out", periods="7", **SMALL)
     assert held_out.protocol == "replay 7, own market prices, held-out wordings" and not {
         *held_out.tasks

@@ -10,14 +10,10 @@ from contextlib import closing
 import pytest
 
 from decisionllm.bidding import journal as journals
-from decisionllm.bidding.journal import (
-    DamagedRowError,
-    Journal,
-    ended,
-    open_beside,
-    opened,
-    ticked,
-)
+from decisionllm.bidding.backup import copy_journal
+from decisionllm.bidding.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
+from decisionllm.bidding.sqlite_files import open_sidecar
 from tests.conftest import PATIENCE, command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
@@ -25,16 +21,16 @@ SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}
 
 def written(path, ticks=30):
     journal = Journal(path)
-    journal.write([opened("c", None, SETTINGS)])
+    journal.write([insert_campaign("c", None, SETTINGS)])
     for step in range(ticks):
-        journal.write([ticked("c", step, "{}", '{"a": 1}')])
+        journal.write([insert_tick("c", step, "{}", '{"a": 1}')])
     return journal
 
 
 def alone(path, to):
     """A copy of the file without what SQLite keeps beside it."""
     to.write_bytes(path.read_bytes())
-    return Journal(to).steps("c")
+    return Journal(to).count_ticks("c")
 
 
 def test_a_closed_journal_is_one_file(tmp_path):
@@ -51,7 +47,7 @@ def test_a_live_journal_is_backed_up_whole(tmp_path, capsys):
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 0
     assert "1 campaigns" in capsys.readouterr().out
     assert alone(tmp_path / "b" / "copy", tmp_path / "again") == 30
-    journal.write([ticked("c", 30, "{}", "{}")])  # it goes on
+    journal.write([insert_tick("c", 30, "{}", "{}")])  # it goes on
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 1
     assert "expected a new file" in capsys.readouterr().err
     assert (
@@ -63,7 +59,7 @@ def test_a_live_journal_is_backed_up_whole(tmp_path, capsys):
 def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_path, capsys):
     journal = written(tmp_path / "j")
     # as a server has it open: its row lies in the log
-    with closing(sqlite3.connect(journal.beside("shadow"))) as shadow:
+    with closing(sqlite3.connect(journal.sidecar_path("shadow"))) as shadow:
         shadow.execute("PRAGMA journal_mode=WAL")
         shadow.execute("CREATE TABLE decisions (campaign TEXT, step INTEGER)")
         shadow.execute("INSERT INTO decisions VALUES ('c', 29)")
@@ -93,8 +89,8 @@ def test_a_damaged_row_is_named_and_left_out(tmp_path, change, caplog):
     journal = Journal(tmp_path / "j")
     answer = '{"index": 0, "spend": 9.5}'
     for id in ("a", "b", "c", "d"):
-        journal.write([opened(id, f"key-{id}", SETTINGS | {"name": id})])
-        journal.write([ticked(id, step, '{"x": 9}', answer) for step in range(3)])
+        journal.write([insert_campaign(id, f"key-{id}", SETTINGS | {"name": id})])
+        journal.write([insert_tick(id, step, '{"x": 9}', answer) for step in range(3)])
     with sqlite3.connect(tmp_path / "j") as file:
         for table, column, row in (
             ("campaigns", "facts", "id = 'a'"),
@@ -104,15 +100,15 @@ def test_a_damaged_row_is_named_and_left_out(tmp_path, change, caplog):
             changed = CHANGES[change].format(column=column)
             file.execute(f"UPDATE {table} SET {column} = {changed} WHERE {row}")
     file.close()
-    rows, _ = journal.latest(5)
+    rows, _ = journal.list_latest(5)
     assert [campaign["id"] for campaign, _ in rows] == ["d", "c"]
     assert [campaign["id"] for campaign in journal.campaigns()] == ["b", "c", "d"]
-    rows, _ = journal.latest(5, search="d")
+    rows, _ = journal.list_latest(5, search="d")
     assert [campaign["id"] for campaign, _ in rows] == ["d"]
     for read, row in (
         (lambda: journal.campaign("a"), "campaign a"),
-        (lambda: journal.keyed("key-a"), "campaign a"),
-        (lambda: journal.last("b"), "tick 2 of campaign b"),
+        (lambda: journal.find_by_key("key-a"), "campaign a"),
+        (lambda: journal.campaign_and_answer("b"), "tick 2 of campaign b"),
         (lambda: journal.tick("c", 1), "tick 1 of campaign c"),
         (lambda: journal.ticks("c"), "tick 1 of campaign c"),
     ):
@@ -134,19 +130,21 @@ def test_a_journal_that_was_removed_or_replaced_takes_no_write(tmp_path):
             with pytest.raises(sqlite3.DatabaseError, match="was removed or replaced"):
                 work()
         with pytest.raises(sqlite3.DatabaseError, match="was removed or replaced"):
-            journal.write([ticked("c", 3, "{}", "{}")])
+            journal.write([insert_tick("c", 3, "{}", "{}")])
         written(tmp_path / "j", 1)
     journal.close()
-    assert Journal(tmp_path / "j").steps("c") == 1
+    assert Journal(tmp_path / "j").count_ticks("c") == 1
 
 
 def test_a_search_delays_no_other_read(tmp_path):
     """Its thread waits within SQLite, as long as the others need."""
     journal = written(tmp_path / "j", 3)
-    read, found = threading.Event(), []
+    read, result = threading.Event(), []
     connections = [x for x in vars(journal).values() if isinstance(x, sqlite3.Connection)]
-    search = threading.Thread(target=lambda: found.append(journal.latest(5, search="none")))
-    others = threading.Thread(target=lambda: (journal.last("c"), journal.steps("c"), read.set()))
+    search = threading.Thread(target=lambda: result.append(journal.list_latest(5, search="none")))
+    others = threading.Thread(
+        target=lambda: (journal.campaign_and_answer("c"), journal.count_ticks("c"), read.set())
+    )
 
     def wait_if_searching():
         if threading.current_thread() is search:
@@ -164,18 +162,18 @@ def test_a_search_delays_no_other_read(tmp_path):
     read.set()
     search.join()
     others.join()
-    assert not late and found == [([], None)]
+    assert not late and result == [([], None)]
 
 
 def test_a_search_looks_at_so_many_campaigns_and_says_where_to_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(journals, "SEARCHED", 10)
+    monkeypatch.setattr(journals, "MAX_SEARCHED", 10)
     journal = Journal(tmp_path / "j")
     for i in range(25):
         named = SETTINGS | {"name": "shoes" if i in (3, 14) else f"hats {i}"}
-        journal.write([opened(f"id-{i}", f"key-{i}", named)])
+        journal.write([insert_campaign(f"id-{i}", f"key-{i}", named)])
 
     def ids(*arguments, **more):
-        rows, older = journal.latest(*arguments, **more)
+        rows, older = journal.list_latest(*arguments, **more)
         return [campaign["id"] for campaign, _ in rows], older
 
     assert ids(5, search="shoes") == ([], "id-15")
@@ -190,11 +188,11 @@ def test_a_search_looks_at_so_many_campaigns_and_says_where_to_go_on(tmp_path, m
 def test_open_campaigns_are_counted_as_they_are_written(tmp_path):
     journal = Journal(tmp_path / "j")
     for id, key in (("a", "k"), ("b", "k"), ("c", None), ("d", None)):
-        journal.write([opened(id, key, SETTINGS)])
-    journal.write([ended("a", "closed"), ended("a", "over")])
+        journal.write([insert_campaign(id, key, SETTINGS)])
+    journal.write([end_campaign("a", "closed"), end_campaign("a", "over")])
     with pytest.raises(sqlite3.OperationalError):
-        journal.write([ended("c", "closed"), ("no statement", ())])
-    assert Journal(tmp_path / "j").still_open() == 2
+        journal.write([end_campaign("c", "closed"), ("no statement", ())])
+    assert Journal(tmp_path / "j").count_open() == 2
 
 
 def test_a_journal_is_read_where_nothing_can_be_written(tmp_path):
@@ -205,9 +203,9 @@ def test_a_journal_is_read_where_nothing_can_be_written(tmp_path):
     with pytest.raises(ValueError, match="expected a file to write"):
         Journal(tmp_path / "j")
     journal = Journal(tmp_path / "j", read_only=True)
-    assert journal.steps("c") == 30
+    assert journal.count_ticks("c") == 30
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        journal.write([ticked("c", 30, "{}", "{}")])
+        journal.write([insert_tick("c", 30, "{}", "{}")])
 
 
 def test_a_journal_with_damaged_pages_or_without_room_is_found_out(tmp_path):
@@ -216,16 +214,16 @@ def test_a_journal_with_damaged_pages_or_without_room_is_found_out(tmp_path):
     content[3 * 4096 : -4096] = b"\xff" * (len(content) - 4 * 4096)
     (tmp_path / "damaged").write_bytes(content)
     with pytest.raises(sqlite3.DatabaseError):
-        Journal(tmp_path / "damaged").verify()
+        Journal(tmp_path / "damaged").check_pages()
     journal = Journal(tmp_path / "j")
-    journal.verify()
+    journal.check_pages()
     journal.check_room()
     journal._writer.execute("VACUUM")
     pages = journal._writer.execute("PRAGMA page_count").fetchone()[0]
     journal._writer.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
         journal.check_room()
-    assert journal.steps("c") == 300
+    assert journal.count_ticks("c") == 300
 
 
 def test_two_processes_look_for_room_at_the_same_time(tmp_path):
@@ -252,8 +250,8 @@ def test_all_names_of_a_journal_have_the_same_files_beside_it(tmp_path, monkeypa
     for read_only in (False, True):
         for name in names:
             with closing(Journal(name, read_only=read_only)) as journal:
-                assert journal.beside("bids") == str(tmp_path / "folder" / "j.bids")
-    assert Journal().beside("bids") == ":memory:"
+                assert journal.sidecar_path("bids") == str(tmp_path / "folder" / "j.bids")
+    assert Journal().sidecar_path("bids") == ":memory:"
 
 
 def test_a_server_whose_link_is_led_to_another_journal_writes_no_more(tmp_path):
@@ -264,13 +262,13 @@ def test_a_server_whose_link_is_led_to_another_journal_writes_no_more(tmp_path):
     (tmp_path / "new").symlink_to("other")
     (tmp_path / "new").replace(tmp_path / "link")
     with pytest.raises(sqlite3.DatabaseError, match="removed or replaced"):
-        journal.write([ticked("c", 1, "{}", "{}")])
+        journal.write([insert_tick("c", 1, "{}", "{}")])
     journal.close()
 
 
 def test_a_journal_with_a_hard_link_is_refused_unless_it_is_a_copy_to_read(tmp_path, capsys):
     journal = written(tmp_path / "j")
-    journal.backup(tmp_path / "copy")
+    copy_journal(journal, tmp_path / "copy")
     for name in ("j", "copy"):
         (tmp_path / f"{name}2").hardlink_to(tmp_path / name)
     named = r"expected a file with one name, got 2 hard links of .*/j2; copy it"
@@ -279,17 +277,17 @@ def test_a_journal_with_a_hard_link_is_refused_unless_it_is_a_copy_to_read(tmp_p
             Journal(tmp_path / "j2", read_only=read_only)
     assert not (tmp_path / "j2-wal").exists()
     with closing(Journal(tmp_path / "copy2", read_only=True)) as copy:
-        assert copy.steps("c") == 30
+        assert copy.count_ticks("c") == 30
     with pytest.raises(ValueError, match="hard links of"):
         Journal(tmp_path / "copy2")
-    journal.write([ticked("c", 30, "{}", "{}")])  # the server goes on
+    journal.write([insert_tick("c", 30, "{}", "{}")])  # the server goes on
     journal.close()
     assert command("journal", "restore", f"journal={tmp_path}/j2", f"from={tmp_path}/copy") == 1
     assert "hard links of" in capsys.readouterr().err
 
 
 def open_bids(path):
-    return open_beside(path, "CREATE TABLE IF NOT EXISTS bids (id TEXT)", wait=0.0)
+    return open_sidecar(path, "CREATE TABLE IF NOT EXISTS bids (id TEXT)", wait=0.0)
 
 
 @pytest.mark.parametrize("opens", [Journal, open_bids])
@@ -309,31 +307,31 @@ def test_the_last_answer_is_kept_until_something_is_written_by_whatever_process(
     read = []
     journal._reader.set_trace_callback(read.append)
     for _ in range(3):
-        campaign, answer = journal.last("c")
+        campaign, answer = journal.campaign_and_answer("c")
         assert campaign["ended"] is None and answer == {"a": 1}
     assert sum("FROM ticks" in statement for statement in read) == 1, "the row is read once"
-    other.write([ticked("c", 2, "{}", '{"a": 2}')])
-    assert journal.last("c")[1] == {"a": 2}
-    journal.write([ticked("c", 3, "{}", '{"a": 3}')])
-    assert journal.last("c")[1] == {"a": 3}
-    other.write([ended("c", "finished")])
-    assert journal.last("c")[0]["ended"] == "finished"
-    assert journal.last("unknown") is None
-    other.write([opened("unknown", None, SETTINGS)])
-    assert journal.last("unknown")[1] is None, "opened, without a tick"
-    assert (journal.steps("c") - 1, journal.steps("unknown") - 1) == (3, -1)
+    other.write([insert_tick("c", 2, "{}", '{"a": 2}')])
+    assert journal.campaign_and_answer("c")[1] == {"a": 2}
+    journal.write([insert_tick("c", 3, "{}", '{"a": 3}')])
+    assert journal.campaign_and_answer("c")[1] == {"a": 3}
+    other.write([end_campaign("c", "finished")])
+    assert journal.campaign_and_answer("c")[0]["ended"] == "finished"
+    assert journal.campaign_and_answer("unknown") is None
+    other.write([insert_campaign("unknown", None, SETTINGS)])
+    assert journal.campaign_and_answer("unknown")[1] is None, "opened, without a tick"
+    assert (journal.count_ticks("c") - 1, journal.count_ticks("unknown") - 1) == (3, -1)
     memory = Journal()  # the connection that reads is the one that writes
-    memory.write([opened("c", None, SETTINGS)])
-    assert memory.last("c")[1] is None
-    memory.write([ticked("c", 0, "{}", '{"a": 1}')])
-    assert memory.last("c")[1] == {"a": 1}
+    memory.write([insert_campaign("c", None, SETTINGS)])
+    assert memory.campaign_and_answer("c")[1] is None
+    memory.write([insert_tick("c", 0, "{}", '{"a": 1}')])
+    assert memory.campaign_and_answer("c")[1] == {"a": 1}
 
 
 def test_no_more_answers_are_kept_than_there_is_room_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(journals, "REMEMBERED", 2)
+    monkeypatch.setattr(journals, "MAX_REMEMBERED", 2)
     journal = written(tmp_path / "j", 1)
     for id in ("d", "e", "f"):
-        journal.write([opened(id, None, SETTINGS)])
-    for id, kept in (("c", ["c"]), ("d", ["c", "d"]), ("e", ["d", "e"]), ("f", ["e", "f"])):
-        assert journal.last(id)[0]["id"] == id
-        assert list(journal._remembered) == kept
+        journal.write([insert_campaign(id, None, SETTINGS)])
+    for id, retained in (("c", ["c"]), ("d", ["c", "d"]), ("e", ["d", "e"]), ("f", ["e", "f"])):
+        assert journal.campaign_and_answer(id)[0]["id"] == id
+        assert list(journal._remembered) == retained

@@ -8,18 +8,14 @@ from contextlib import closing
 
 import pytest
 
-from decisionllm.bidding import journal as journals
-from decisionllm.bidding.journal import (
-    BESIDE,
-    Journal,
-    ended,
-    open_beside,
-    opened,
-    ticked,
-)
+from decisionllm.bidding import journal_checks
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal_checks import SIDECAR_TABLES, check_rows
+from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server import reservations, shading, shadow
 from decisionllm.bidding.server.reservations import Reservations
 from decisionllm.bidding.server.shading import BidShading
+from decisionllm.bidding.sqlite_files import open_sidecar
 from tests.conftest import command
 
 try:
@@ -34,9 +30,9 @@ ANSWER = {"index": 2, "spend": 90.0, "conversions": 2.0, "model": "a@1"}
 def written(path, ids="abc", ticks=3):
     journal = Journal(path)
     for id in ids:
-        journal.write([opened(id, f"key-{id}", SETTINGS, "a@1")])
+        journal.write([insert_campaign(id, f"key-{id}", SETTINGS, "a@1")])
         for step in range(ticks):
-            journal.write([ticked(id, step, '{"x": 9}', json.dumps(ANSWER), "a@1")])
+            journal.write([insert_tick(id, step, '{"x": 9}', json.dumps(ANSWER), "a@1")])
     return journal
 
 
@@ -50,8 +46,8 @@ def test_a_sound_journal_is_verified_beside_a_server(tmp_path, capsys):
     assert command("journal", "verify", f"journal={tmp_path}/j") == 0
     assert "3 campaigns, 9 ticks: as they were written" in capsys.readouterr().out
     changed(tmp_path / "j", "UPDATE ticks SET sum = NULL WHERE step = 0")
-    assert command("journal", "action=verify", f"journal={tmp_path}/j") == 0
-    assert "3 of them without a checksum" in capsys.readouterr().out
+    assert command("journal", "action=verify", f"journal={tmp_path}/j") == 1
+    assert "3 faults in 3 campaigns, 9 ticks" in capsys.readouterr().err
     journal.close()
 
 
@@ -73,12 +69,12 @@ def test_a_damaged_or_missing_row_is_a_fault(tmp_path, statement, capsys):
     written(tmp_path / "j").close()
     changed(tmp_path / "j", statement)
     assert command("journal", "verify", f"journal={tmp_path}/j") == 1
-    said = capsys.readouterr().err
-    assert "faults in" in said and FAULTS[statement] in said
+    messages = capsys.readouterr().err
+    assert "faults in" in messages and FAULTS[statement] in messages
 
 
 def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(journals, "PRUNED_AT_ONCE", 1)
+    monkeypatch.setattr(journal_checks, "PRUNE_BATCH", 1)
     old = time.time() - 31 * 86_400
     with monkeypatch.context() as then:
         then.setattr("time.time", lambda: old)
@@ -90,11 +86,15 @@ def test_old_campaigns_are_pruned_with_what_lies_beside(tmp_path, capsys, monkey
             for name in names:
                 file.execute(f"CREATE TABLE {name} (campaign TEXT)")
                 file.executemany(f"INSERT INTO {name} VALUES (?)", [("a",), ("d",)])
-    journal.write([ended(id, "over") for id in "abc"])
+    journal.write([end_campaign(id, "over") for id in "abc"])
     assert command("journal", "prune", f"journal={tmp_path}/j", "days=30") == 0
     assert "2 campaigns" in capsys.readouterr().out
     assert [campaign["id"] for campaign in journal.campaigns()] == ["d", "c"], "d is open"
-    assert journal.steps("a") == 0 and journal.steps("d") == 3 and journal.still_open() == 1
+    assert (
+        journal.count_ticks("a") == 0
+        and journal.count_ticks("d") == 3
+        and journal.count_open() == 1
+    )
     for beside, names in tables.items():
         with closing(sqlite3.connect(f"{tmp_path}/j.{beside}")) as file:
             for name in names:
@@ -111,11 +111,11 @@ def test_nothing_is_pruned_that_a_damaged_file_beside_would_keep(tmp_path, capsy
     with monkeypatch.context() as then:
         then.setattr("time.time", lambda: 0.0)
         journal = written(tmp_path / "j", "a")
-    journal.write([ended("a", "over")])
+    journal.write([end_campaign("a", "over")])
     (tmp_path / "j.shading").write_bytes(b"no database" * 100)
     assert command("journal", "prune", f"journal={tmp_path}/j") == 1
     assert "j.shading cannot be written (file is not a database)" in capsys.readouterr().err
-    assert journal.steps("a") == 3
+    assert journal.count_ticks("a") == 3
     journal.close()
 
 
@@ -124,8 +124,8 @@ def test_nothing_is_pruned_that_a_damaged_file_beside_would_keep(tmp_path, capsy
     [("shadow", shadow.TABLE), ("bids", reservations.SCHEMA), ("shading", shading.SCHEMA)],
 )
 def test_a_prune_finds_the_rows_beside_without_reading_all(name, schema):
-    with closing(open_beside(":memory:", schema, wait=0.0)) as file:
-        for table in BESIDE[name]:
+    with closing(open_sidecar(":memory:", schema, wait=0.0)) as file:
+        for table in SIDECAR_TABLES[name]:
             delete = f"EXPLAIN QUERY PLAN DELETE FROM {table} WHERE campaign = 'a'"
             ((*_, plan),) = file.execute(delete)
             assert plan.startswith("SEARCH"), table
@@ -134,11 +134,11 @@ def test_a_prune_finds_the_rows_beside_without_reading_all(name, schema):
 def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
     journal = written(tmp_path / "j")
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
-    journal.write([ticked("a", 3, "{}", "{}", "a@1")])
+    journal.write([insert_tick("a", 3, "{}", "{}", "a@1")])
     restore = "journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy"
     assert command(*restore) == 1
     assert "is in use" in capsys.readouterr().err
-    assert journal.write([ticked("a", 4, "{}", "{}", "a@1")]) == [True], "the server goes on"
+    assert journal.write([insert_tick("a", 4, "{}", "{}", "a@1")]) == [True], "the server goes on"
     journal.close()
     for name in ("j.snapshot", "j.snapshot-wal"):
         (tmp_path / name).write_text("ahead of the copy", encoding="utf-8")
@@ -147,8 +147,8 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
     assert not (tmp_path / "j.snapshot").exists()
     assert not (tmp_path / "j.snapshot-wal").exists()
     with closing(Journal(tmp_path / "j")) as again:
-        assert again.steps("a") == 3 and again.check_rows().faults == []
-    assert Journal(tmp_path / "j.replaced").steps("a") == 5
+        assert again.count_ticks("a") == 3 and check_rows(again).faults == []
+    assert Journal(tmp_path / "j.replaced").count_ticks("a") == 5
     assert command(*restore) == 1
     assert "from an earlier restore" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def test_a_backup_is_restored_and_the_journal_kept(tmp_path, capsys):
 def test_what_shading_learned_is_backed_up_and_restored(tmp_path, capsys):
     written(tmp_path / "j").close()
     learning = BidShading(tmp_path / "j.shading", expiry=60.0)
-    learning.sent("a", ["1", "2"], [0.01, 0.02])
+    learning.record_sent("a", ["1", "2"], [0.01, 0.02])
     learning.settle("1", won=True, least=None)
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
     assert "what bid shading learned" in capsys.readouterr().out
@@ -175,20 +175,20 @@ def test_what_shading_learned_is_backed_up_and_restored(tmp_path, capsys):
 def test_wins_count_until_the_next_tick_of_a_restored_journal(tmp_path):
     journal = written(tmp_path / "j", "a")
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
-    journal.write([ticked("a", 3, "{}", "{}", "a@1")])
+    journal.write([insert_tick("a", 3, "{}", "{}", "a@1")])
     journal.close()
 
     async def bid():
         bids = Reservations(tmp_path / "j.bids", expiry=60, last_step=lambda id: 3)
         won, _ = bids.reserve("a", 3, 10, [2.0, 4.0])
-        await bids.written()
+        await bids.wait_written()
         bids.settle(won, 2.0)
         bids.close()
 
     asyncio.run(bid())
     assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
     bids = Reservations(tmp_path / "j.bids", expiry=60, last_step=lambda id: 2)
-    assert [bids.committed("a", step) for step in (2, 3)] == [6, 4]
+    assert [bids.committed_amount("a", step) for step in (2, 3)] == [6, 4]
     bids.close()
 
 
@@ -206,7 +206,7 @@ def test_a_journal_is_restored_where_its_link_leads_to(tmp_path):
         "j.replaced.snapshot",
     ]
     with closing(Journal(tmp_path / "link")) as again:
-        assert again.steps("a") == 3
+        assert again.count_ticks("a") == 3
 
 
 def test_a_damaged_journal_is_replaced(tmp_path, capsys):
@@ -215,7 +215,7 @@ def test_a_damaged_journal_is_replaced(tmp_path, capsys):
     restore = "journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy"
     (tmp_path / "j").write_bytes(b"no database" * 1000)
     assert command(*restore) == 0
-    assert Journal(tmp_path / "j", read_only=True).steps("a") == 3
+    assert Journal(tmp_path / "j", read_only=True).count_ticks("a") == 3
     assert command("journal", "restore", f"journal={tmp_path}/new") == 1
     assert "from: expected a file" in capsys.readouterr().err
     (tmp_path / "j.replaced").unlink()
@@ -227,11 +227,11 @@ def test_a_journal_with_a_damaged_row_is_backed_up_and_restored_with_a_warning(t
     written(tmp_path / "j").close()
     changed(tmp_path / "j", "UPDATE ticks SET answer = 'x' WHERE campaign = 'b' AND step = 2")
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/copy") == 0
-    said = "copy has 1 faults, as its journal had: tick 2 of campaign b is damaged"
-    assert said in caplog.text
+    messages = "copy has 1 faults, as its journal had: tick 2 of campaign b is damaged"
+    assert messages in caplog.text
     caplog.clear()
     assert command("journal", "restore", f"journal={tmp_path}/j", f"from={tmp_path}/copy") == 0
-    assert said in caplog.text
+    assert messages in caplog.text
     with closing(Journal(tmp_path / "j")) as journal:
         assert journal.tick("a", 2) == ('{"x": 9}', json.dumps(ANSWER))
 
@@ -266,7 +266,7 @@ def test_a_damaged_file_of_bids_is_refused_before_the_journal_is_replaced(tmp_pa
     assert "bids: expected a file of ours" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "j", "j.bids"]
     with closing(Journal(tmp_path / "j")) as journal:
-        assert journal.steps("b") == 3
+        assert journal.count_ticks("b") == 3
 
 
 @pytest.mark.skipif(resource is None, reason="no limit on the size of a file")
@@ -282,12 +282,12 @@ def test_without_room_for_the_copy_the_journal_stays(tmp_path, capsys):
     assert "; make room; the journal is as it was" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "j"]
     with closing(Journal(tmp_path / "j", read_only=True)) as journal:
-        assert journal.steps("a") == 3
+        assert journal.count_ticks("a") == 3
 
 
 def test_a_report_is_printed_as_text_or_json(tmp_path, capsys):
     journal = written(tmp_path / "j")
-    journal.write([ended("a", "over")])
+    journal.write([end_campaign("a", "over")])
     journal.close()
     assert command("journal", "report", f"journal={tmp_path}/j") == 0
     assert "left out: 2 open campaigns" in capsys.readouterr().out
@@ -297,5 +297,5 @@ def test_a_report_is_printed_as_text_or_json(tmp_path, capsys):
 
 def test_an_action_that_does_not_exist_is_named(tmp_path, capsys):
     assert command("journal", "action=burn", f"journal={tmp_path}/j") == 1
-    said = capsys.readouterr().err
-    assert "journal: expected one of report, verify, prune, restore, got 'burn'" in said
+    messages = capsys.readouterr().err
+    assert "journal: expected one of report, verify, prune, restore, got 'burn'" in messages

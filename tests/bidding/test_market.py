@@ -8,25 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decisionllm.bidding.advertisers import PUBLISHED
+from decisionllm.bidding.auctions import Draws, settle
 from decisionllm.bidding.campaign import MEANS
-from decisionllm.bidding.market import (
-    PUBLISHED,
-    Bidder,
-    Draws,
-    Market,
-    noise,
-    opportunities,
-    settle,
-)
+from decisionllm.bidding.market import Bidder, Market
 from decisionllm.bidding.rules import Constant, TargetCPA, roster
+from decisionllm.bidding.traffic import noise, opportunities
 from tests.bidding.auctionnet_draws import (
     AuctionNetDraws,
     auction,
     auctionnet_settle,
     dense,
 )
-
-pytestmark = pytest.mark.numeric
 
 pytestmark = pytest.mark.numeric
 
@@ -134,14 +127,14 @@ def test_auctions_agree_with_auctionnet_in_every_column():
         x = {
             name: column[golden["case"] == case].reshape(-1, 48) for name, column in golden.items()
         }
-        given = (
+        values = (
             x["bid_in"],
             x["pValue"],
             x["pValueSigma"],
             noise(x["episode"][0, 0]),
             x["remaining"][0],
         )
-        bids, outcome = auctionnet_settle(*given)
+        bids, outcome = auctionnet_settle(*values)
         outcome = dense(outcome)
         assert outcome.rounds == x["rounds"][0, 0]
         market_price = np.repeat(outcome.market_price[:, None], 48, 1)
@@ -193,11 +186,11 @@ def test_first_prices_are_the_winners_own_bids():
     assert outcome.market_price.tolist() == [3, 1e-4]
     left = np.array([10.0, 0.5])
     bids = np.tile([1.0, 2.0], (10, 1))
-    kept, outcome = settle(
+    retained, outcome = settle(
         bids, 0.1 * bids, 0 * bids, np.ones((2, 2)), left, first_price=True, exposure=(1.0,)
     )
-    assert not kept[:, 1].any(), "one win costs 2, and 0.5 is left"
-    assert outcome.per_advertiser(outcome.exposed, outcome.cost).tolist() == [10, 0]
+    assert not retained[:, 1].any(), "one win costs 2, and 0.5 is left"
+    assert outcome.sum_by_advertiser(outcome.exposed, outcome.cost).tolist() == [10, 0]
 
 
 @pytest.mark.parametrize("draws", [Draws, AuctionNetDraws])
@@ -275,15 +268,15 @@ def test_spend_stays_in_budget_and_only_short_budgets_lose_bids():
     bids = 100 * values
     free = auction(bids, values, sigmas, noise(2))
     left = np.full(48, 1e9)
-    left[[3, 20]] = (0.4 * free.outcome.per_advertiser(free.outcome.exposed, free.outcome.cost))[
+    left[[3, 20]] = (0.4 * free.outcome.sum_by_advertiser(free.outcome.exposed, free.outcome.cost))[
         [3, 20]
     ]
     for draws in (AuctionNetDraws, Draws):
-        kept, outcome = settle(bids, values, sigmas, noise(2), left, draws=draws)
-        owed = outcome.per_advertiser(outcome.exposed, outcome.cost)
+        retained, outcome = settle(bids, values, sigmas, noise(2), left, draws=draws)
+        owed = outcome.sum_by_advertiser(outcome.exposed, outcome.cost)
         assert (owed <= left).all() and (owed > 0.5 * left)[[3, 20]].all() and outcome.rounds > 1
-        assert sorted(set(np.nonzero(kept != bids)[1])) == [3, 20]
-        again = auction(kept, values, sigmas, noise(2), draws=draws)
+        assert sorted(set(np.nonzero(retained != bids)[1])) == [3, 20]
+        again = auction(retained, values, sigmas, noise(2), draws=draws)
         # the auction of the bids that remained
         np.testing.assert_array_equal(again.price, dense(outcome).price)
 

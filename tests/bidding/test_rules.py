@@ -20,8 +20,6 @@ from decisionllm.bidding.rules import (
 
 pytestmark = pytest.mark.numeric
 
-pytestmark = pytest.mark.numeric
-
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 
 
@@ -43,11 +41,11 @@ def test_a_policy_answers_as_it_was_published(name):
     with gzip.open(FIXTURES / "reference_policy_io.csv.gz", "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     states = np.array([[float(row[f"s{i}"]) for i in range(16)] for row in rows])
-    given = states.copy()
+    values = states.copy()
     expected = [float(row.get(f"alpha_{name}") or row[f"alpha_{name}_retrained"]) for row in rows]
     np.testing.assert_allclose(TrainedBidder(name).act(states), expected, atol=1e-3)
     np.testing.assert_allclose(TrainedBidder(name).act(states[7:8]), expected[7], atol=1e-3)
-    np.testing.assert_array_equal(states, given)
+    np.testing.assert_array_equal(states, values)
     assert TrainedBidder(name).features == "original"
 
 

@@ -8,7 +8,7 @@ import torch
 
 from decisionllm.bidding import days, teacher
 from decisionllm.bidding.days import GRID
-from decisionllm.bidding.market import BidderContext, scaled_traffic
+from decisionllm.bidding.market import BidderContext
 from decisionllm.bidding.teacher import (
     Campaigns,
     Curves,
@@ -16,6 +16,7 @@ from decisionllm.bidding.teacher import (
     oracle,
     pooled_online_lp,
 )
+from decisionllm.bidding.traffic import scaled_traffic
 
 FIRST, SECOND = 50, 100  # points of the grid
 
@@ -27,7 +28,7 @@ def steps(cheap=10, dear=10):
     values = np.full((2, 48), 0.5)
     prices = np.array([GRID[FIRST], GRID[SECOND]]) * 0.5
     scale = np.array([cheap, dear]) / prices
-    day = days.make(0, [(values, values)] * 48, [prices] * 48, prices="test")
+    day = days.build_day(0, [(values, values)] * 48, [prices] * 48, prices="test")
     cost = day.won * 0
     cost[..., FIRST:] += prices[0] * scale[0]
     cost[..., SECOND:] += prices[1] * scale[1]
@@ -121,10 +122,10 @@ def test_the_best_constant_is_scored_with_draws():
     """48 expected conversions at a CPA of 20 and no limit in the way keep their mean; at the limit
     luck below it costs.
     """
-    chosen, score = best_constant(
+    selected, score = best_constant(
         Curves([steps()]), np.array([0, 0]), np.array([0, 7]), [2000, 2000], [1000, 20]
     )
-    assert chosen == pytest.approx([GRID[SECOND]] * 2) and score[0] == pytest.approx(48, abs=1e-3)
+    assert selected == pytest.approx([GRID[SECOND]] * 2) and score[0] == pytest.approx(48, abs=1e-3)
     drawn = np.random.default_rng(0).poisson(48, 200_000)
     assert score[1] == pytest.approx((drawn * np.minimum(1, drawn / 48) ** 2).mean(), rel=0.01)
 
@@ -157,7 +158,7 @@ def test_a_fitted_network_beats_half_the_limit_and_repeats():
     traffic = list(scaled_traffic(1, 2000))
     curves = Curves(
         [
-            days.make(
+            days.build_day(
                 1,
                 traffic,
                 [np.geomspace(0.1, 20, len(v)) for v, _ in traffic],
@@ -173,14 +174,14 @@ def test_a_fitted_network_beats_half_the_limit_and_repeats():
         "gradient_updates": 5,
         "gradient_campaigns": 50,
     }
-    first, second = (teacher.fit(curves, seed=3, **few) for _ in range(2))
+    first, second = (teacher.fit_network(curves, seed=3, **few) for _ in range(2))
     assert all(
         torch.equal(a, b)
         for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )
 
     def score(act):
-        drawn = teacher.draw(curves, 300, torch.Generator().manual_seed(9))
+        drawn = teacher.draw_campaigns(curves, 300, torch.Generator().manual_seed(9))
         with torch.no_grad():
             for _ in range(48):
                 drawn.bid(act(drawn))

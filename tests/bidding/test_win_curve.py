@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from decisionllm.bidding.win_curve import WinCurve, buckets, counted, fit
+from decisionllm.bidding.win_curve import WinCurve, bucket_numbers, counted, fit
 
 pytestmark = pytest.mark.numeric
 
 HALVES = WinCurve(np.array([0.25, 0.5, 1.0]), np.array([0.25, 0.5, 1.0]))
 
 
-def uniform_auctions(n, *, told):
+def uniform_auctions(n, *, reported):
     """n auctions against one rival who bids uniformly from 0 to 1; P(win | b) = b."""
     rng = np.random.default_rng(0)
     bids, rival = rng.uniform(0.0, 1.0, (2, n))
-    least = rival if told else np.full(n, np.nan)
+    least = rival if reported else np.full(n, np.nan)
     return counted(bids, bids > rival, least)
 
 
 def test_prices_of_a_bucket_are_within_five_percent():
-    assert buckets([1.0, 1.049, 1.05, 0.96, 0.95]).tolist() == [0, 0, 1, -1, -2]
-    least, tiny, small, huge, most = buckets([0.0, 1e-12, 1e-8, 1e300, 1e9])
+    assert bucket_numbers([1.0, 1.049, 1.05, 0.96, 0.95]).tolist() == [0, 0, 1, -1, -2]
+    least, tiny, small, huge, most = bucket_numbers([0.0, 1e-12, 1e-8, 1e300, 1e9])
     assert least == tiny < small < huge == most
 
 
@@ -42,10 +42,10 @@ def test_where_nothing_better_is_known_the_bid_stays():
     assert HALVES.best_bid(np.inf, most=np.inf) == np.inf and HALVES.best_bid(0.0, most=0.0) == 0.0
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["outcome", "price"])
-def test_against_a_uniform_rival_half_of_the_worth_is_bid(told):
+@pytest.mark.parametrize("reported", [False, True], ids=["outcome", "price"])
+def test_against_a_uniform_rival_half_of_the_worth_is_bid(reported):
     """(w - b) x b is highest at w / 2."""
-    curve = fit(uniform_auctions(20_000, told=told))
+    curve = fit(uniform_auctions(20_000, reported=reported))
     for worth in (0.3, 0.6, 0.9):
         assert curve.best_bid(worth, most=worth) == pytest.approx(worth / 2, rel=0.2)
     assert curve.chance(np.array([0.5]))[0] == pytest.approx(0.5, abs=0.05)
@@ -68,8 +68,8 @@ def test_a_curve_never_falls_and_no_bid_is_raised_or_negative():
 
 
 def test_too_few_auctions_have_no_curve():
-    assert fit(uniform_auctions(99, told=False)) is None
-    assert fit(uniform_auctions(100, told=False)) is not None
+    assert fit(uniform_auctions(99, reported=False)) is None
+    assert fit(uniform_auctions(100, reported=False)) is not None
     assert fit(counted(np.zeros(0), np.zeros(0, bool), np.zeros(0))) is None
 
 

@@ -15,7 +15,7 @@ from decisionllm.bidding.server.middleware import (
     PROTECTED,
     Headers,
     error_response,
-    loopback,
+    is_loopback,
 )
 from decisionllm.bidding.server.secret_file import POSIX, check_writers, list_exposures
 from decisionllm.bidding.server.tokens import Caller, Tokens, holds_plain_tokens
@@ -45,7 +45,7 @@ class LocalAccess:
         name, _, port = host.rpartition(":")
         if not port.isdigit():
             name = host
-        if not loopback(name):
+        if not is_loopback(name):
             return error_response(
                 421, ["header", "host"], "expected a name of this machine", headers=CLOSE
             )
@@ -73,7 +73,7 @@ class TokenAccess:
         self.file: WatchedFile | None = None
         self.exposures: set[str] = set()  # that were logged
         if path is not None:
-            self.file = WatchedFile(path, self.tokens.take, check=self._check_permissions)
+            self.file = WatchedFile(path, self.tokens.load, check=self._check_permissions)
             with explained(f"tokens: expected a file to read, got {path}", OSError):
                 self.file.read()
 
@@ -113,7 +113,7 @@ class TokenAccess:
             message = "expected Bearer and the token of this server"
             return error_response(401, where, message, headers=CLOSE)
         scope["state"]["caller"] = caller
-        right = right_for(scope["method"], scope["path"])
+        right = required_right(scope["method"], scope["path"])
         if right not in caller.rights:
             message = f"expected a token with the right {right!r}, got that of {caller.name}"
             return error_response(403, where, message, headers=CLOSE)
@@ -125,7 +125,7 @@ class TokenAccess:
         return None
 
 
-def right_for(method: str, path: str) -> str:
+def required_right(method: str, path: str) -> str:
     """The right that a request needs."""
     if method in ("GET", "HEAD"):
         return "read"

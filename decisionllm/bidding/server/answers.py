@@ -10,8 +10,8 @@ from decisionllm.bidding.server.campaigns import RequestError
 from decisionllm.bidding.server.middleware import error_response
 from decisionllm.schema import Json
 
-INTERNAL = "internal server error; see the server log"
-MEANING = {
+INTERNAL_ERROR = "internal server error; see the server log"
+ERROR_MEANINGS = {
     400: "not JSON",
     401: "missing or wrong token",
     403: "sent by a page of another origin, or the token lacks the right",
@@ -34,15 +34,16 @@ def errors(
 ) -> dict[int | str, Json]:
     """The error answers of a route for the OpenAPI document: these codes and the usual ones."""
     return {
-        code: {"model": schemas.Error, "description": MEANING[code]} for code in (*usual, *codes)
+        code: {"model": schemas.Error, "description": ERROR_MEANINGS[code]}
+        for code in (*usual, *codes)
     }
 
 
-def refused(error: RequestError, where: str) -> JSONResponse:
+def refusal_response(error: RequestError, where: str) -> JSONResponse:
     return error_response(
         error.status, [where, error.field], error.message, expected=error.expected
     )
 
 
-def json_text(text: str | bytes, status: int = 200) -> Response:
+def json_response(text: str | bytes, status: int = 200) -> Response:
     return Response(text, status, media_type="application/json")

@@ -20,7 +20,7 @@ from decisionllm import __version__
 from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.access import LocalAccess, TokenAccess
-from decisionllm.bidding.server.answers import INTERNAL, errors, refused
+from decisionllm.bidding.server.answers import INTERNAL_ERROR, errors, refusal_response
 from decisionllm.bidding.server.bidding import Bidding, Part, Routes
 from decisionllm.bidding.server.campaigns import CampaignManager, RequestError
 from decisionllm.bidding.server.direct import DirectRoutes
@@ -55,7 +55,7 @@ def create_app(
 
     Args:
         model_info: answer of /v1/model; run, model, dataset, fingerprint and more.
-        observation: what the policy was trained to observe; None: the app has no campaigns.
+        observation: the specification the policy was trained with; None: the app has no campaigns.
         journal: by default one in memory.
         token: with all rights; None or empty: requests of this machine alone are accepted.
         access: who may send a request, in place of `token`.
@@ -187,11 +187,11 @@ def lifespan(service: Service, parts: Sequence[Part]) -> Lifespan:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Answer every error in one form: where the fault is and what was expected."""
+    """Answer every error in one form: the place of the fault and the expected value."""
 
     @app.exception_handler(sqlite3.Error)
     async def _(request: Request, error: sqlite3.Error) -> Response:
-        return refused(app.state.service.failed(error), "server")
+        return refusal_response(app.state.service.report_failure(error), "server")
 
     @app.exception_handler(RequestError)
     async def _(request: Request, error: RequestError) -> Response:
@@ -200,7 +200,7 @@ def handle_errors(app: FastAPI) -> None:
             where = "path"
         elif error.status == 503:
             where = "server"
-        return refused(error, where)
+        return refusal_response(error, where)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> Response:
@@ -225,5 +225,5 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
         return error_response(
-            500, ["server"], INTERNAL, headers={"x-request-id": request.state.request_id}
+            500, ["server"], INTERNAL_ERROR, headers={"x-request-id": request.state.request_id}
         )

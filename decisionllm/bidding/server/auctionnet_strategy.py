@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from decisionllm.bidding.campaign import HISTORIES, STEPS, offered, summary
+from decisionllm.bidding.campaign import HISTORIES, STEPS, summarize_opportunities, summarize_step
 from decisionllm.bidding.campaign_history import Campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.export.exported_policy import ExportedPolicy
@@ -61,16 +61,16 @@ class BiddingStrategy:
             pValues: (n,) predicted conversion probabilities.
             historyPValueInfo: (n, 2) values and deviations of each step before this one.
             historyBid: (n,) bids of each; the other histories: slots (n, 3), impressions (n, 2) and
-                market prices (n,), see campaign.summary.
+                market prices (n,), see campaign.summarize_step.
         """
-        given = (
+        histories = (
             historyPValueInfo,
             historyBid,
             historyAuctionResult,
             historyImpressionResult,
             historyLeastWinningCost,
         )
-        return self._bids(timeStepIndex, pValues, dict(zip(HISTORIES, given, strict=True)))
+        return self._bids(timeStepIndex, pValues, dict(zip(HISTORIES, histories, strict=True)))
 
     def _bids(
         self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]
@@ -118,8 +118,8 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
             raise ValueError(
                 "run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"
             )
-        self.policy = load(run) if isinstance(run, str | Path) else run
-        self.spec = ObservationSpec.of(self.policy.info["dataset"])
+        self.policy = load_policy(run) if isinstance(run, str | Path) else run
+        self.spec = ObservationSpec.from_info(self.policy.info["dataset"])
         self.target_return = target_return
         self.text = text
         if text is None:
@@ -144,7 +144,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
             self.session = self.policy.begin([self.campaign.task], STEPS, self.target_return)
         # steps without a call: the bids that were made, as in a log
         for step in range(self.campaign.step, timeStepIndex):
-            values = values_of(history, step)
+            values = step_values(history, step)
             self._observe(step, values, history)
             self._record(np.sum(history["historyBid"][step]) / (np.sum(values) or 1))
         self._observe(timeStepIndex, pValues, history, self.remaining_budget)
@@ -164,9 +164,11 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         reward and observation.
         """
         _, *results = history.values()
-        last, (value, volume) = step - 1, offered(values)
+        last, (value, volume) = step - 1, summarize_opportunities(values)
         result = (
-            summary(values_of(history, last), *(steps[last] for steps in results)) if step else None
+            summarize_step(step_values(history, last), *(steps[last] for steps in results))
+            if step
+            else None
         )
         self.campaign = self.campaign.advance(result, {"value": value, "volume": volume}, remaining)
         self.session.observe(
@@ -179,7 +181,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         self.campaign = self.campaign.record_action(np.ravel(multiplier)[0])
 
 
-def load(run: str | Path) -> "Policy | ExportedPolicy":
+def load_policy(run: str | Path) -> "Policy | ExportedPolicy":
     """The policy of a run or of an exported folder."""
     if (Path(run) / "policy.onnx").is_file():
         return ExportedPolicy(run)
@@ -188,8 +190,8 @@ def load(run: str | Path) -> "Policy | ExportedPolicy":
     return loading.load_policy(run)
 
 
-def values_of(history: dict[str, Arrays], step: int) -> np.ndarray:
-    """(n,) predicted conversion probabilities of a step."""
+def step_values(history: dict[str, Arrays], step: int) -> np.ndarray:
+    """Return the predicted conversion probabilities of a step, (n,)."""
     return np.asarray(history["historyPValueInfo"][step], np.float64).reshape(-1, 2)[:, 0]
 
 

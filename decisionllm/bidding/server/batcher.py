@@ -18,7 +18,7 @@ from decisionllm.bidding.server.tracing import Timing
 
 # turns of the event loop without a new call after which a batch starts; a request on its way takes
 # two or three
-QUIET = 8
+QUIET_TURNS = 8
 PAUSE = 0.05  # seconds after an error that is not one of the work
 logger = logging.getLogger("decisionllm.bidding.server")
 Item = TypeVar("Item")
@@ -82,8 +82,9 @@ class Deadlines:
 
 
 class Batcher(Generic[Item, Result]):
-    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a
-    resulting exception is raised.
+    """Executes calls that come at about the same time in one batch, in a thread of its own.
+
+    `await batcher(item)` returns `work([item, ...])[i]`; a resulting exception is raised.
 
     Args:
         work: list of items -> list of results or exceptions.
@@ -144,8 +145,8 @@ class Batcher(Generic[Item, Result]):
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     async def run(self) -> NoReturn:
-        """Work until cancelled. An error of any step is logged and raised to the calls of its batch;
-        the next batch is taken.
+        """Work until cancelled. An error of any step is logged and raised to the calls of its
+        batch; the next batch is taken.
         """
         # both belong to the event loop that runs now
         self.arrived = asyncio.Event()
@@ -174,7 +175,7 @@ class Batcher(Generic[Item, Result]):
         end = loop.time() + self.wait
         quiet = 0  # turns without a new call
         before = 0
-        while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
+        while quiet < QUIET_TURNS and len(self.waiting) < self.size and loop.time() < end:
             quiet += 1
             if len(self.waiting) > before:
                 quiet = 0
@@ -182,7 +183,7 @@ class Batcher(Generic[Item, Result]):
             await asyncio.sleep(0)  # a timer would fire late on a busy machine
 
     def _take(self) -> list[Call[Item, Result]]:
-        """The next calls from the queue, without those that were cancelled."""
+        """Take the next calls from the queue, leaving out cancelled ones."""
         taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
         if not self.waiting:
             self.arrived.clear()

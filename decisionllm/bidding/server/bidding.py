@@ -65,7 +65,7 @@ class Bidding:
             models: with the one that the server was started with.
             folder: see `Bidding`.
             move: open campaigns of another model go on with this one.
-            log: see `logs.written`.
+            log: see `logs.write_logs`.
             snapshot_s: seconds between two snapshots; None: there are none.
 
         Raises:
@@ -73,13 +73,13 @@ class Bidding:
         """
         campaigns = models.current.campaigns
         # the service finds a damaged file too, and reports it
-        with logs.written(log), contextlib.suppress(sqlite3.Error):
+        with logs.write_logs(log), contextlib.suppress(sqlite3.Error):
             if folder is not None:
                 folder.begin(models)
             campaigns.check_open(move=move, beside=models.loaded)
         snapshot = None
         if snapshot_s and campaigns.journal.path != ":memory:":
-            snapshot = Snapshot(campaigns.journal, models.all_in_memory, snapshot_s)
+            snapshot = Snapshot(campaigns.journal, models.campaigns_in_memory, snapshot_s)
         return cls(models, folder, snapshot)
 
     def serve(

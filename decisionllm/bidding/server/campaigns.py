@@ -1,8 +1,8 @@
 """Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal
 of every tick.
 
-What takes time in a tick, a decision or a write, is awaited, so that service.py serves concurrent
-requests. A campaign that is not in memory is replayed from the journal.
+A tick awaits its decision and its write, so that `service` serves concurrent requests. A campaign
+that is not in memory is replayed from the journal.
 """
 
 import json
@@ -17,8 +17,16 @@ from functools import partial
 
 import numpy as np
 
-from decisionllm.bidding import journal as journals
 from decisionllm.bidding.campaign_history import SETTINGS, Campaign
+from decisionllm.bidding.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal_rows import (
+    Entry,
+    end_by_tick,
+    end_campaign,
+    insert_campaign,
+    insert_tick,
+    move_campaigns,
+)
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
 from decisionllm.policy.policy import Policy
@@ -28,7 +36,7 @@ logger = logging.getLogger("decisionllm.bidding.server")
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
 Begin = Callable[[Sequence[Json], ObservationSpec], dict[str, Campaign]]
-Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
+Write = Callable[[list[Entry]], Awaitable[bool]]  # whether the first entry was new
 
 
 class RequestError(ValueError):
@@ -77,7 +85,7 @@ class CampaignManager:
 
     Args:
         policy: deterministic (decode mode or mean), so that a restart gives the same answers.
-        observation: what the policy was trained to observe.
+        observation: the specification the policy was trained with.
         journal: by default one in memory.
         name: of the model, part of every answer; the journal keeps it with each campaign.
         cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that
@@ -94,7 +102,7 @@ class CampaignManager:
         self,
         policy: Policy,
         observation: ObservationSpec,
-        journal: journals.Journal | None = None,
+        journal: Journal | None = None,
         *,
         name: str = "",
         cache_bytes: int = 0,
@@ -110,7 +118,7 @@ class CampaignManager:
         model = policy.model
         self.policy = policy
         self.observation = observation
-        self.journal = journal or journals.Journal()
+        self.journal = journal or Journal()
         self.name = name
         self.horizon = horizon or model.spec.horizon
         self.pacing = pacing
@@ -136,16 +144,15 @@ class CampaignManager:
         Raises:
             ValueError: a campaign began with another model, or has more steps than `horizon`.
         """
-        found = self.journal.open_models()
-        longest = max((steps for _, _, steps in found), default=0)
+        open_models = self.journal.open_models()
+        longest = max((steps for _, _, steps in open_models), default=0)
         if longest > self.horizon:
             raise ValueError(
                 f"horizon: expected at least {longest}, the steps of an open campaign in"
                 f" {self.journal.path}, got {self.horizon}; raise it, or end that campaign first"
             )
-        # version 1 of the journal did not know the model: such campaigns go on
-        foreign = [row for row in found if row[0] not in (self.name, *beside)]
-        others = [f"{count} of {model}" for model, count, _ in foreign if model is not None]
+        foreign = [row for row in open_models if row[0] not in (self.name, *beside)]
+        others = [f"{count} of {model}" for model, count, _ in foreign]
         if others and not move:
             raise ValueError(
                 f"model: expected {self.name}, got open campaigns of another model in"
@@ -153,7 +160,7 @@ class CampaignManager:
                 " or let them go on with this model by move_campaigns=true"
             )
         for model, count, _ in foreign:
-            self.journal.write([journals.moved(self.name, model)])
+            self.journal.write([move_campaigns(self.name, model)])
             logger.warning("%d campaigns of %s go on with %s", count, model, self.name)
 
     # -- requests, which wait for decisions and writes --
@@ -166,24 +173,24 @@ class CampaignManager:
         Args:
             id: of a new campaign, from `new_id`.
         """
-        known = self.journal.keyed(key) if key else None
-        if known is None:
-            known = await self._opened(id or new_id(), settings, key, write)
-        check_same_settings(known, settings)
-        return known
+        record = self.journal.find_by_key(key) if key else None
+        if record is None:
+            record = await self._write_new(id or new_id(), settings, key, write)
+        check_same_settings(record, settings)
+        return record
 
-    async def _opened(self, id: str, settings: Json, key: str | None, write: Write) -> Json:
+    async def _write_new(self, id: str, settings: Json, key: str | None, write: Write) -> Json:
         """A campaign that is written now, or the one that another process has just opened with its
         key.
         """
         complete = self.check(settings)
         complete["text"] = Campaign.begin(complete, self.observation).task
-        is_new = await write([journals.opened(id, key, complete, self.name)])
-        known = self.journal.campaign(id) if is_new else self.journal.keyed(key or "")
-        assert known is not None, "it was just written"
+        is_new = await write([insert_campaign(id, key, complete, self.name)])
+        record = self.journal.campaign(id) if is_new else self.journal.find_by_key(key or "")
+        assert record is not None, "it was just written"
         if is_new:  # so that its first tick waits for no replay
-            self.remember(self._begun(known))
-        return known
+            self.remember(self._begin_campaign(record))
+        return record
 
     async def tick_async(self, id: str, request: Json, decide: Decide, write: Write) -> str:
         """Answer a tick. Returns JSON."""
@@ -205,7 +212,7 @@ class CampaignManager:
     async def close_async(self, id: str, write: Write) -> None:
         if self.journal.campaign(id) is None:
             raise RequestError(404, "id", "no such campaign")
-        await write([journals.ended(id, "closed")])
+        await write([end_campaign(id, "closed")])
         self.campaigns.pop(id, None)
 
     # -- the steps of a tick --
@@ -216,17 +223,20 @@ class CampaignManager:
         horizon = settings["horizon"]
         text = settings["text"]
         if horizon > self.horizon:
-            wanted = f"at most {self.horizon} steps, the most this policy supports"
-            raise RequestError(422, "horizon", f"expected {wanted}, got {horizon}")
+            message = (
+                f"expected at most {self.horizon} steps, the most this policy supports,"
+                f" got {horizon}"
+            )
+            raise RequestError(422, "horizon", message)
         if text and self.observation.text == "none":
-            wanted = "none: this policy was trained without task texts"
-            raise RequestError(422, "text", f"expected {wanted}")
+            message = "expected none: this policy was trained without task texts"
+            raise RequestError(422, "text", message)
         if text is None and self.observation.text == "served":
-            wanted = "the task text of this campaign"
-            raise RequestError(422, "text", f"expected {wanted}, got none")
+            message = "expected the task text of this campaign, got none"
+            raise RequestError(422, "text", message)
         if settings["target_return"] is not None and not self.policy.return_conditioned:
-            wanted = "none: this policy conditions on no return"
-            raise RequestError(422, "target_return", f"expected {wanted}")
+            message = "expected none: this policy conditions on no return"
+            raise RequestError(422, "target_return", message)
         return settings
 
     def admit(self, id: str, request: Json) -> PendingTick:
@@ -269,19 +279,19 @@ class CampaignManager:
             raise RequestError(422, "coming", f"expected none: the campaign has {horizon} steps")
 
     def is_behind(self, id: str, index: int) -> bool:
-        """Whether a campaign is not in memory, or not as far as the journal: another process
+        """Return whether a campaign is not in memory, or not as far as the journal: another process
         answered its last ticks, or it was another model's.
         """
         campaign = self.campaigns.get(id)
         if campaign is None or campaign.model != self.name:
             return True
-        return campaign.step != index and campaign.step != self.journal.steps(id)
+        return campaign.step != index and campaign.step != self.journal.count_ticks(id)
 
     def answer(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign = pending.campaign
         coming = pending.request["coming"]
-        multiplier, togo, fallback = self._unguarded(pending, decision)
+        multiplier, togo, fallback = self._propose_multiplier(pending, decision)
         guards: list[str] = []
         if coming is not None:
             multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
@@ -304,7 +314,7 @@ class CampaignManager:
         pending.answer = json.dumps(answer)
         return pending.answer
 
-    def _unguarded(
+    def _propose_multiplier(
         self, pending: PendingTick, decision: Decision | Exception | None
     ) -> tuple[float, float | None, str | None]:
         """The multiplier before the guard rails, the return-to-go that it was conditioned on, and
@@ -319,17 +329,17 @@ class CampaignManager:
         fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
         return multiplier, None, fallback
 
-    def entries(self, pending: PendingTick) -> list[journals.Entry]:
+    def entries(self, pending: PendingTick) -> list[Entry]:
         """The entries that must be in the journal before the answer is sent.
 
         If its first entry is not new, another process was faster.
         """
         id = pending.campaign.id
         index = pending.request["index"]
-        found = [journals.ticked(id, index, pending.text, pending.answer or "", self.name)]
+        entries = [insert_tick(id, index, pending.text, pending.answer or "", self.name)]
         if pending.last:
-            found.append(journals.ended_by(found[0]))
-        return found
+            entries.append(end_by_tick(entries[0]))
+        return entries
 
     def commit(self, pending: PendingTick) -> None:
         """The answer is in the journal: count it, and go on from there."""
@@ -374,19 +384,19 @@ class CampaignManager:
         begun = {} if begin is None else begin(records, self.observation)
         for record in reversed(records):
             # the journal logged the damage; the others are served
-            with suppress(journals.DamagedRowError):
-                campaign = begun.pop(record["id"], None) or self._begun(record)
+            with suppress(DamagedRowError):
+                campaign = begun.pop(record["id"], None) or self._begin_campaign(record)
                 self.remember_open(self._replay_from(record, campaign))
 
     def replay(
         self, id: str, changed: Mapping[str, object] = {}, *, until: int | None = None
     ) -> Campaign:
-        """`replayed` from its state in memory, and kept there while it is open."""
-        campaign = self.replayed(id, self.campaigns.get(id), changed, until=until)
+        """Replay a campaign from its state in memory, and keep it there while it is open."""
+        campaign = self.replay_from_journal(id, self.campaigns.get(id), changed, until=until)
         self.remember_open(campaign)
         return campaign
 
-    def replayed(
+    def replay_from_journal(
         self,
         id: str,
         campaign: Campaign | None = None,
@@ -406,15 +416,17 @@ class CampaignManager:
         Raises:
             RequestError: there is no such campaign.
         """
-        known = self.journal.campaign(id)
-        if known is None:
+        record = self.journal.campaign(id)
+        if record is None:
             raise RequestError(404, "id", "no such campaign")
-        return self._replay_from(known, campaign or self._begun(known, changed), until=until)
+        return self._replay_from(
+            record, campaign or self._begin_campaign(record, changed), until=until
+        )
 
     def _replay_from(
         self, record: Json, campaign: Campaign, *, until: int | None = None
     ) -> Campaign:
-        """A campaign of the journal after its ticks from this state on. See `replayed`."""
+        """A campaign of the journal after its ticks from this state on. See `replay_from_journal`."""
         ticks = self.journal.ticks(record["id"], campaign.step)
         if until is not None:
             ticks = ticks[: until - campaign.step]
@@ -426,24 +438,24 @@ class CampaignManager:
             return campaign
         return replace(campaign, ended=record["ended"], model=record["model"])
 
-    def _begun(self, known: Json, changed: Mapping[str, object] = {}) -> Campaign:
+    def _begin_campaign(self, record: Json, changed: Mapping[str, object] = {}) -> Campaign:
         """A campaign of the journal before its first tick. changed: settings in place of its own."""
-        settings = {name: known[name] for name in SETTINGS} | {**changed}
-        return Campaign.begin(settings, self.observation, id=known["id"], model=known["model"])
+        settings = {name: record[name] for name in SETTINGS} | {**changed}
+        return Campaign.begin(settings, self.observation, id=record["id"], model=record["model"])
 
 
 def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def check_same_settings(known: Json, settings: Json) -> None:
+def check_same_settings(record: Json, settings: Json) -> None:
     """Raise a RequestError if a campaign was opened with other settings than these; without a text
     it has one of its own.
     """
     for name, value in settings.items():
         own_text = name == "text" and value is None
-        if known[name] != value and not own_text:
-            message = f"campaign {known['id']} was opened with this key and other settings"
+        if record[name] != value and not own_text:
+            message = f"campaign {record['id']} was opened with this key and other settings"
             raise RequestError(409, "key", message)
 
 
@@ -493,4 +505,4 @@ def linear_pacing(campaign: Campaign) -> float:
     if campaign.last_spend > 0:
         change = min(max(even_share / campaign.last_spend, slowest), fastest)
     last = float(campaign.actions[t - 1, 0]) or limit
-    return float(campaign.totals.guarded(np.array([last * change]))[0])
+    return float(campaign.totals.cap_multipliers(np.array([last * change]))[0])

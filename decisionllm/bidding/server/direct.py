@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 Reader = Callable[[Request, bytes], object]  # (request, its body) -> an argument of the endpoint
 Handler = Callable[[Request, Exception], Awaitable[Response]]
-MOST_FAULTS = 100  # most faults of a request that are named
+MAX_FAULTS = 100  # most faults of a request that are named
 # Most of each mark of a body, since the parser keeps the event loop for seconds with a long body that
 # is all keys, lists or small numbers. A thousand ticks have 40,000 quotation marks; 50,000
 # opportunities and their results have 150,000 lists and 500,000 numbers.
-MOST_MARKS = {
+MAX_MARKS = {
     b'"': (100_000, "quotation marks"),
     b"{": (50_000, "objects"),
     b"[": (200_000, "lists"),
@@ -58,7 +58,7 @@ class DirectRoutes:
         for route in routes:
             if "POST" not in (route.methods or ()):
                 continue
-            direct = DirectRoute(route, readers(route))
+            direct = DirectRoute(route, build_readers(route))
             if route.param_convertors:
                 self.by_pattern.append(direct)
             else:
@@ -74,7 +74,7 @@ class DirectRoutes:
         scope["route"] = direct.route
         request = Request(scope)
         try:
-            body = await read(receive)
+            body = await read_body(receive)
             for name, reader in direct.readers.items():
                 arguments[name] = reader(request, body)
             response = await direct.route.endpoint(**arguments)
@@ -107,39 +107,39 @@ class DirectRoutes:
         return None
 
 
-def readers(route: APIRoute) -> dict[str, Reader]:
+def build_readers(route: APIRoute) -> dict[str, Reader]:
     """A reader of each parameter of an endpoint that is not in its path."""
-    found: dict[str, Reader] = {}
+    reader_by_name: dict[str, Reader] = {}
     for name, annotation in get_type_hints(route.endpoint, include_extras=True).items():
         if name == "return" or name in route.param_convertors:
             continue
         if annotation is Request:
-            found[name] = lambda request, body: request
+            reader_by_name[name] = lambda request, body: request
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found[name] = body_reader(TypeAdapter(annotation))
+            reader_by_name[name] = body_reader(TypeAdapter(annotation))
         else:
-            found[name] = header_reader(name.replace("_", "-"), TypeAdapter(annotation))
-    return found
+            reader_by_name[name] = header_reader(name.replace("_", "-"), TypeAdapter(annotation))
+    return reader_by_name
 
 
 def body_reader(model: TypeAdapter[Any]) -> Reader:
-    def read_body(request: Request, body: bytes) -> object:
+    def validate_body(request: Request, body: bytes) -> object:
         check_marks(body)
         # a body has no cycles, and a search for them in all that was just read takes as long again
         gc.disable()
         try:
             return model.validate_json(body)
         except ValidationError as error:
-            raise invalid(error, "body") from error
+            raise validation_error(error, "body") from error
         finally:
             gc.enable()
 
-    return read_body
+    return validate_body
 
 
 def check_marks(body: bytes) -> None:
     """Refuse a body that would take too long to parse. Raises a RequestValidationError."""
-    for mark, (most, name) in MOST_MARKS.items():
+    for mark, (most, name) in MAX_MARKS.items():
         count = body.count(mark)
         if count > most:
             message = f"expected at most {most:,} {name}, got {count:,}"
@@ -156,26 +156,26 @@ def header_reader(name: str, kind: TypeAdapter[Any]) -> Reader:
         try:
             return kind.validate_python(value)
         except ValidationError as error:
-            raise invalid(error, "header", name) from error
+            raise validation_error(error, "header", name) from error
 
     return read_header
 
 
-def invalid(error: ValidationError, *where: str) -> RequestValidationError:
+def validation_error(error: ValidationError, *where: str) -> RequestValidationError:
     """The error of a request whose body or header is wrong: its faults, or the number of very many.
 
     A list has one fault, but an object has one for each key that is unknown. Naming millions of
     them would stop the event loop for minutes.
     """
     count = error.error_count()
-    if count > MOST_FAULTS:
+    if count > MAX_FAULTS:
         message = f"expected the fields of the route, got {count:,} unknown or wrong ones"
         return RequestValidationError([{"type": "faults", "loc": where, "msg": message}])
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     return RequestValidationError([{**fault, "loc": (*where, *fault["loc"])} for fault in faults])
 
 
-async def read(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """The body of a request.
 
     Raises:

@@ -1,6 +1,6 @@
 """The routes of an exchange: bid requests, and notices of their results.
 
-A bid reserves its price, see `reservations`; what was paid is reported by the campaign's ticks.
+A bid reserves its price, see `reservations`; the price paid is reported by the campaign's ticks.
 """
 
 import math
@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic_core import to_json
 
-from decisionllm.bidding.journal import DamagedRowError, Journal, is_busy
+from decisionllm.bidding.journal import DamagedRowError, Journal
 from decisionllm.bidding.server import logs
 from decisionllm.bidding.server.campaigns import RequestError
 from decisionllm.bidding.server.openrtb import (
@@ -34,10 +34,11 @@ from decisionllm.bidding.server.reservations import (
     ReservationsError,
 )
 from decisionllm.bidding.server.shading import BidShading
+from decisionllm.bidding.sqlite_files import is_busy
 from decisionllm.schema import Json
 
 BID_EXPIRY_S = 60.0
-RETURN = 0.01  # seconds of `tmax` reserved for sending the answer
+RETURN_SECONDS = 0.01  # seconds of `tmax` reserved for sending the answer
 
 
 class Counts:
@@ -126,14 +127,16 @@ class Exchange:
         reason: str | None = "busy"
         # before anything else, so that others are in time
         if time.monotonic() - arrived <= self.bid_wait:
-            response, reason = await self._in_time(request, arrived)
+            response, reason = await self._decide_in_time(request, arrived)
         self.counts.outcome(reason or "bid", request.test or 0).inc()
         if response is not None:
             self._prepare_notices(request, response["seatbid"][0]["bid"])
         return response
 
-    async def _in_time(self, request: BidRequest, arrived: float) -> tuple[Json | None, str | None]:
-        """`_decided`, unless it is too late or a file cannot be read or written."""
+    async def _decide_in_time(
+        self, request: BidRequest, arrived: float
+    ) -> tuple[Json | None, str | None]:
+        """Decide, unless it is too late or a file cannot be read or written."""
         logs.note_campaign(request.ext.campaign)
         # before the work: under load the first requests are in time, not all are late
         if is_late(request, arrived):
@@ -141,8 +144,8 @@ class Exchange:
         unshaded: list[float] = []
         try:
             response, reason = self._decided(request, unshaded)
-            # what the answer costs is in the file before it is sent
-            await self.open_bids.written()
+            # the cost of the answer is in the file before the answer is sent
+            await self.open_bids.wait_written()
             if response is not None and is_late(request, arrived):  # the lock was waited for
                 await self._withdraw(response)
                 return None, "deadline"
@@ -164,7 +167,7 @@ class Exchange:
         """Free the prices of an answer that is not sent."""
         for bid in response["seatbid"][0]["bid"]:
             self.open_bids.settle(bid["id"], 0.0)
-        await self.open_bids.written()
+        await self.open_bids.wait_written()
 
     def _decided(
         self, request: BidRequest, unshaded: list[float]
@@ -176,25 +179,27 @@ class Exchange:
             unshaded: gets what first-price bids were before they were lowered, currency.
         """
         id = request.ext.campaign
-        found = self.journal.last(id)
-        if found is None:
+        row = self.journal.campaign_and_answer(id)
+        if row is None:
             raise RequestError(404, "ext.campaign", "no such campaign")
-        known, last = found
-        if last and not known["ended"] and time.time() - known["ticked"] > self.max_tick_age:
+        record, last = row
+        if last and not record["ended"] and time.time() - record["ticked"] > self.max_tick_age:
             return None, "old tick"
         if last is None:
             last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-        logs.note_model(last.get("model") or known["model"])
+        logs.note_model(last.get("model") or record["model"])
         step, left = last["index"], last["remaining"]
         reported = last.get("spend", 0.0)
-        committed = self.open_bids.committed(id, step, reported=reported, bids=len(request.imp))
-        state = known | last | {"remaining": left - committed}
+        committed = self.open_bids.committed_amount(
+            id, step, reported=reported, bids=len(request.imp)
+        )
+        state = record | last | {"remaining": left - committed}
         response, reason = respond(
             request,
             state,
             currency=self.currency,
             seat=self.seat,
-            shade=self._shade_of(id, unshaded),
+            shade=self._build_shade(id, unshaded),
         )
         if response is None or request.test:
             return response, reason
@@ -219,7 +224,7 @@ class Exchange:
             self.counts.first_price.labels("unshaded").inc(before[each["impid"]])
             self.counts.first_price.labels("sent").inc(each["price"] / 1000)
 
-    def _shade_of(self, campaign: str, unshaded: list[float]) -> Shade | None:
+    def _build_shade(self, campaign: str, unshaded: list[float]) -> Shade | None:
         """A function that lowers first-price bids of a campaign, and appends to the list what they
         were; None: they stay as they are.
         """
@@ -238,7 +243,7 @@ class Exchange:
         with_least = self.shading is not None and request.at == FIRST_PRICE
         if self.shading is not None and with_least and not request.test:
             prices = [each["price"] / 1000 for each in bids]
-            self.shading.sent(request.ext.campaign, [each["id"] for each in bids], prices)
+            self.shading.record_sent(request.ext.campaign, [each["id"] for each in bids], prices)
         for each in bids:
             each["exp"] = int(self.open_bids.expiry)
             if self.notice_url:
@@ -254,18 +259,18 @@ class Exchange:
             least: the least price that would have won, likewise.
         """
         won = kind == "win"
-        paid = paid_for(price) if won else 0.0
+        paid = parse_price(price) if won else 0.0
         try:
             was_booked = self.open_bids.settle(id, paid)
-            await self.open_bids.written()
+            await self.open_bids.wait_written()
         except ReservationsError as error:
             message = f"the result could not be saved ({error}); try again"
             raise RequestError(503, "bids", message) from error
         if was_booked:
             self.counts.notices.labels(kind).inc()
         if self.shading is not None:
-            told = [least] if won else [least, price]
-            self.shading.settle(id, won=won, least=least_price(*told))
+            prices = [least] if won else [least, price]
+            self.shading.settle(id, won=won, least=first_price_above_zero(*prices))
 
 
 def open_exchange(
@@ -284,11 +289,13 @@ def open_exchange(
         options: of `Exchange`.
     """
     open_bids = Reservations(
-        journal.beside("bids"), expiry=bid_expiry_s, last_step=lambda id: journal.steps(id) - 1
+        journal.sidecar_path("bids"),
+        expiry=bid_expiry_s,
+        last_step=lambda id: journal.count_ticks(id) - 1,
     )
     lowers = None
     if shading:
-        lowers = BidShading(journal.beside("shading"), expiry=bid_expiry_s)
+        lowers = BidShading(journal.sidecar_path("shading"), expiry=bid_expiry_s)
     return Exchange(
         journal=journal,
         open_bids=open_bids,
@@ -331,10 +338,10 @@ def router(exchange: Exchange) -> APIRouter:
 
 
 def is_late(request: BidRequest, arrived: float) -> bool:
-    """Whether an answer sent now is too late for the exchange. arrived: see `Exchange.bid`."""
+    """Return whether an answer sent now is too late for the exchange. arrived: see `Exchange.bid`."""
     if not request.tmax:
         return False
-    return time.monotonic() >= arrived + request.tmax / 1000 - RETURN
+    return time.monotonic() >= arrived + request.tmax / 1000 - RETURN_SECONDS
 
 
 def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> dict[str, str]:
@@ -351,18 +358,18 @@ def notice_addresses(notice_url: str, id: str, *, with_least: bool = False) -> d
     return {"nurl": f"{at}/win?{prices}", "lurl": f"{at}/loss?{prices}"}
 
 
-def least_price(*told: str) -> float | None:
+def first_price_above_zero(*prices: str) -> float | None:
     """The first of these prices per mille that is a number above 0, in currency; None: there is
     none.
     """
-    for price in told:
-        paid = paid_for(price)
+    for price in prices:
+        paid = parse_price(price)
         if 0 < paid < math.inf:
             return paid
     return None
 
 
-def paid_for(price: str) -> float:
+def parse_price(price: str) -> float:
     """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price,
     where it is no plain number: encrypted, negative, or the macro was not replaced.
     """

@@ -16,7 +16,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.policy.session import Session
 from decisionllm.schema import History
 
-ROUND = 32  # tokens: text room grows in multiples of it
+TEXT_ROOM_STEP = 32  # tokens: text room grows in multiples of it
 # action (A,), and the return-to-go it was conditioned on
 Decision = tuple[np.ndarray, float | None]
 log = logging.getLogger(__name__)
@@ -47,17 +47,17 @@ class Cache:
 
     def _allocate(self, text_room: int) -> None:
         """Make free rows with room for texts of so many tokens."""
-        row_bytes = self._session_of(1, text_room).nbytes
+        row_bytes = self._allocate_session(1, text_room).nbytes
         self.rows = min(self.room // row_bytes, self.max_rows)
         self.bytes = self.rows * row_bytes
         self.free = list(range(self.rows))
         self.session: Session | None = None
         if self.rows:
-            self.session = self._session_of(self.rows, text_room)
+            self.session = self._allocate_session(self.rows, text_room)
         # key -> row, least recently used first
         self.taken: OrderedDict[Hashable, int] = OrderedDict()
 
-    def _session_of(self, rows: int, text_room: int) -> Session:
+    def _allocate_session(self, rows: int, text_room: int) -> Session:
         return Session(self.policy, [""] * rows, self.horizon, text_room=text_room).allocate()
 
     def decide(
@@ -89,23 +89,23 @@ class Cache:
         ids, _ = self.policy.model.backbone.encode(tasks)
         longest = ids.shape[1]
         if self.session is not None and longest > self.session.text_room:
-            self._allocate(-(-longest // ROUND) * ROUND)
+            self._allocate(-(-longest // TEXT_ROOM_STEP) * TEXT_ROOM_STEP)
 
     def _decide(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
     ) -> tuple[np.ndarray, np.ndarray]:
         try:
-            rows = self._rows(session, keys, histories)
+            rows = self._assign_rows(session, keys, histories)
             observations = np.stack([history.observations[-1] for history in histories])
             rewards = np.array([history.rewards[-1:].sum() for history in histories])
-            session.observe(observations, rewards, self._masks(histories), rows)
+            session.observe(observations, rewards, self._stack_masks(histories), rows)
             return session.decide(rows), session.conditioned_on[rows]
         except BaseException:
             for key in keys:
                 self.forget(key)
             raise
 
-    def _masks(self, histories: Sequence[History]) -> np.ndarray | None:
+    def _stack_masks(self, histories: Sequence[History]) -> np.ndarray | None:
         """The actions (N, C) that are allowed now; None of continuous ones."""
         count = self.policy.model.spec.num_actions
         if not count:
@@ -116,11 +116,11 @@ class Cache:
                 mask[:] = history.action_masks[-1]
         return masks
 
-    def _rows(
+    def _assign_rows(
         self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
     ) -> np.ndarray:
-        """(N,) rows that hold the pasts of these episodes: their own, or the least recently used
-        ones, restored.
+        """Return the rows (N,) that hold the pasts of these episodes: their own, or the least
+        recently used ones, restored.
         """
         misses = []
         targets = self.policy.resolve_targets([history.target_return for history in histories])
@@ -147,7 +147,7 @@ class Cache:
         return rows
 
     def _holds(self, session: Session, row: int, history: History, target: float) -> bool:
-        """Whether a row holds this past, except for the last reward and possibly the last
+        """Return whether a row holds this past, except for the last reward and possibly the last
         action. target: the history's target return; NaN: the predicted maximum.
         """
         t = len(history.actions)
@@ -164,7 +164,7 @@ class Cache:
             (session.actions[row, :n], history.actions[:n].astype(np.float32)),
             (session.rewards[row, : t - 1], history.rewards[: t - 1]),
         )
-        return all(np.array_equal(held, given) for held, given in pairs)
+        return all(np.array_equal(held, requested) for held, requested in pairs)
 
     def forget(self, key: Hashable) -> None:
         """Free the row of an episode, if it has one."""
@@ -180,16 +180,16 @@ def decide(
 
     Returns the decision of each request, or the exception it raised.
     """
-    found: dict[int, Decision | Exception] = {}
+    decisions: dict[int, Decision | Exception] = {}
     if cache is not None:
-        found |= _together(policy, cache, requests)
+        decisions |= _decide_together(policy, cache, requests)
     for i, (_, history) in enumerate(requests):
-        if i not in found:
-            found[i] = _alone(policy, history)
-    return [found[i] for i in range(len(requests))]
+        if i not in decisions:
+            decisions[i] = _decide_alone(policy, history)
+    return [decisions[i] for i in range(len(requests))]
 
 
-def _together(
+def _decide_together(
     policy: Policy, cache: Cache, requests: Sequence[DecisionRequest]
 ) -> dict[int, Decision]:
     """The decisions of the requests with a key, by their places; {} where they failed."""
@@ -205,7 +205,7 @@ def _together(
     return dict(zip(places, _decisions(policy, actions, returns), strict=True))
 
 
-def _alone(policy: Policy, history: History) -> Decision | Exception:
+def _decide_alone(policy: Policy, history: History) -> Decision | Exception:
     """The decision of one request, or the exception it raised."""
     try:
         actions, returns = policy.act_with_returns([history])

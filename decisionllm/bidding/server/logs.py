@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 KINDS = ("json", "text", "none")
-VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
-WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
+VALID_REQUEST_ID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
+MAX_WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
 SLOW = 0.1  # seconds; a slower request is logged whatever the share is
-EVERY = 0.05  # seconds between two writes
+WRITE_EVERY = 0.05  # seconds between two writes
 STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
-current: ContextVar[Json] = ContextVar("request")  # what is known of the request at work
+current: ContextVar[Json] = ContextVar("request")  # fields of the request at work
 
 
-def begin(given: bytes | None) -> str:
+def begin_request(header: bytes | None) -> str:
     """Begin a request with the id in its header, or with a new one if that is not valid.
 
     Returns the id.
     """
     id = f"{random.getrandbits(64):016x}"
-    if given and VALID.fullmatch(given):
-        id = given.decode()
+    if header and VALID_REQUEST_ID.fullmatch(header):
+        id = header.decode()
     current.set({"request_id": id})
     return id
 
@@ -69,13 +69,13 @@ def current_request_id() -> str | None:
     return None if request is None else str(request["request_id"])
 
 
-def model_of_request(usual: str) -> str:
+def request_models(usual: str) -> str:
     """The models that answer the request at work. usual: the name where none was noted."""
     names = current.get({}).get("models")
     return ", ".join(names) if names else usual
 
 
-def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None:
+def log_response(scope: "Scope", status: int, seconds: float, model: str) -> None:
     """Log a request: its id, route, status, milliseconds and model, the name of its token, and its
     campaign where there is one. Of fast requests without an error only a share is logged.
     """
@@ -84,7 +84,7 @@ def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None
         if usual and random.random() >= writer.sample:
             continue
         route = scope["route"].path if "route" in scope else None
-        known = {
+        fields = {
             "method": scope["method"],
             "status": status,
             "route": route,
@@ -93,15 +93,15 @@ def on_response(scope: "Scope", status: int, seconds: float, model: str) -> None
         }
         caller = scope["state"].get("caller")
         if caller is not None and caller.name:
-            known["token"] = caller.name
+            fields["token"] = caller.name
         if usual and writer.sample < 1:
-            known["sample"] = writer.sample
-        writer.add(time.time(), "info", "request", known)
+            fields["sample"] = writer.sample
+        writer.add(time.time(), "info", "request", fields)
 
 
 class Writer(logging.Handler):
     """Takes the records of all loggers, and requests, and writes them to a stream in a thread of
-    its own. See `written` for the arguments.
+    its own. See `write_logs` for the arguments.
     """
 
     def __init__(
@@ -117,21 +117,21 @@ class Writer(logging.Handler):
         self.stopped = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
-        known: Json = {"logger": record.name}
+        fields: Json = {"logger": record.name}
         if record.exc_info:
-            known["exception"] = logging.Formatter().formatException(record.exc_info)
-        self.add(record.created, record.levelname.lower(), record.getMessage(), known)
+            fields["exception"] = logging.Formatter().formatException(record.exc_info)
+        self.add(record.created, record.levelname.lower(), record.getMessage(), fields)
 
-    def add(self, when: float, level: str, message: str, known: Json) -> None:
+    def add(self, when: float, level: str, message: str, fields: Json) -> None:
         """Let a line be written; without any work here, since the event loop calls it."""
-        if len(self.waiting) < WAITING:
-            self.waiting.append((when, level, message, known, current.get(None)))
+        if len(self.waiting) < MAX_WAITING:
+            self.waiting.append((when, level, message, fields, current.get(None)))
         else:
             self.dropped += 1
 
     def run(self) -> None:
         """Write until stopped."""
-        while not self.stopped.wait(EVERY):
+        while not self.stopped.wait(WRITE_EVERY):
             self.write()
         self.write()
 
@@ -153,11 +153,11 @@ class Writer(logging.Handler):
         when: float,
         level: str,
         message: str,
-        known: Json,
+        fields: Json,
         request: Json | None,
     ) -> str:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
-        line = {"time": stamp, "level": level, "message": message, **known}
+        line = {"time": stamp, "level": level, "message": message, **fields}
         if request:
             line["request_id"] = request["request_id"]
             campaigns = request.get("campaigns", [])
@@ -174,7 +174,7 @@ writers: list[Writer] = []  # at work
 
 
 @contextmanager
-def written(
+def write_logs(
     kind: str, stream: TextIO | None = None, *, sample: float = 1.0, slow: float = SLOW
 ) -> Iterator[None]:
     """Write the records of all loggers, and a line for each request, to standard error until the

@@ -99,7 +99,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The counts that the service and its campaign manager keep."""
         service = self.service
-        yield served_models(service.models)
+        yield model_metrics(service.models)
         waiting = "Requests that wait for the model."
         yield gauge("waiting", waiting, len(service.model.waiting))
         oldest = "Age of the oldest request without a decision."
@@ -112,13 +112,13 @@ class Metrics(Collector):
         yield counter("events", what, events, "event")
         if service.manager is None:
             return
-        yield from self.of_ticks(service.manager)
-        yield from self.of_journal(service.manager.journal)
-        yield from self.of_models()
+        yield from self.tick_metrics(service.manager)
+        yield from self.journal_metrics(service.manager.journal)
+        yield from self.loaded_model_metrics()
         if service.shadow is not None:
-            yield from of_shadow(service.shadow)
+            yield from shadow_metrics(service.shadow)
 
-    def of_ticks(self, manager: CampaignManager) -> Iterator[Metric]:
+    def tick_metrics(self, manager: CampaignManager) -> Iterator[Metric]:
         """Counts of the answers, and the spend."""
         counts: dict[str, dict[str, float]] = defaultdict(dict)
         for (kind, name), value in list(manager.counts.items()):
@@ -139,18 +139,18 @@ class Metrics(Collector):
         yield counter("fallbacks", late, counts["fallback"], "reason")
         yield counter("model_ticks", "Ticks by the model that answered.", counts["model"], "model")
 
-    def of_journal(self, journal: Journal) -> Iterator[Metric]:
+    def journal_metrics(self, journal: Journal) -> Iterator[Metric]:
         lag = "Age of the oldest answer that is not yet on the disk."
         yield gauge("journal_lag_seconds", lag, self.service.journal_writer.age)
         with suppress(sqlite3.Error):  # the other metrics say that it is damaged
-            still_open = journal.still_open()
+            still_open = journal.count_open()
             yield gauge("open_campaigns", "Campaigns that have not ended.", still_open)
         fault = "1 while the journal cannot be read or written."
         yield gauge("journal_fault", fault, bool(self.service.fault))
         damaged = "Rows of the journal that were found not to be as they were written."
         yield gauge("damaged_rows", damaged, len(journal.damaged))
 
-    def of_models(self) -> Iterator[Metric]:
+    def loaded_model_metrics(self) -> Iterator[Metric]:
         """The campaigns and caches of all loaded models, and their shares of new campaigns."""
         models = self.service.models
         in_memory = sum(len(each.campaigns) for each in models.managers)
@@ -158,14 +158,14 @@ class Metrics(Collector):
         caches = models.caches
         if caches:
             events = Totals(models.cache_counts)  # a count never falls
-            for kept in caches:
-                events.update(kept.counts)
-            found = "Prefix-cache hits, misses and evictions."
-            yield counter("cache", found, events, "event")
-            size = sum(kept.bytes for kept in caches)
+            for cache in caches:
+                events.update(cache.counts)
+            outcomes = "Prefix-cache hits, misses and evictions."
+            yield counter("cache", outcomes, events, "event")
+            size = sum(cache.bytes for cache in caches)
             allocated = "Bytes allocated for keys, values and histories."
             yield gauge("cache_bytes", allocated, size)
-            rows = sum(len(kept.taken) for kept in caches)
+            rows = sum(len(cache.taken) for cache in caches)
             yield gauge("cache_rows", "Campaigns in the prefix cache.", rows)
         share = GaugeMetricFamily(
             "decisionllm_model_share",
@@ -182,7 +182,7 @@ def counter(name: str, help: str, values: Mapping[str, float], *labels: str) -> 
 
     Args:
         name: without the prefix of the package.
-        help: what is counted.
+        help: description of the count.
         values: by value of the label.
         labels: its name, at most one.
     """
@@ -196,7 +196,7 @@ def gauge(name: str, help: str, value: float) -> Metric:
     return GaugeMetricFamily(f"decisionllm_{name}", help, value=value)
 
 
-def of_shadow(shadow: Shadow) -> Iterator[Metric]:
+def shadow_metrics(shadow: Shadow) -> Iterator[Metric]:
     """Counts of the ticks of the shadow policy."""
     outcomes = {name: shadow.counts[name] for name in ("decided", "dropped", "failed")}
     ticks = (
@@ -208,7 +208,7 @@ def of_shadow(shadow: Shadow) -> Iterator[Metric]:
     yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})
 
 
-def served_models(models: Models) -> Metric:
+def model_metrics(models: Models) -> Metric:
     """The run, the dataset and the fingerprint of each loaded model."""
     family = InfoMetricFamily("decisionllm_model", "The served models.")
     for model in list(models.loaded.values()):

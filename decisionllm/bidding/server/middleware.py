@@ -37,8 +37,8 @@ SHORT_BODY = 65_536  # most bytes of any other body
 
 
 @lru_cache(256)
-def loopback(host: str) -> bool:
-    """Whether a server at this address is reachable from this machine only."""
+def is_loopback(host: str) -> bool:
+    """Return whether a server at this address is reachable from this machine only."""
     if host.lower().removesuffix(".") == "localhost":
         return True
     try:
@@ -122,7 +122,9 @@ class RequestGuard:
         most = self._most_bytes(scope["path"])
         # unless the protocol knows better
         scope.setdefault("state", {}).setdefault("arrived", time.monotonic())
-        id = scope["state"]["request_id"] = logs.begin(dict(scope["headers"]).get(b"x-request-id"))
+        id = scope["state"]["request_id"] = logs.begin_request(
+            dict(scope["headers"]).get(b"x-request-id")
+        )
         if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
             scope = {**scope, "method": "GET"}
 
@@ -133,7 +135,7 @@ class RequestGuard:
                 message["headers"] = [
                     *message.get("headers", []),
                     *self.headers,
-                    (b"x-model", logs.model_of_request(self.model()).encode()),
+                    (b"x-model", logs.request_models(self.model()).encode()),
                     (b"x-request-id", id.encode()),
                 ]
             await send(message)
@@ -155,7 +157,7 @@ class RequestGuard:
         finally:
             seconds = time.perf_counter() - began
             self.on_response(scope, status, seconds)
-            logs.on_response(scope, status, seconds, logs.model_of_request(self.model()))
+            logs.log_response(scope, status, seconds, logs.request_models(self.model()))
 
     def _most_bytes(self, path: str) -> int:
         """Most bytes of the body of a request."""

@@ -16,25 +16,25 @@ from pathlib import Path
 from filelock import AsyncFileLock, Timeout
 
 from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.server.models import Choice, Model, Models, described
+from decisionllm.bidding.server.models import Choice, Model, Models, describe_choice
 from decisionllm.files import atomic, explained
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")
 FORMAT = 1
-UNNAMED = "expected the name of a run in the folder of models"
+EXPECTED_RUN = "expected the name of a run in the folder of models"
 SHORT_TURN = 0.0005  # seconds
-loading = threading.Lock()
+loading_lock = threading.Lock()
 
 
 @contextmanager
-def beside_ticks() -> Iterator[None]:
+def yield_to_ticks() -> Iterator[None]:
     """Load one model at a time, and take the interpreter from the loading thread after SHORT_TURN.
 
     A tick changes threads several times. Each time it waits for the interpreter until the loading
     thread has had its turn, which is 5 ms by default.
     """
-    with loading:
+    with loading_lock:
         usual = sys.getswitchinterval()
         sys.setswitchinterval(SHORT_TURN)
         try:
@@ -44,21 +44,21 @@ def beside_ticks() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SavedChoice:
     """The content of the file of the choice.
 
     Attributes:
         command: model and shares that the command line gave: with others it counts instead.
         runs: run of each model of the choices; a name in the folder, or an absolute path.
         choice, before: see `Models`.
-        move: open campaigns of models that are not chosen go on with those that are.
+        move: open campaigns of models that are not chosen go on with the chosen models.
     """
 
     command: Json
     runs: dict[str, str]
     choice: Choice
     before: Choice | None
-    move: bool = False  # as in files of before
+    move: bool
 
 
 class ModelFolder:
@@ -78,13 +78,13 @@ class ModelFolder:
         load: Callable[[Path], Model],
         *,
         run: str | Path,
-        kept: str = ":memory:",
+        choice_file: str = ":memory:",
         shares: Sequence[str] = (),
     ) -> None:
         self.folder = Path(folder).resolve()
         self.read_run = load
         self.run = str(Path(run).resolve())
-        self.kept = None if kept == ":memory:" else Path(kept)
+        self.choice_file = None if choice_file == ":memory:" else Path(choice_file)
         self.shares = list(shares)
         self.command: Json = {}
 
@@ -105,7 +105,7 @@ class ModelFolder:
         except (ValueError, OSError):  # a name with a zero byte, or one that is too long
             is_run = False
         if not is_run:
-            raise ValueError(f"{UNNAMED}, got {name!r}")
+            raise ValueError(f"{EXPECTED_RUN}, got {name!r}")
         try:
             return self.read_run(path)
         except Exception as error:  # whatever the files of a run can cause
@@ -114,45 +114,48 @@ class ModelFolder:
             raise ValueError(f"{name}: it cannot be loaded: {why}") from error
 
     def begin(self, models: Models) -> None:
-        """Load what was chosen last, or what the command line says if it was changed since.
+        """Load the last choice, or that of the command line if the command line was changed since.
 
         Raises:
             ValueError: the file of the choice, or a run, is not as it was.
         """
         self.command = {"model": models.current.name, "shares": self.shares}
-        chosen = self.read()
-        if chosen is not None and chosen.command == self.command:
-            self._restore(models, chosen)
+        saved = self.read()
+        if saved is not None and saved.command == self.command:
+            self._restore(models, saved)
             return
-        if chosen is not None:
+        if saved is not None:
             logger.warning(
-                "the command line changed: %s no longer counts", described(chosen.choice)
+                "the command line changed: %s no longer counts", describe_choice(saved.choice)
             )
             loaded = dict(models.loaded)
-            self.load_open(loaded, chosen, models.current.campaigns.journal)
+            self.load_open(loaded, saved, models.current.campaigns.journal)
             models.add_new(loaded)
         if self.shares:
             models.choose(self._load_shares(models), None)
-        if chosen is not None or self.shares:
-            self.keep(models, models.choice, models.before)
+        if saved is not None or self.shares:
+            self.save_choice(models, models.choice, models.before)
 
-    def _restore(self, models: Models, chosen: Chosen) -> None:
+    def _restore(self, models: Models, saved: SavedChoice) -> None:
         loaded = dict(models.loaded)
-        remedy = f"put the run back, or delete {self.kept} to begin with run="
-        with explained("models: the last choice cannot be served", ValueError, remedy=remedy):
-            before = self.load_chosen(loaded, chosen, models.current.campaigns.journal)
+        with explained(
+            "models: the last choice cannot be served",
+            ValueError,
+            remedy=f"put the run back, or delete {self.choice_file} to begin with run=",
+        ):
+            before = self.load_saved(loaded, saved, models.current.campaigns.journal)
         models.add_new(loaded)
-        models.choose(chosen.choice, before)
+        models.choose(saved.choice, before)
 
-    def load_chosen(
-        self, loaded: dict[str, Model], chosen: Chosen, journal: Journal
+    def load_saved(
+        self, loaded: dict[str, Model], saved: SavedChoice, journal: Journal
     ) -> Choice | None:
         """Add what the file names and is not loaded: the models of the choice, of open campaigns
         and of the choice before.
 
         Args:
             loaded: models by name.
-            chosen: content of the file.
+            saved: content of the file.
             journal: of the campaigns.
 
         Returns:
@@ -161,23 +164,23 @@ class ModelFolder:
         Raises:
             ValueError: a model that is chosen or has open campaigns is not in its run any more.
         """
-        for name in chosen.choice:
-            self._add(loaded, name, chosen.runs[name])
-        self.load_open(loaded, chosen, journal)
-        before = chosen.before
+        for name in saved.choice:
+            self._add(loaded, name, saved.runs[name])
+        self.load_open(loaded, saved, journal)
+        before = saved.before
         try:
             for name in before or {}:
-                self._add(loaded, name, chosen.runs[name])
+                self._add(loaded, name, saved.runs[name])
         except ValueError as error:
             logger.warning("there is no choice to go back to: %s", error)
             return None
         return before
 
-    def load_open(self, loaded: dict[str, Model], chosen: Chosen, journal: Journal) -> None:
-        """Add the models of open campaigns that the file names. See `load_chosen`."""
+    def load_open(self, loaded: dict[str, Model], saved: SavedChoice, journal: Journal) -> None:
+        """Add the models of open campaigns that the file names. See `load_saved`."""
         for name, _, _ in journal.open_models():
-            if name in chosen.runs:
-                self._add(loaded, name, chosen.runs[name])
+            if name in saved.runs:
+                self._add(loaded, name, saved.runs[name])
 
     def _load_shares(self, models: Models) -> Choice:
         choice: Choice = {}
@@ -197,27 +200,27 @@ class ModelFolder:
         """
         if name in loaded:
             return
-        with beside_ticks():
+        with yield_to_ticks():
             model = self.read_run(Path(run)) if Path(run).is_absolute() else self.load(run)
         if model.name != name:
             raise ValueError(f"expected {name} in run {run}, got {model.name}")
         loaded[name] = model
 
-    def read(self) -> Chosen | None:
+    def read(self) -> SavedChoice | None:
         """The content of the file; None without one. Raises a ValueError if it is damaged."""
-        if self.kept is None or not self.kept.is_file():
+        if self.choice_file is None or not self.choice_file.is_file():
             return None
-        return parse(self.kept.read_bytes())
+        return parse_choice(self.choice_file.read_bytes())
 
-    def knows(self, name: str | None) -> bool:
-        """Whether the file names a model: a replica that has not loaded it is about to."""
+    def has_model(self, name: str | None) -> bool:
+        """Return whether the file names a model: a replica that has not loaded it is about to."""
         with suppress(ValueError, OSError):
-            chosen = self.read()
-            return chosen is not None and name in chosen.runs
+            saved = self.read()
+            return saved is not None and name in saved.runs
         return False
 
     @asynccontextmanager
-    async def locked(self, patience: float = 0.0) -> AsyncIterator[bool]:
+    async def lock_choice(self, patience: float = 0.0) -> AsyncIterator[bool]:
         """Hold the lock of the file of the choice, which one process has at a time.
 
         Args:
@@ -230,10 +233,10 @@ class ModelFolder:
         Raises:
             OSError: there is no room for the file of the lock, or it may not be written.
         """
-        if self.kept is None:
+        if self.choice_file is None:
             yield True
             return
-        lock = AsyncFileLock(f"{self.kept}.lock", timeout=patience)
+        lock = AsyncFileLock(f"{self.choice_file}.lock", timeout=patience)
         try:
             await lock.acquire()
         except Timeout:
@@ -244,45 +247,49 @@ class ModelFolder:
         finally:
             await lock.release()
 
-    def keep(
+    def save_choice(
         self, models: Models, choice: Choice, before: Choice | None, *, move: bool = False
     ) -> None:
         """Write a choice among loaded models, so that a restart has it. Raises OSError.
 
         Args:
-            move: see `Chosen`.
+            move: see `SavedChoice`.
         """
-        if self.kept is None:
+        if self.choice_file is None:
             return
         runs = {name: model.run or self.run for name, model in models.loaded.items()}
-        chosen = Chosen(self.command, runs, choice, before, move)
-        with atomic(self.kept) as partial, partial.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT} | asdict(chosen), file, indent=1)
+        saved = SavedChoice(self.command, runs, choice, before, move)
+        with atomic(self.choice_file) as partial, partial.open("w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT} | asdict(saved), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
 
 
-def parse(content: bytes) -> Chosen:
+def parse_choice(content: bytes) -> SavedChoice:
     """The choice in the bytes of its file. Raises a ValueError if they are damaged."""
     with explained("models: the file of the last choice is damaged", ValueError, TypeError):
-        known = json.loads(content)
-        if known.pop("format", None) != FORMAT:
+        fields = json.loads(content)
+        if fields.pop("format", None) != FORMAT:
             raise ValueError("it is of another version")
-        return Chosen(**known)
+        return SavedChoice(**fields)
 
 
 def parse_shares(shares: Sequence[str]) -> Choice:
-    """["a:0.9", "b:0.1"] -> {"a": 0.9, "b": 0.1}.
+    """Parse shares of models: ["a:0.9", "b:0.1"] -> {"a": 0.9, "b": 0.1}.
 
     Raises:
         ValueError: a share is no number above 0, or they do not sum to 1.
     """
-    found: Choice = {}
-    for given in shares:
-        name, _, share = str(given).rpartition(":")
-        with explained(f"models: expected RUN:SHARE, got {given!r}", ValueError):
-            found[name] = float(share)
-    total = sum(found.values())
-    if len(found) < len(shares) or min(found.values()) <= 0 or not abs(total - 1) < 1e-6:
+    share_by_run: Choice = {}
+    for entry in shares:
+        name, _, share = str(entry).rpartition(":")
+        with explained(f"models: expected RUN:SHARE, got {entry!r}", ValueError):
+            share_by_run[name] = float(share)
+    total = sum(share_by_run.values())
+    if (
+        len(share_by_run) < len(shares)
+        or min(share_by_run.values()) <= 0
+        or not abs(total - 1) < 1e-6
+    ):
         raise ValueError(f"models: expected shares above 0 that sum to 1, got {list(shares)}")
-    return found
+    return share_by_run

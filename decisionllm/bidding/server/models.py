@@ -16,15 +16,16 @@ from hashlib import blake2b
 import numpy as np
 
 from decisionllm.bidding.campaign_history import Campaign
-from decisionllm.bidding.journal import DamagedRowError, moved_campaign
+from decisionllm.bidding.journal import DamagedRowError
+from decisionllm.bidding.journal_rows import move_campaign
 from decisionllm.bidding.server.campaigns import CampaignManager, Write
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")
-CHECKED = 16  # campaigns whose last tick a new model decides before it takes over
-MOVED_AT_ONCE = 500  # campaigns of one transaction, so that ticks find room between two
+CHECKED_CAMPAIGNS = 16  # campaigns whose last tick a new model decides before it takes over
+MOVE_BATCH = 500  # campaigns of one transaction, so that ticks find room between two
 Choice = dict[str, float]  # share of the new campaigns by model, 1 in total
 DecideAll = Callable[[list[DecisionRequest]], list[Decision | Exception]]
 
@@ -88,10 +89,10 @@ class Models:
 
     def add(self, model: Model) -> None:
         """Load a model beside the others. All count into the same numbers."""
-        known = self.current.manager
-        if model.manager is not None and known is not None:
-            model.manager.counts = known.counts
-            model.manager.spend = known.spend
+        current_manager = self.current.manager
+        if model.manager is not None and current_manager is not None:
+            model.manager.counts = current_manager.counts
+            model.manager.spend = current_manager.spend
         self.loaded[model.name] = model
 
     def add_new(self, models: Mapping[str, Model]) -> None:
@@ -103,14 +104,14 @@ class Models:
     def choose(self, choice: Choice, before: Choice | None) -> None:
         """Let these models open campaigns from now on."""
         if choice != self.choice:
-            logger.warning("new campaigns are answered by %s", described(choice))
+            logger.warning("new campaigns are answered by %s", describe_choice(choice))
         self.choice = choice
         self.before = before
 
     def prune(self, needed: Iterable[str | None]) -> None:
         """Forget models that neither open campaigns nor may again, and are not needed."""
-        kept = {*self.choice, *(self.before or {}), *needed}
-        for name in self.loaded.keys() - kept:
+        retained = {*self.choice, *(self.before or {}), *needed}
+        for name in self.loaded.keys() - retained:
             logger.warning("model %s has no campaign left and is unloaded", name)
             manager = self.loaded.pop(name).manager
             if manager is not None and manager.cache is not None:
@@ -122,11 +123,11 @@ class Models:
 
     # -- campaigns --
 
-    def assigned(self, id: str) -> Model:
+    def assign(self, id: str) -> Model:
         """The model that a new campaign of this id begins with."""
-        return self.loaded[assigned(id, self.choice)]
+        return self.loaded[assign_model(id, self.choice)]
 
-    def in_memory(self, id: str) -> Model | None:
+    def find_in_memory(self, id: str) -> Model | None:
         """The model that answers a campaign, if it has it in memory."""
         for model in self.loaded.values():
             campaign = model.campaigns.campaigns.get(id)
@@ -134,26 +135,26 @@ class Models:
                 return model
         return None
 
-    def all_in_memory(self) -> list[Campaign]:
+    def campaigns_in_memory(self) -> list[Campaign]:
         """The campaigns in memory, each as the model has it that answers it."""
-        found = []
+        campaigns = []
         for model in self.loaded.values():
             for campaign in model.campaigns.campaigns.values():
-                if campaign.model in (model.name, None):
-                    found.append(campaign)
-        return found
+                if campaign.model == model.name:
+                    campaigns.append(campaign)
+        return campaigns
 
-    def answering(self, id: str) -> Model:
+    def find_answering(self, id: str) -> Model:
         """The model that the journal names for a campaign; the current one if that is not loaded,
         which then says so. It reads the journal.
 
         Raises:
             DamagedRowError: the campaign's row is damaged.
         """
-        known = self.current.campaigns.journal.campaign(id)
-        if known is None:
+        record = self.current.campaigns.journal.campaign(id)
+        if record is None:
             return self.current
-        return self.loaded.get(known["model"], self.current)
+        return self.loaded.get(record["model"], self.current)
 
     def forget(self, id: str) -> None:
         """Take a campaign out of memory."""
@@ -171,33 +172,22 @@ class Models:
         """
         count = 0
         for name in self.loaded.keys() - self.choice.keys():
-            count += await self._move_from(self.loaded[name], write)
+            manager = self.loaded[name].campaigns
+            journal = manager.journal
+            # another process may open campaigns with the old model meanwhile: until there are none
+            while ids := await asyncio.to_thread(journal.open_ids, MOVE_BATCH, name):
+                targets = {id: self.assign(id) for id in ids}
+                await write([move_campaign(id, to.name, name) for id, to in targets.items()])
+                # states stay in memory, so that the next ticks are not replayed: both observe the same
+                for id, to in targets.items():
+                    campaign = manager.campaigns.pop(id, None)
+                    if campaign is not None:
+                        to.campaigns.remember(replace(campaign, model=to.name))
+                count += len(ids)
         return count
 
-    async def _move_from(self, model: Model, write: Write) -> int:
-        """Move the open campaigns of one model. Returns their number."""
-        journal = model.campaigns.journal
-        count = 0
-        # another process may open campaigns with the old model meanwhile: until there are none
-        while ids := await asyncio.to_thread(journal.open_ids, MOVED_AT_ONCE, model.name):
-            targets = {id: self.assigned(id) for id in ids}
-            await write([moved_campaign(id, to.name, model.name) for id, to in targets.items()])
-            for id, to in targets.items():
-                hand_over(id, model.campaigns, to.campaigns)
-            count += len(ids)
-        return count
 
-
-def hand_over(id: str, giver: CampaignManager, taker: CampaignManager) -> None:
-    """Keep the state of a campaign in memory, so that its next tick is not replayed. Both observe
-    the same; what the journal knows better is replayed from there.
-    """
-    campaign = giver.campaigns.pop(id, None)
-    if campaign is not None:
-        taker.remember(replace(campaign, model=taker.name))
-
-
-def assigned(id: str, choice: Choice) -> str:
+def assign_model(id: str, choice: Choice) -> str:
     """The model of a campaign: the same for the same id and choice, on any machine."""
     digest = blake2b(id.encode(), digest_size=8).digest()
     at = int.from_bytes(digest, "big") / 2**64
@@ -208,7 +198,7 @@ def assigned(id: str, choice: Choice) -> str:
     return name  # the shares sum to 1 within rounding
 
 
-def with_share(choice: Choice, name: str, share: float) -> Choice:
+def set_share(choice: Choice, name: str, share: float) -> Choice:
     """The choice after a model takes this share and the others keep their proportions."""
     if choice.get(name) == share:  # to the last bit, whatever rounding the others would have
         return choice
@@ -220,11 +210,11 @@ def with_share(choice: Choice, name: str, share: float) -> Choice:
     return scaled | {name: share}
 
 
-def described(choice: Choice) -> str:
+def describe_choice(choice: Choice) -> str:
     return ", ".join(f"{name} ({share:.0%})" for name, share in choice.items())
 
 
-def check_new(model: Model, serving: Model) -> int:
+def check_new_model(model: Model, serving: Model) -> int:
     """Check a model before it takes over: it observes what the serving one does, has enough steps,
     and its decisions on the last ticks of the journal are finite. It warms the policy up.
 
@@ -236,9 +226,10 @@ def check_new(model: Model, serving: Model) -> int:
     """
     new, old = model.campaigns, serving.campaigns
     if new.observation != old.observation:
-        wanted = old.observation.info()
-        got = new.observation.info()
-        raise ValueError(f"expected a run that observes {wanted}, got one of {got}")
+        raise ValueError(
+            f"expected a run that observes {old.observation.info()},"
+            f" got one of {new.observation.info()}"
+        )
     longest = max((steps for _, _, steps in old.journal.open_models()), default=0)
     if new.horizon < max(longest, old.horizon):
         raise ValueError(f"expected a run of at least {old.horizon} steps, got {new.horizon}")
@@ -256,18 +247,18 @@ def check_new(model: Model, serving: Model) -> int:
 def last_requests(manager: CampaignManager) -> list[DecisionRequest]:
     """The decisions of the last answered ticks of the newest campaigns, asked again."""
     requests: list[DecisionRequest] = []
-    rows, _ = manager.journal.latest(CHECKED)
-    for known, answer in rows:
+    rows, _ = manager.journal.list_latest(CHECKED_CAMPAIGNS)
+    for record, answer in rows:
         if answer is None:
             continue
         step = answer["index"]
         try:
-            campaign = manager.replayed(known["id"], until=step)
-            tick, *_ = manager.journal.ticks(known["id"], step)  # more may have come meanwhile
+            campaign = manager.replay_from_journal(record["id"], until=step)
+            tick, *_ = manager.journal.ticks(record["id"], step)  # more may have come meanwhile
         except DamagedRowError:
             continue
-        asked = tick["request"]
-        if asked["coming"] is not None:
-            advanced = campaign.advance(asked["result"], asked["coming"])
-            requests.append(DecisionRequest(known["id"], advanced.history()))
+        request = tick["request"]
+        if request["coming"] is not None:
+            advanced = campaign.advance(request["result"], request["coming"])
+            requests.append(DecisionRequest(record["id"], advanced.history()))
     return requests

@@ -136,7 +136,7 @@ def respond(
     Returns:
         (BidResponse as a dict, None), or (None, the reason for no bid).
     """
-    refused = refusal(request, campaign, currency, seat)
+    refused = request_refusal(request, campaign, currency, seat)
     if refused is not None:
         return None, refused
     multiplier = campaign["multiplier"]
@@ -150,7 +150,7 @@ def respond(
         bid = min(most * value, campaign["max_bid"])
         if first_price and shade is not None:
             bid = min(bid, shade(multiplier * value, bid, lowest_bid(imp)))
-        why_not = no_bid_for(imp, bid, left, currency)
+        why_not = no_bid_reason(imp, bid, left, currency)
         if why_not is not None:
             reason = why_not
         elif bid > 0 and per_mille(bid) >= (imp.bidfloor or 0.0):
@@ -161,7 +161,7 @@ def respond(
     return {"id": request.id, "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
-def refusal(request: BidRequest, campaign: Json, currency: str, seat: str) -> str | None:
+def request_refusal(request: BidRequest, campaign: Json, currency: str, seat: str) -> str | None:
     """The reason for no bid for a whole request; None: there may be bids. See `respond`."""
     if campaign["ended"]:
         return "ended"
@@ -181,7 +181,7 @@ def refusal(request: BidRequest, campaign: Json, currency: str, seat: str) -> st
     return None
 
 
-def no_bid_for(imp: Imp, bid: float, left: float, currency: str) -> str | None:
+def no_bid_reason(imp: Imp, bid: float, left: float, currency: str) -> str | None:
     """The reason for no bid for an impression, beside its floor; None: there may be one.
 
     Args:

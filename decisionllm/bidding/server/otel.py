@@ -68,7 +68,7 @@ class OtelTick:
         # added to time.monotonic() in ns: nanoseconds since 1970
         self.offset = time.time_ns() - time.monotonic_ns()
 
-    def decided(self, timing: Timing) -> None:
+    def on_decided(self, timing: Timing) -> None:
         now = time.monotonic()
         began = now if timing.began is None else timing.began
         self._span("queue", timing.called, began, whole=timing.began is not None)
@@ -76,7 +76,7 @@ class OtelTick:
             ended = now if timing.ended is None else timing.ended
             self._span("model", timing.began, ended, whole=timing.ended is not None)
 
-    def written(self, began: float) -> None:
+    def on_written(self, began: float) -> None:
         self._span("journal", began, time.monotonic(), whole=True)
 
     def _span(self, name: str, began: float, ended: float, *, whole: bool) -> None:
@@ -98,7 +98,7 @@ class OtelTick:
         return round(monotonic * 1e9) + self.offset
 
 
-def otlp(endpoint: str) -> OtelTraces:
+def build_otlp_traces(endpoint: str) -> OtelTraces:
     """Traces that go to a collector by OTLP over HTTP, in a thread of their own; where it takes no
     more, spans are dropped.
 

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from decisionllm.bidding.server import schemas
-from decisionllm.bidding.server.answers import Deadline, errors, json_text
+from decisionllm.bidding.server.answers import Deadline, errors, json_response
 from decisionllm.bidding.server.campaigns import RequestError
 from decisionllm.bidding.server.metrics import Metrics
 from decisionllm.bidding.server.service import Service
@@ -24,7 +24,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
 
     @routes.get("/healthz", tags=["server"])
     async def healthz() -> dict[str, str]:
-        """Whether the process is alive."""
+        """Return whether the process is alive."""
         return {"status": "ok"}
 
     @routes.get(
@@ -33,9 +33,10 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
         responses={503: {"model": schemas.Error, "description": "not yet"}},
     )
     async def readyz() -> dict[str, str]:
-        """Whether the model is loaded and has made a decision, and the journal can be written.
+        """Return whether the model is loaded and has made a decision, and the journal can be
+        written.
 
-        `degraded`: all but what is named is served, damaged rows or OpenRTB bids.
+        `degraded`: all is served except the named damaged rows or OpenRTB bids.
         """
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
@@ -79,7 +80,7 @@ def policy_routes(app: FastAPI, service: Service, metrics: Metrics) -> APIRouter
             raise RequestError(
                 422, "observations", "the policy has no finite action for these numbers"
             )
-        return json_text(to_json({"action": action.tolist(), "return_to_go": togo}))
+        return json_response(to_json({"action": action.tolist(), "return_to_go": togo}))
 
     return routes
 
@@ -105,24 +106,26 @@ def parse_history(policy: Policy, request: Json) -> History:
         message = "expected none: this policy was trained without task texts"
         raise RequestError(422, "text", message)
     arrays: dict[str, np.ndarray] = {
-        "observations": array(request, "observations", np.float32, t + 1, spec.observation_dim),
-        "actions": array(request, "actions", np.float32, t, spec.action_dim),
-        "rewards": array(request, "rewards", np.float64, t),
+        "observations": parse_array(
+            request, "observations", np.float32, t + 1, spec.observation_dim
+        ),
+        "actions": parse_array(request, "actions", np.float32, t, spec.action_dim),
+        "rewards": parse_array(request, "rewards", np.float64, t),
     }
     if masks is not None:
-        arrays["action_masks"] = array(request, "action_masks", bool, t + 1, spec.num_actions)
+        arrays["action_masks"] = parse_array(request, "action_masks", bool, t + 1, spec.num_actions)
         if not arrays["action_masks"].any(1).all():
             raise RequestError(422, "action_masks", "expected an allowed action in every step")
     return History(**arrays, target_return=request["target_return"], task=request["text"])
 
 
-def array(request: Json, name: str, dtype: type, *shape: int) -> np.ndarray:
+def parse_array(request: Json, name: str, dtype: type, *shape: int) -> np.ndarray:
     """The numbers of a field; a RequestError if they have another shape."""
-    found = np.zeros(())
+    numbers = np.zeros(())
     with suppress(ValueError):  # rows of different lengths
-        found = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
-    if found.shape != shape:
-        wanted = " x ".join(map(str, shape))
+        numbers = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
+    if numbers.shape != shape:
+        expected = " x ".join(map(str, shape))
         count = len(request["observations"])
-        raise RequestError(422, name, f"expected {wanted} numbers for {count} observations")
-    return found
+        raise RequestError(422, name, f"expected {expected} numbers for {count} observations")
+    return numbers

@@ -2,7 +2,8 @@
 cannot occupy the server.
 
 uvicorn bounds the bytes of a request head for h11 alone, and never bounds pipelined requests or
-answers that nobody reads.
+answers that nobody reads. The server is the owner of these limits, so that it is safe without a
+proxy; nginx of deploy/ adds TLS and limits for each address.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ except ImportError:  # Windows has no limit on descriptors to raise
 
 MAX_CONNECTIONS = 4096
 NO_UPGRADE = "expected HTTP/1.1 without Upgrade; in Java: HttpClient.Builder.version(HTTP_1_1)"
-JOINED = 65_536  # most bytes that wait for the end of a turn of the event loop
+MAX_JOINED = 65_536  # most bytes that wait for the end of a turn of the event loop
 TICKS_PER_SECOND = 10  # uvicorn calls `Server.on_tick` so often
 
 
@@ -91,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request is complete and its answer is not."""
+        """Return whether a request is complete and its answer is not."""
         if self.pipeline:
             return True
         cycle = self.cycle
@@ -144,7 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise BufferError("too many requests wait for an answer")
         super().on_message_begin()
         self.in_head = True
-        self.scope["state"]["arrived"] = time.monotonic() - waited(self.socket)
+        self.scope["state"]["arrived"] = time.monotonic() - seconds_since_data(self.socket)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # a trailer of a chunked body is no header
@@ -171,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class JoinedWrites:
-    """A transport that joins what is written in one turn of the event loop.
+    """A transport that joins all writes of one turn of the event loop.
 
     uvicorn writes the head and the body of an answer apart; each write is a call of the system, a
     packet and a client that wakes up.
@@ -191,7 +192,7 @@ class JoinedWrites:
             self.loop.call_soon(self._flush)
         self.parts.append(data)
         self.size += len(data)
-        if self.size > JOINED:  # so that the transport says when its client reads too slowly
+        if self.size > MAX_JOINED:  # so that the transport says when its client reads too slowly
             self._flush()
 
     def _flush(self) -> None:
@@ -211,7 +212,7 @@ class JoinedWrites:
         self.transport.close()
 
 
-def waited(connection: socket.socket) -> float:
+def seconds_since_data(connection: socket.socket) -> float:
     """Seconds since the last data of a TCP connection came, by the system's count; 0.0 where the
     system has none.
     """
@@ -274,7 +275,7 @@ def server(
     """
     limits: Json = {}
     if resource is not None:
-        limits["max_connections"] = min(protocol.max_connections, _descriptors() // 2)
+        limits["max_connections"] = min(protocol.max_connections, _raise_descriptor_limit() // 2)
     bounded = type(protocol.__name__, (protocol,), limits)
     defaults: Json = {
         "log_level": "warning",
@@ -287,17 +288,17 @@ def server(
     return BoundedServer(config, beat)
 
 
-def _descriptors() -> int:
+def _raise_descriptor_limit() -> int:
     """Raise the number of descriptors that this process may open, if the system allows it, and
     return that number.
     """
-    wanted = 4 * MAX_CONNECTIONS
+    target = 4 * MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    most = wanted
+        return target
+    most = target
     if hard != resource.RLIM_INFINITY:
-        most = min(hard, wanted)
+        most = min(hard, target)
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most

@@ -6,18 +6,18 @@ from contextlib import asynccontextmanager, suppress
 
 
 @asynccontextmanager
-async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def repeat_work(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
     """Wait so many seconds and do the work, again and again until the end of the block."""
-    task = asyncio.create_task(_again_and_again(seconds, work))
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await work()
+
+    task = asyncio.create_task(repeat())
     try:
         yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def _again_and_again(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        await work()

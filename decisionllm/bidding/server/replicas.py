@@ -23,10 +23,10 @@ from typing import Any
 logger = logging.getLogger("decisionllm.bidding.server")
 # seconds before a new start: the first, the second (then twice), the most
 PAUSES = (0.0, 1.0, 60.0)
-STABLE = 60.0  # seconds; a replica that lived so long begins with the first pause again
-HUNG = 30.0  # seconds without a beat after which a replica counts as hung
-STOPPING = 20.0  # seconds for a replica to answer its last requests and stop
-LOOK = 0.5  # seconds between two looks at the beats
+STABLE_SECONDS = 60.0  # seconds; a replica that lived so long begins with the first pause again
+HUNG_SECONDS = 30.0  # seconds without a beat after which a replica counts as hung
+STOP_SECONDS = 20.0  # seconds for a replica to answer its last requests and stop
+CHECK_EVERY = 0.5  # seconds between two looks at the beats
 Beat = Callable[[], None]
 
 
@@ -45,7 +45,7 @@ class Replica:
     ever_beat: bool = False
 
 
-def run(serve: Callable[..., None], *arguments: object, replicas: int) -> None:
+def run_replicas(serve: Callable[..., None], *arguments: object, replicas: int) -> None:
     """Call serve(*arguments, number, beat) in so many processes, until interrupted. Each calls
     beat() from its event loop, all the time.
 
@@ -59,53 +59,55 @@ def run(serve: Callable[..., None], *arguments: object, replicas: int) -> None:
         while True:
             now = time.monotonic()
             for replica in all_replicas:
-                look_after(replica, now)
+                check_replica(replica, now)
                 if replica.process is None and now >= replica.due:
-                    start(replica, context, serve, *arguments)
-            connection.wait([process.sentinel for process in running(all_replicas)], LOOK)
+                    start_replica(replica, context, serve, *arguments)
+            connection.wait(
+                [process.sentinel for process in running_processes(all_replicas)], CHECK_EVERY
+            )
     except KeyboardInterrupt:
         pass
     finally:
         signal.signal(signal.SIGTERM, before)
-        left = running(all_replicas)
+        left = running_processes(all_replicas)
         for process in left:
             process.terminate()
         for process in left:
-            process.join(STOPPING)
+            process.join(STOP_SECONDS)
             if process.is_alive():
-                logger.error("a replica did not stop within %.0f s: killed", STOPPING)
+                logger.error("a replica did not stop within %.0f s: killed", STOP_SECONDS)
                 process.kill()
                 process.join()
 
 
-def running(replicas: Sequence[Replica]) -> list[SpawnProcess]:
-    """Their processes, without those that wait for a new start."""
+def running_processes(replicas: Sequence[Replica]) -> list[SpawnProcess]:
+    """Return the processes of replicas, leaving out replicas that wait for a new start."""
     return [replica.process for replica in replicas if replica.process is not None]
 
 
-def start(
+def start_replica(
     replica: Replica, context: SpawnContext, serve: Callable[..., None], *arguments: object
 ) -> None:
     """Start the process of a replica."""
     replica.beat.value = 0.0
-    given = (serve, *arguments, replica.number, replica.beat)
-    replica.process = context.Process(target=until_orphaned, args=given)
+    process_arguments = (serve, *arguments, replica.number, replica.beat)
+    replica.process = context.Process(target=serve_until_orphaned, args=process_arguments)
     replica.process.start()
     replica.started = time.monotonic()
 
 
-def look_after(replica: Replica, now: float) -> None:
+def check_replica(replica: Replica, now: float) -> None:
     """Kill the process of a replica if it hangs, and plan a new start if it is dead.
 
     Raises:
-        OSError: see `run`.
+        OSError: see `run_replicas`.
     """
     process = replica.process
     if process is None:
         return
     last = replica.beat.value
     replica.ever_beat = replica.ever_beat or last > 0
-    if last and now - last > HUNG and process.is_alive():
+    if last and now - last > HUNG_SECONDS and process.is_alive():
         logger.error("replica %d hangs since %.0f s: killed", replica.number, now - last)
         process.kill()  # a process that hangs may ignore SIGTERM
         process.join()
@@ -115,7 +117,7 @@ def look_after(replica: Replica, now: float) -> None:
         raise OSError(
             f"replicas: one ended with exit code {process.exitcode} as it started; see its message above"
         )
-    replica.deaths = 1 if now - replica.started > STABLE else replica.deaths + 1
+    replica.deaths = 1 if now - replica.started > STABLE_SECONDS else replica.deaths + 1
     first, second, most = PAUSES
     pause = first
     if replica.deaths > 1:
@@ -126,13 +128,13 @@ def look_after(replica: Replica, now: float) -> None:
     logger.error(message, replica.number, process.exitcode, pause)
 
 
-def until_orphaned(serve: Callable[..., None], *arguments: Any) -> None:
+def serve_until_orphaned(serve: Callable[..., None], *arguments: Any) -> None:
     """Serve, and stop when the process that started this one is gone.
 
     Args:
         arguments: of `serve`; the last one is the shared time of the last beat.
     """
-    *given, last = arguments
+    *serve_arguments, last = arguments
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -145,7 +147,7 @@ def until_orphaned(serve: Callable[..., None], *arguments: Any) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        serve(*given, beat)
+        serve(*serve_arguments, beat)
     except (ValueError, OSError) as error:
         print(f"decisionllm: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -20,23 +20,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from decisionllm.bidding.journal import (
+from decisionllm.bidding.sqlite_files import (
     check_same_file,
-    identity,
+    file_identity,
     is_busy,
-    open_beside,
+    open_sidecar,
     transaction,
 )
 from decisionllm.files import explained
 
 logger = logging.getLogger("decisionllm.bidding.server")
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-EXPIRED = 10  # expired bids that a call books at least, if there are so many
-MOST = 2**63 - 1  # nano-currency, the largest integer of SQLite
+EXPIRE_BATCH = 10  # expired bids that a call books at least, if there are so many
+MAX_NANO = 2**63 - 1  # nano-currency, the largest integer of SQLite
 OPENING_WAIT = 10.0  # seconds for the lock while the file is opened
 # seconds after its expiry, for which a bid is kept: until then a win after a loss counts
-KEPT = 3600.0
-FORGOTTEN = 2  # older bids that are forgotten for each that is settled, if there are so many
+KEEP_SECONDS = 3600.0
+FORGET_BATCH = 2  # older bids that are forgotten for each that is settled, if there are so many
 ROUNDING = 10**12  # a sum of spend that a feeder reports is right up to one part of so many
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS bids (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price INTEGER NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
@@ -56,13 +56,13 @@ CREATE TABLE IF NOT EXISTS totals (
     won INTEGER NOT NULL DEFAULT 0  -- paid for all wins so far whose price is known
 ) WITHOUT ROWID;
 """
-# what was spent before the tick of a step is in the result of that tick
+# the result of a tick holds all spend before that tick
 SPENT = "CASE WHEN step < :step THEN 0 ELSE spent END"
 RESERVE = f"""
 INSERT INTO totals (campaign, open, spent, step) VALUES (:campaign, :total, 0, :step)
 ON CONFLICT (campaign) DO UPDATE
 SET open = open + :total, spent = {SPENT}, step = :step
--- what was spent before a later tick is no longer here: the budget of an earlier one is not known
+-- spend before a later tick is no longer here: the budget of an earlier tick is not known
 WHERE step <= :step AND open + MAX({SPENT}, won - :reported) + :total <= :most
 """
 SETTLE = f"""
@@ -115,8 +115,8 @@ class TurnTransaction:
         if error is not None:
             self._roll_back(error)
 
-    async def written(self) -> None:
-        """Wait until what this turn wrote is in the file.
+    async def wait_written(self) -> None:
+        """Wait until the writes of this turn are in the file.
 
         Raises:
             sqlite3.Error: nothing of it is.
@@ -135,7 +135,7 @@ class TurnTransaction:
         except sqlite3.Error as error:
             self._roll_back(error)
             return
-        for end in self._ends():
+        for end in self._finish_turn():
             end.set_result(None)
 
     def _take_lock(self) -> None:
@@ -159,10 +159,10 @@ class TurnTransaction:
     def _roll_back(self, error: BaseException) -> None:
         with suppress(sqlite3.Error):  # SQLite ends it by itself if the disk is full
             self.file.execute("ROLLBACK")
-        for end in self._ends():
+        for end in self._finish_turn():
             end.set_exception(error)
 
-    def _ends(self) -> list[asyncio.Future[None]]:
+    def _finish_turn(self) -> list[asyncio.Future[None]]:
         """End the turn. Returns those who wait, without requests that were cancelled."""
         waiting = [end for end in self.waiting if not end.done()]
         self.begun = False
@@ -175,7 +175,7 @@ class Reservations:
     exact.
 
     Its methods are called from one event loop. What they return holds at once for all calls after
-    them, and for other processes and a restart once `written` has returned.
+    them, and for other processes and a restart once `wait_written` has returned.
 
     Args:
         path: of the file, created if there is none; `:memory:` is shared with nobody.
@@ -199,14 +199,14 @@ class Reservations:
         self.last_step = last_step
         self.fault: sqlite3.Error | None = None
         self.file = open_file(path)
-        self.identity = identity(path)
+        self.identity = file_identity(path)
         self.turn = TurnTransaction(self.file, self.check_file)
         # counting all bids, for /metrics, delays no bid
         self.counting = self.file
         if str(path) != ":memory:":
             self.counting = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
-    def committed(
+    def committed_amount(
         self, campaign: str, step: int, *, reported: float = math.inf, bids: int = 1
     ) -> float:
         """Currency that bids may cost or have cost, beyond what the results up to a tick report.
@@ -219,9 +219,9 @@ class Reservations:
             bids: most that are reserved next. Up to twice as many that have expired are booked:
                 faster than others come, and not all at once, since others wait meanwhile.
         """
-        self._book_expired(max(EXPIRED, 2 * bids))
+        self._book_expired(max(EXPIRE_BATCH, 2 * bids))
         query = "SELECT open, spent, step, won FROM totals WHERE campaign = ?"
-        with self._errors():
+        with self._translate_errors():
             row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
             return 0.0
@@ -247,19 +247,19 @@ class Reservations:
             step: index of its last tick.
             left: currency that its budget had left at that tick.
             prices: currency.
-            reported: see `committed`.
+            reported: see `committed_amount`.
 
         Returns:
             Ids of the bids, which cannot be guessed; None: another process reserved the budget
-            since `committed`, or knows of a later tick.
+            since `committed_amount`, or knows of a later tick.
         """
         now = time.time()
-        rows = [(new_id(now), campaign, nano(price), now + self.expiry) for price in prices]
+        rows = [(new_id(now), campaign, to_nano(price), now + self.expiry) for price in prices]
         total = sum(price for _, _, price, _ in rows)
-        most = min(nano(left), MOST)
+        most = min(to_nano(left), MAX_NANO)
         if total > most:
             return None
-        with self._errors(), self.turn:
+        with self._translate_errors(), self.turn:
             reserved = {"campaign": campaign, "step": step, "total": total, "most": most}
             reserved["reported"] = explained_wins(reported)
             if not self.file.execute(RESERVE, reserved).rowcount:
@@ -273,42 +273,42 @@ class Reservations:
 
         Returns whether it was open, or costs more than was booked before.
         """
-        with self._errors():
+        with self._translate_errors():
             row = self.file.execute(FIND, {"id": id, "is_win": paid > 0}).fetchone()
         if row is None:
             return False
         (campaign,) = row
         step = self.last_step(campaign)
-        with self._errors(), self.turn:
+        with self._translate_errors(), self.turn:
             return self._settle_open(id, step, paid) or self._settle_again(id, step, paid)
 
-    async def written(self) -> None:
-        """Wait until what was reserved and settled in this turn of the event loop is in the file.
+    async def wait_written(self) -> None:
+        """Wait until all reservations and results of this turn of the event loop are in the file.
 
         Raises:
             ReservationsError: nothing of it is.
         """
         if not self.turn.begun:
             return
-        with self._errors():
-            await self.turn.written()
+        with self._translate_errors():
+            await self.turn.wait_written()
         if isinstance(self.fault, sqlite3.OperationalError):
             self.fault = None
 
     def _book_expired(self, most: int) -> None:
         """Count bids that have expired as won at their price, at most so many."""
         query = "SELECT id, campaign FROM bids WHERE expires <= ? LIMIT ?"
-        with self._errors():
+        with self._translate_errors():
             expired = self.file.execute(query, (time.time(), most)).fetchall()
         if not expired:
             return
         steps = {campaign: self.last_step(campaign) for _, campaign in expired}
-        with self._errors(), self.turn:
+        with self._translate_errors(), self.turn:
             for id, campaign in expired:
                 self._settle_open(id, steps[campaign], math.inf)
 
     def _settle_open(self, id: str, step: int, paid: float) -> bool:
-        """Free the price of a bid and add what it cost to what was spent since the last tick.
+        """Free the price of a bid and add its cost to the spend since the last tick.
 
         Args:
             id: of the bid.
@@ -323,14 +323,14 @@ class Reservations:
         if row is None:
             return False
         campaign, price = row
-        cost, won = cost_of(price, paid)
+        cost, won = bid_cost(price, paid)
         settled = {"campaign": campaign, "price": price, "cost": cost, "won": won, "step": step}
         self.file.execute(SETTLE, settled)
         self.file.execute(
             "INSERT INTO settled VALUES (?, ?, ?, ?, ?)", (id, campaign, price, cost, won)
         )
-        oldest = time_prefix(time.time() - self.expiry - KEPT)
-        self.file.execute(FORGET, (oldest, FORGOTTEN))
+        oldest = time_prefix(time.time() - self.expiry - KEEP_SECONDS)
+        self.file.execute(FORGET, (oldest, FORGET_BATCH))
         return True
 
     def _settle_again(self, id: str, step: int, paid: float) -> bool:
@@ -344,7 +344,7 @@ class Reservations:
         if row is None:
             return False
         campaign, price, booked_cost, booked_won = row
-        cost, won = cost_of(price, paid)
+        cost, won = bid_cost(price, paid)
         more_cost: int = max(cost - booked_cost, 0)
         more_won: int = max(won - booked_won, 0)
         more = {"campaign": campaign, "price": 0, "cost": more_cost, "won": more_won, "step": step}
@@ -356,7 +356,7 @@ class Reservations:
         return more_cost > 0
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Raise ReservationsError for an error of the file in the block.
 
         It is logged once, until another one comes.
@@ -377,7 +377,7 @@ class Reservations:
 
     def check(self) -> str:
         """The fault of the file; "": none is known. Notices a file that was removed or replaced."""
-        with suppress(ReservationsError), self._errors():
+        with suppress(ReservationsError), self._translate_errors():
             self.check_file()
         return str(self.fault or "")
 
@@ -397,22 +397,15 @@ class Reservations:
 
 def open_file(path: str | Path) -> sqlite3.Connection:
     """The file of reservations. Raises a ValueError if it cannot be written or is none of ours."""
-    remedy = "remove the file if it is damaged: what open bids may cost is then forgotten"
-    with explained(f"bids: expected a file of ours, got {path}", sqlite3.Error, remedy=remedy):
-        file = open_beside(path, SCHEMA, wait=OPENING_WAIT)
-        _add_wins(file)
+    with explained(
+        f"bids: expected a file of ours, got {path}",
+        sqlite3.Error,
+        remedy="remove the file if it is damaged: what open bids may cost is then forgotten",
+    ):
+        file = open_sidecar(path, SCHEMA, wait=OPENING_WAIT)
+        file.execute("SELECT won FROM totals LIMIT 0")  # an older file has no such column
         file.execute(f"PRAGMA busy_timeout={int(1000 * WAIT)}")
         return file
-
-
-def _add_wins(file: sqlite3.Connection) -> None:
-    """Add the sum of wins to the totals of a file that was made without it."""
-    has_wins = "SELECT 1 FROM pragma_table_info('totals') WHERE name = 'won'"
-    if file.execute(has_wins).fetchone():
-        return
-    with transaction(file):
-        if not file.execute(has_wins).fetchone():  # another process may have added it
-            file.execute("ALTER TABLE totals ADD COLUMN won INTEGER NOT NULL DEFAULT 0")
 
 
 def rewind(path: str | Path, last_step: Callable[[str], int]) -> None:
@@ -444,18 +437,18 @@ def new_id(now: float) -> str:
 
 
 def time_prefix(now: float) -> str:
-    """What the ids of a time, seconds since 1970, begin with."""
+    """Return the prefix of the ids of a time, seconds since 1970."""
     return f"{max(int(1000 * now), 0):011x}"
 
 
-def cost_of(price: int, paid: float) -> tuple[int, int]:
+def bid_cost(price: int, paid: float) -> tuple[int, int]:
     """Nano-currency that a bid at a price costs, and how much of it is known to have been paid.
 
     Args:
         price: nano-currency.
         paid: see `Reservations.settle`.
     """
-    cost = min(nano(paid), price)
+    cost = min(to_nano(paid), price)
     # rounded down: a sum of wins does not exceed what a result reports of them
     won = min(math.floor(paid * 1e9), price) if paid < math.inf else 0
     return cost, won
@@ -463,10 +456,10 @@ def cost_of(price: int, paid: float) -> tuple[int, int]:
 
 def explained_wins(reported: float) -> int:
     """Nano-currency of wins that results explain. reported: currency that they have spent."""
-    spent = round(min(reported * 1e9, MOST))
-    return min(spent + spent // ROUNDING, MOST)
+    spent = round(min(reported * 1e9, MAX_NANO))
+    return min(spent + spent // ROUNDING, MAX_NANO)
 
 
-def nano(currency: float) -> int:
+def to_nano(currency: float) -> int:
     """Currency as a whole number of billionths, rounded up; MOST + 1 stands for all above MOST."""
-    return math.ceil(min(currency * 1e9, MOST + 1))
+    return math.ceil(min(currency * 1e9, MAX_NANO + 1))

@@ -15,7 +15,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import Self
 
-from decisionllm.bidding.journal import DamagedRowError, Entry, Journal, JournalBusyError
+from decisionllm.bidding.journal import DamagedRowError, Journal, JournalBusyError
+from decisionllm.bidding.journal_rows import Entry
 from decisionllm.bidding.server import logs
 from decisionllm.bidding.server.batcher import Batcher, QueueFullError
 from decisionllm.bidding.server.campaigns import (
@@ -65,8 +66,8 @@ class Service:
         deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a
             late history by a 503, and so is a tick that the journal does not take in time.
         on_batch: called with the size of each batch of decisions.
-        log: json, text or none, see `logs.written`; while the service runs.
-        log_sample: see `logs.written`, as the next one.
+        log: json, text or none, see `logs.write_logs`; while the service runs.
+        log_sample: see `logs.write_logs`, as the next one.
         log_slow: seconds.
         shadow: decides on answered ticks without answering.
         begin: see `CampaignManager.load_open`.
@@ -92,7 +93,7 @@ class Service:
         self.models = models
         self.deadline = deadline
         self.shadow = shadow
-        self.written_logs = partial(logs.written, log, sample=log_sample, slow=log_slow)
+        self.written_logs = partial(logs.write_logs, log, sample=log_sample, slow=log_slow)
         self.begin = begin
         self.traces = traces or NO_TRACE
         self.counts: Counter[str] = Counter()
@@ -142,11 +143,11 @@ class Service:
     async def _read_journal(self) -> None:
         """Check the file of the journal, and replay the open campaigns of all models."""
         try:
-            await asyncio.to_thread(self.journal.verify)
+            await asyncio.to_thread(self.journal.check_pages)
             for manager in self.models.managers:
                 await asyncio.to_thread(manager.load_open, self.begin)
         except sqlite3.Error as error:
-            self.failed(error)
+            self.report_failure(error)
 
     async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to
@@ -163,11 +164,11 @@ class Service:
     async def open(self, settings: Json, key: str | None = None) -> Json:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         id = new_id()
-        model = self.models.assigned(id)
-        known = await model.campaigns.open_async(settings, key, self._written_now, id=id)
-        logs.note_campaign(known["id"])
-        logs.note_model(known["model"])
-        return known
+        model = self.models.assign(id)
+        record = await model.campaigns.open_async(settings, key, self._write_now, id=id)
+        logs.note_campaign(record["id"])
+        logs.note_model(record["model"])
+        return record
 
     async def tick(self, id: str, request: Json, due: float | None = None) -> str:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and
@@ -175,9 +176,9 @@ class Service:
         logs.note_campaign(id)
         tick = self.in_flight.get(id)
         if tick is None:
-            task = asyncio.create_task(self._ticked(id, request, due or self.due()))
+            task = asyncio.create_task(self._answer_tick(id, request, due or self.due()))
             tick = self.in_flight[id] = InFlightTick(request, task)
-            task.add_done_callback(lambda task: self._answered(id, request, task))
+            task.add_done_callback(lambda task: self._finish_tick(id, request, task))
         elif tick.request != request:
             step = tick.request["index"]
             raise RequestError(409, "index", f"step {step} is being answered", expected=step)
@@ -185,11 +186,11 @@ class Service:
         logs.note_model(json.loads(answer)["model"])
         return answer
 
-    async def _ticked(self, id: str, request: Json, due: float) -> str:
+    async def _answer_tick(self, id: str, request: Json, due: float) -> str:
         with self.traces.tick(id, request["index"]) as trace:
-            write = partial(self._written, due, trace=trace)
+            write = partial(self._write_entries, due, trace=trace)
             while True:
-                model = await self._model_of(id)
+                model = await self._find_model(id)
                 manager = model.campaigns
                 await self._catch_up(manager, id, request["index"])
                 decide = partial(self._decided, due, model.decide, trace=trace)
@@ -199,38 +200,40 @@ class Service:
                     # moved to another model of this server while the tick was decided
                     manager.campaigns.pop(id, None)
                     if error.model not in self.models.loaded:
-                        raise await self._not_here(error) from error
+                        raise await self._missing_model_error(error) from error
 
-    async def _not_here(self, error: OtherModelError) -> RequestError:
+    async def _missing_model_error(self, error: OtherModelError) -> RequestError:
         """The answer to a tick of a model that is not loaded."""
         if await asyncio.to_thread(self.models.is_coming, error.model):
             return RequestError(503, "model", f"model {error.model} is being loaded; try again")
         return error
 
-    async def _model_of(self, id: str) -> Model:
+    async def _find_model(self, id: str) -> Model:
         """The model that answers a campaign."""
         if len(self.models.loaded) == 1:
             return self.models.current
-        known = self.models.in_memory(id)
-        if known is not None:
-            return known
-        return await asyncio.to_thread(self.models.answering, id)
+        model = self.models.find_in_memory(id)
+        if model is not None:
+            return model
+        return await asyncio.to_thread(self.models.find_answering, id)
 
     async def _catch_up(self, manager: CampaignManager, id: str, index: int) -> None:
         """Replay a campaign that is not as far as the journal, in a thread: in the event loop it
         would delay all requests.
         """
         if manager.is_behind(id, index):
-            known = manager.campaigns.get(id)
-            manager.remember_open(await asyncio.to_thread(manager.replayed, id, known))
+            campaign = manager.campaigns.get(id)
+            manager.remember_open(
+                await asyncio.to_thread(manager.replay_from_journal, id, campaign)
+            )
 
-    def _answered(self, id: str, request: Json, task: asyncio.Task[str]) -> None:
+    def _finish_tick(self, id: str, request: Json, task: asyncio.Task[str]) -> None:
         del self.in_flight[id]
         if not (task.cancelled() or task.exception()) and self.shadow is not None:
             self.shadow.offer(id, request, task.result())
 
     def busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Return whether a request waits for its answer."""
         return bool(self.in_flight) or self.model.age > 0
 
     async def close(self, id: str) -> None:
@@ -238,7 +241,7 @@ class Service:
         if tick is not None:
             await asyncio.wait([tick.task])
         manager = self.models.current.campaigns
-        await manager.close_async(id, self._written_now)
+        await manager.close_async(id, self._write_now)
         self.models.forget(id)
 
     async def change(self, choice: Choice, before: Choice | None, *, move: bool) -> int:
@@ -246,7 +249,7 @@ class Service:
 
         Args:
             before: the choice that a rollback goes back to.
-            move: open campaigns of models that are not chosen go on with those that are.
+            move: open campaigns of models that are not chosen go on with the chosen models.
 
         Returns:
             The number of campaigns that were moved.
@@ -254,9 +257,9 @@ class Service:
         self.models.choose(choice, before)
         count = 0
         if move:
-            count = await self.models.move_to_choice(self._written_now)
-        found = await asyncio.to_thread(self.journal.open_models)
-        self.models.prune([name for name, _, _ in found])
+            count = await self.models.move_to_choice(self._write_now)
+        open_models = await asyncio.to_thread(self.journal.open_models)
+        self.models.prune([name for name, _, _ in open_models])
         return count
 
     def due(self, deadline_ms: int | None = None) -> float:
@@ -280,17 +283,19 @@ class Service:
             decision: Decision = await self.model((decide, request), timing, due=due)
             return decision
         except QueueFullError:
-            raise self._queue_full() from None
+            raise self._queue_full_error() from None
         except Exception as error:  # whatever a model can raise, and TimeoutError
             return error
         finally:
-            trace.decided(timing)
+            trace.on_decided(timing)
 
-    async def _written_now(self, entries: list[Entry]) -> bool:
-        """`_written` within the deadline of a request that comes now."""
-        return await self._written(self.due(), entries)
+    async def _write_now(self, entries: list[Entry]) -> bool:
+        """Write entries within the deadline of a request that comes now."""
+        return await self._write_entries(self.due(), entries)
 
-    async def _written(self, due: float, entries: list[Entry], trace: TickTrace = NO_TRACE) -> bool:
+    async def _write_entries(
+        self, due: float, entries: list[Entry], trace: TickTrace = NO_TRACE
+    ) -> bool:
         """Write entries to the disk before the loop's time `due`. Returns whether the first of them
         was new.
         """
@@ -304,16 +309,18 @@ class Service:
                 self.fault = None
             return new
         except QueueFullError:
-            raise self._queue_full() from None
+            raise self._queue_full_error() from None
         except TimeoutError as error:
             # it may be written yet; a repeated request then has its answer
-            raise self.failed(JournalBusyError("a write takes longer than the deadline")) from error
+            raise self.report_failure(
+                JournalBusyError("a write takes longer than the deadline")
+            ) from error
         except Exception as error:  # a full disk, a file that was removed
-            raise self.failed(error) from error
+            raise self.report_failure(error) from error
         finally:
-            trace.written(began)
+            trace.on_written(began)
 
-    def failed(self, error: Exception) -> RequestError:
+    def report_failure(self, error: Exception) -> RequestError:
         """Log and count that the journal could not be read or written.
 
         Returns the error of the request.
@@ -335,23 +342,24 @@ class Service:
         try:
             await asyncio.to_thread(self.journal.check_file)
         except sqlite3.Error as error:
-            raise self.failed(error) from error
+            raise self.report_failure(error) from error
         # which may pass; a damaged file needs a person
         if isinstance(self.fault, sqlite3.OperationalError):
             try:
                 await asyncio.to_thread(self.journal.check_room)
                 self.fault = None
             except sqlite3.Error as error:
-                raise self.failed(error) from error
+                raise self.report_failure(error) from error
         if self.fault:
             raise RequestError(503, "journal", "it cannot be read or written; see the server log")
 
-    def _queue_full(self) -> RequestError:
+    def _queue_full_error(self) -> RequestError:
         self.counts["busy"] += 1
         return RequestError(503, "queue", "too many requests are waiting; try again")
 
     def _write(self, requests: list[WriteRequest]) -> list[bool | Exception]:
-        """Write the entries of several requests in one transaction, without those that gave up.
+        """Write the entries of several requests in one transaction, leaving out requests that gave
+        up.
 
         Returns of each whether its first entry was new, or why it was not written.
         """

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.journal import open_beside, transaction
-from decisionllm.bidding.win_curve import WinCounts, WinCurve, buckets, fit
+from decisionllm.bidding.sqlite_files import open_sidecar, transaction
+from decisionllm.bidding.win_curve import WinCounts, WinCurve, bucket_numbers, fit
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
-EXPIRED = 100  # most expired bids that one call counts
+EXPIRE_BATCH = 100  # most expired bids that one call counts
 REFRESH = 1.0  # seconds between two fits of a campaign
-MEMORY = 10_000.0  # auctions of a campaign; beyond it all of its counts are halved
-KEPT = 10_000  # campaigns whose curve is in memory
+MAX_AUCTIONS = 10_000.0  # auctions of a campaign; beyond it all of its counts are halved
+MAX_CURVES = 10_000  # campaigns whose curve is in memory
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sent (id TEXT PRIMARY KEY, campaign TEXT NOT NULL, price REAL NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sent_expiry ON sent (expires);
@@ -45,7 +45,7 @@ logger = logging.getLogger("decisionllm.bidding.server")
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedCurve:
     """The curve of a campaign, None where too little is known, and when it was made."""
 
     curve: WinCurve | None
@@ -70,18 +70,18 @@ class BidShading:
         self.path = path
         self.expiry = expiry
         self.lock = threading.Lock()
-        self.fitted: dict[str, Fitted] = {}
+        self.fitted: dict[str, FittedCurve] = {}
         self.fault = ""  # the last that was logged
         try:
-            self.file = open_beside(path, SCHEMA, wait=WAIT)
+            self.file = open_sidecar(path, SCHEMA, wait=WAIT)
         except sqlite3.Error as error:
-            remedy = "remove the file, and it is learned again, or take shading=false"
             raise ValueError(
-                f"shading: {path}: expected a file of ours: {error}; {remedy}"
+                f"shading: {path}: expected a file of ours: {error}; remove the file, and it is"
+                " learned again, or take shading=false"
             ) from error
 
     def bid(self, campaign: str, worth: float, *, most: float, floor: float) -> float:
-        """What to bid for an impression.
+        """Return the shaded bid for an impression.
 
         Args:
             campaign: its id.
@@ -97,7 +97,7 @@ class BidShading:
             return most
         return min(curve.best_bid(worth, most=most, floor=floor), most)
 
-    def sent(self, campaign: str, ids: Sequence[str], prices: Sequence[float]) -> None:
+    def record_sent(self, campaign: str, ids: Sequence[str], prices: Sequence[float]) -> None:
         """Keep bids whose results are awaited. prices: currency."""
         expires = time.time() + self.expiry
         rows = [(id, campaign, price, expires) for id, price in zip(ids, prices, strict=True)]
@@ -120,8 +120,8 @@ class BidShading:
         try:
             with self.lock:
                 # anybody may send notices: those of unknown ids do not take the lock for writing
-                known = "SELECT 1 FROM sent WHERE id = ?"
-                if self.file.execute(known, (id,)).fetchone() is None:
+                query = "SELECT 1 FROM sent WHERE id = ?"
+                if self.file.execute(query, (id,)).fetchone() is None:
                     return
                 with transaction(self.file):
                     self._count(id, won, least)
@@ -131,15 +131,15 @@ class BidShading:
     def _count(self, id: str, won: bool, least: float | None) -> None:
         """Count the result of a bid, unless another process did. See `settle`."""
         query = "DELETE FROM sent WHERE id = ? RETURNING campaign, price"
-        found = self.file.execute(query, (id,)).fetchone()
-        if found is None:
+        row = self.file.execute(query, (id,)).fetchone()
+        if row is None:
             return
-        campaign, price = found
-        if least is not None and believed(price, won, least):
-            self.file.execute(COUNT["least"], (campaign, bucket(least)))
+        campaign, price = row
+        if least is not None and is_plausible(price, won, least):
+            self.file.execute(COUNT["least"], (campaign, bucket_number(least)))
         else:
             column = "won" if won else "lost"
-            self.file.execute(COUNT[column], (campaign, bucket(price)))
+            self.file.execute(COUNT[column], (campaign, bucket_number(price)))
 
     def _count_expired(self) -> None:
         """Count bids that have expired as lost."""
@@ -147,23 +147,23 @@ class BidShading:
             "DELETE FROM sent WHERE id IN (SELECT id FROM sent WHERE expires <= ? LIMIT ?)"
             " RETURNING campaign, price"
         )
-        for campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
-            self.file.execute(COUNT["lost"], (campaign, bucket(price)))
+        for campaign, price in self.file.execute(query, (time.time(), EXPIRE_BATCH)).fetchall():
+            self.file.execute(COUNT["lost"], (campaign, bucket_number(price)))
 
     def _curve(self, campaign: str) -> WinCurve | None:
         """The curve of a campaign, at most REFRESH seconds old."""
         now = time.monotonic()
-        known = self.fitted.get(campaign)
-        if known is not None and now - known.at < REFRESH:
-            return known.curve
+        cached = self.fitted.get(campaign)
+        if cached is not None and now - cached.at < REFRESH:
+            return cached.curve
         curve = None
         try:
             curve = fit(self._counts(campaign))
         except sqlite3.Error as error:
             self._failed(error)
-        if len(self.fitted) >= KEPT:
+        if len(self.fitted) >= MAX_CURVES:
             self.fitted.clear()
-        self.fitted[campaign] = Fitted(curve, now)
+        self.fitted[campaign] = FittedCurve(curve, now)
         return curve
 
     def _counts(self, campaign: str) -> WinCounts:
@@ -172,7 +172,7 @@ class BidShading:
             rows = self.file.execute(query, (campaign,)).fetchall()
         numbers, lost, won, least = np.array(rows, float).reshape(-1, 4).T
         counts = WinCounts(buckets=numbers.astype(int), lost=lost, won=won, least=least)
-        if counts.auctions > MEMORY:
+        if counts.auctions > MAX_AUCTIONS:
             halve = "UPDATE counts SET lost = lost / 2, won = won / 2, least = least / 2"
             with self.lock, transaction(self.file):
                 self.file.execute(f"{halve} WHERE campaign = ?", (campaign,))
@@ -189,12 +189,12 @@ class BidShading:
             self.file.close()
 
 
-def bucket(price: float) -> int:
-    return int(buckets(price))
+def bucket_number(price: float) -> int:
+    return int(bucket_numbers(price))
 
 
-def believed(price: float, won: bool, least: float) -> bool:
-    """Whether a least winning price can be: a bid at or above it wins. A tie may be lost."""
+def is_plausible(price: float, won: bool, least: float) -> bool:
+    """Return whether a least winning price can be: a bid at or above it wins. A tie may be lost."""
     if not 0 < least < np.inf:
         return False
     return least <= price * (1 + 1e-9) if won else least >= price * (1 - 1e-9)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.bidding.journal import Journal, open_beside
+from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.server.campaigns import CampaignManager, PendingTick
 from decisionllm.bidding.server.kv_cache import Decision, DecisionRequest
+from decisionllm.bidding.sqlite_files import open_sidecar
 from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json
@@ -39,9 +40,9 @@ class Shadow:
 
     Args:
         policy: deterministic, see `CampaignManager`.
-        observation: what this policy was trained to observe.
+        observation: the specification this policy was trained with.
         journal: of the server.
-        answering: what the answering policy observes.
+        answering: the specification of the answering policy.
         name: of this model.
         max_queue: most ticks that wait; further ones are dropped and counted.
         options: of CampaignManager.
@@ -76,12 +77,12 @@ class Shadow:
         self.arrived = threading.Event()
         self.stopped = threading.Event()
         self.lock = threading.Lock()
-        path = journal.beside("shadow")
+        path = journal.sidecar_path("shadow")
         with explained(
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
             sqlite3.Error,
         ):
-            self.file = open_beside(path, TABLE, wait=WAIT)
+            self.file = open_sidecar(path, TABLE, wait=WAIT)
 
     def offer(self, id: str, request: Json, answer: str) -> None:
         """A tick was answered: decide on it when there is time for it."""
@@ -154,10 +155,10 @@ class Shadow:
             self.counts["failed"] += 1
             return
         with self.lock:
-            kept = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
+            decision = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
             self.file.execute(
                 "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)",
-                (id, index, self.name, json.dumps(kept)),
+                (id, index, self.name, json.dumps(decision)),
             )
         self.manager.remember(pending.campaign.record_action(multiplier))
         self.counts["decided"] += 1

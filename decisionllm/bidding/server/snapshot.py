@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.bidding.campaign_history import SETTINGS, Campaign
-from decisionllm.bidding.journal import Journal, batches, open_beside, transaction
+from decisionllm.bidding.journal import Journal, split_batches
 from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.bidding.server.repeated import repeated
+from decisionllm.bidding.server.repeated import repeat_work
+from decisionllm.bidding.sqlite_files import open_sidecar, transaction
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")
-ROWS_AT_ONCE = 500  # of one transaction
+WRITE_BATCH = 500  # of one transaction
 WAIT = 10.0  # seconds for the lock that other processes hold
 TABLE = (
     "CREATE TABLE IF NOT EXISTS campaigns (id TEXT PRIMARY KEY, step INTEGER NOT NULL,"
@@ -51,7 +52,7 @@ class Snapshot:
         self.every = every
         self.written: dict[str, int] = {}  # step of each campaign as it lies in the file
         self.lock = threading.Lock()
-        self.file = _opened(journal.beside("snapshot"))
+        self.file = _open_file(journal.sidecar_path("snapshot"))
 
     def begin(self, records: Sequence[Json], spec: ObservationSpec) -> dict[str, Campaign]:
         """Campaigns as the file has them, by id, without those whose last tick the journal lacks.
@@ -60,10 +61,10 @@ class Snapshot:
             records: the campaigns in the journal.
             spec: what the model observes.
         """
-        spec_name = named(spec)
+        name = spec_name(spec)
         campaigns: dict[str, Campaign] = {}
-        for some in batches(records):
-            rows = self._read_rows([record["id"] for record in some], spec_name)
+        for some in split_batches(records):
+            rows = self._read_rows([record["id"] for record in some], name)
             ticks = self.journal.tick_sums({id: step - 1 for id, (step, _, _) in rows.items()})
             for record in some:
                 id = record["id"]
@@ -75,18 +76,18 @@ class Snapshot:
                 settings = {name: record[name] for name in SETTINGS}
                 fresh = Campaign.begin(settings, spec, id=id, model=record["model"])
                 with suppress(ValueError):  # a horizon that was changed by hand
-                    campaigns[id] = fresh.with_state(np.frombuffer(state))
+                    campaigns[id] = fresh.restore_state(np.frombuffer(state))
                     self.written[id] = step
         return campaigns
 
     def _read_rows(self, ids: Sequence[str], spec_name: str) -> dict[str, tuple[int, int, bytes]]:
-        """(step, checksum of the last tick, state) of campaigns, by id, as they were written for
-        this specification.
+        """Read (step, checksum of the last tick, state) of campaigns, by id, as they were written
+        for this specification.
         """
         marks = ", ".join("?" * len(ids))
         query = f"SELECT id, step, spec, tick, state, sum FROM campaigns WHERE id IN ({marks})"
         read: list[tuple[str, int, str, int, bytes, int]] = []
-        with self._tolerated():
+        with self._log_errors():
             read = self.file.execute(query, ids).fetchall()
         rows: dict[str, tuple[int, int, bytes]] = {}
         for id, step, written_spec, tick, state, sum in read:
@@ -99,7 +100,7 @@ class Snapshot:
         """Write every so many seconds until the end of the block, and at its end."""
         await asyncio.to_thread(self.clean)
         try:
-            async with repeated(self.every, self._write_in_thread):
+            async with repeat_work(self.every, self._write_in_thread):
                 yield
         finally:
             await self._write_in_thread()
@@ -109,18 +110,18 @@ class Snapshot:
         await asyncio.to_thread(self.write, self.in_memory())
 
     def write(self, campaigns: list[Campaign]) -> None:
-        """Write the campaigns that went on since they were written, and forget those that ended."""
+        """Write the campaigns that went on since the last write, and forget ended ones."""
         now = {campaign.id for campaign in campaigns}
         changed = [one for one in campaigns if one.step and self.written.get(one.id) != one.step]
         # the last write waits for one that a stop interrupted
-        with self.lock, self._tolerated():
-            for at in range(0, len(changed), ROWS_AT_ONCE):
-                self._write_rows(changed[at : at + ROWS_AT_ONCE])
+        with self.lock, self._log_errors():
+            for at in range(0, len(changed), WRITE_BATCH):
+                self._write_rows(changed[at : at + WRITE_BATCH])
             self._forget_ended([id for id in self.written if id not in now])
 
     def clean(self) -> None:
         """Forget campaigns that ended while they were in no memory."""
-        with self._tolerated():
+        with self._log_errors():
             ids = [id for (id,) in self.file.execute("SELECT id FROM campaigns").fetchall()]
             self._forget_ended(ids)
 
@@ -128,10 +129,9 @@ class Snapshot:
         rows = []
         ticks = self.journal.tick_sums({one.id: one.step - 1 for one in campaigns})
         for campaign in campaigns:
-            tick = ticks.get(campaign.id)
-            if tick is None:  # a tick of version 1 has no checksum
+            if campaign.id not in ticks:  # the journal was replaced by one that lacks the tick
                 continue
-            head = campaign.id, campaign.step, named(campaign.spec), tick
+            head = campaign.id, campaign.step, spec_name(campaign.spec), ticks[campaign.id]
             state = campaign.state().tobytes()
             rows.append((*head, state, checksum(*head, state)))
         with transaction(self.file):
@@ -142,7 +142,7 @@ class Snapshot:
 
     def _forget_ended(self, ids: list[str]) -> None:
         """Delete the rows of those campaigns that are no longer open."""
-        still_open = self.journal.open_among(ids)
+        still_open = self.journal.filter_open(ids)
         ended = [id for id in ids if id not in still_open]
         with transaction(self.file):
             self.file.executemany("DELETE FROM campaigns WHERE id = ?", [(id,) for id in ended])
@@ -150,28 +150,28 @@ class Snapshot:
             self.written.pop(id, None)
 
     @contextmanager
-    def _tolerated(self) -> Iterator[None]:
+    def _log_errors(self) -> Iterator[None]:
         """Log errors of the files in the block: a start then replays more, no answer depends on
         them.
         """
         try:
             yield
         except sqlite3.Error as error:
-            logger.error("snapshot %s: %s", self.journal.beside("snapshot"), error)
+            logger.error("snapshot %s: %s", self.journal.sidecar_path("snapshot"), error)
 
 
-def _opened(path: str) -> sqlite3.Connection:
+def _open_file(path: str) -> sqlite3.Connection:
     """A connection to the file, which is made anew if it is damaged."""
     try:
-        return open_beside(path, TABLE, wait=WAIT)
+        return open_sidecar(path, TABLE, wait=WAIT)
     except sqlite3.DatabaseError as error:
         logger.error("snapshot %s is made anew: %s", path, error)
         for suffix in ("", "-wal", "-shm"):
             Path(path + suffix).unlink(missing_ok=True)
-        return open_beside(path, TABLE, wait=WAIT)
+        return open_sidecar(path, TABLE, wait=WAIT)
 
 
-def named(spec: ObservationSpec) -> str:
+def spec_name(spec: ObservationSpec) -> str:
     return json.dumps(spec.info(), sort_keys=True)
 
 

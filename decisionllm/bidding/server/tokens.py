@@ -23,7 +23,7 @@ NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 RIGHTS = ("bid", "operate", "read")
 FIELDS = ("token", "sha256", "rights", "rate", "burst")
 SHORTEST, LONGEST = 16, 256  # bytes of a token in a file
-MOST = 100  # tokens of a file: a request is compared with each
+MAX_TOKENS = 100  # tokens of a file: a request is compared with each
 BURST_S = 2.0  # seconds of the rate that a burst holds, unless the file says more
 
 
@@ -52,37 +52,37 @@ class Tokens:
         if single:
             self.single = [(sha256(single.encode()).digest(), Caller())]
         self.longest = max(LONGEST, len((single or "").encode()))  # bytes
-        self.known = self.single  # replaced as a whole, so that a request sees one state
+        self.callers = self.single  # replaced as a whole, so that a request sees one state
 
-    def take(self, content: bytes) -> None:
+    def load(self, content: bytes) -> None:
         """Replace the tokens of the file by these. A caller of the same name, rate and burst keeps
-        what it has used of its limit.
+        its used part of the limit.
 
         Raises:
             ValueError: the content is no file of tokens; nothing is replaced.
         """
-        before = {caller.name: caller for _, caller in self.known}
-        read = parse(content)
+        before = {caller.name: caller for _, caller in self.callers}
+        read = parse_tokens(content)
         for _, caller in read:
             bucket = before.get(caller.name, caller).bucket
             if (bucket.rate, bucket.burst) == (caller.bucket.rate, caller.bucket.burst):
                 caller.bucket = bucket
-        self.known = self.single + read
+        self.callers = self.single + read
 
     def find(self, token: bytes) -> Caller | None:
         """The caller with this token. The time taken depends on no byte of a known token."""
         if len(token) > self.longest:
             return None  # without the cost of its digest
         digest = sha256(token).digest()
-        found = None
-        for known, caller in self.known:
-            if hmac.compare_digest(known, digest):
-                found = caller
-        return found
+        matching = None
+        for known_digest, caller in self.callers:
+            if hmac.compare_digest(known_digest, digest):
+                matching = caller
+        return matching
 
 
-def parse(content: bytes) -> list[tuple[bytes, Caller]]:
-    """(SHA-256 of the token, its caller) of each token of a file.
+def parse_tokens(content: bytes) -> list[tuple[bytes, Caller]]:
+    """Parse a file of tokens into pairs (SHA-256 of the token, its caller).
 
     Raises:
         ValueError: it is not TOML, or a field is wrong. The message holds no token.
@@ -91,16 +91,18 @@ def parse(content: bytes) -> list[tuple[bytes, Caller]]:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"tokens: expected TOML, got a file with a fault: {error}") from error
-    if not 1 <= len(tables) <= MOST:
-        raise ValueError(f"tokens: expected 1 to {MOST} tokens, got {len(tables)}")
-    found = [_entry(name, table) for name, table in tables.items()]
-    if len({digest for digest, _ in found}) < len(found):
+    if not 1 <= len(tables) <= MAX_TOKENS:
+        raise ValueError(f"tokens: expected 1 to {MAX_TOKENS} tokens, got {len(tables)}")
+    entries = [_parse_entry(name, table) for name, table in tables.items()]
+    if len({digest for digest, _ in entries}) < len(entries):
         raise ValueError("tokens: expected different tokens, got one of them twice")
-    return found
+    return entries
 
 
 def holds_plain_tokens(content: bytes) -> bool:
-    """Whether a file of tokens holds one itself, not digests alone; False if it is no such file."""
+    """Return whether a file of tokens holds one itself, not digests alone; False if it is no such
+    file.
+    """
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -108,7 +110,7 @@ def holds_plain_tokens(content: bytes) -> bool:
     return any(isinstance(table, Mapping) and "token" in table for table in tables.values())
 
 
-def _entry(name: str, table: object) -> tuple[bytes, Caller]:
+def _parse_entry(name: str, table: object) -> tuple[bytes, Caller]:
     if not NAME.fullmatch(name):
         raise ValueError(f"tokens: expected names of letters, digits, _ . and -, got {name!r}")
     if not isinstance(table, Mapping):
@@ -120,13 +122,13 @@ def _entry(name: str, table: object) -> tuple[bytes, Caller]:
     named = isinstance(rights, list) and all(right in RIGHTS for right in rights)
     if not rights or not named:
         raise ValueError(f"tokens: {name}: rights: expected some of {', '.join(RIGHTS)}")
-    rate = _number(name, "rate", table.get("rate", math.inf))
-    burst = _number(name, "burst", table.get("burst", max(BURST_S * rate, 1.0)), least=1.0)
+    rate = _parse_number(name, "rate", table.get("rate", math.inf))
+    burst = _parse_number(name, "burst", table.get("burst", max(BURST_S * rate, 1.0)), least=1.0)
     caller = Caller(name, frozenset(rights), TokenBucket(rate, burst))
-    return _digest(name, table), caller
+    return _parse_digest(name, table), caller
 
 
-def _digest(name: str, table: Mapping[str, Any]) -> bytes:
+def _parse_digest(name: str, table: Mapping[str, Any]) -> bytes:
     if ("token" in table) == ("sha256" in table):
         raise ValueError(f"tokens: {name}: expected either token or sha256")
     if "token" in table:
@@ -143,7 +145,7 @@ def _digest(name: str, table: Mapping[str, Any]) -> bytes:
     return digest
 
 
-def _number(name: str, key: str, value: object, least: float = 0.0) -> float:
+def _parse_number(name: str, key: str, value: object, least: float = 0.0) -> float:
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)

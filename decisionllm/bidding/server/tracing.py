@@ -25,11 +25,11 @@ class Timing:
 class TickTrace(Protocol):
     """The trace of one tick."""
 
-    def decided(self, timing: Timing) -> None:
+    def on_decided(self, timing: Timing) -> None:
         """The decision is there, or late, or failed."""
         ...
 
-    def written(self, began: float) -> None:
+    def on_written(self, began: float) -> None:
         """The journal has the answer, or has refused it. began: time.monotonic() at the call."""
         ...
 
@@ -55,8 +55,8 @@ class NoTraces:
     def tick(self, campaign: str, step: int) -> AbstractContextManager[TickTrace]:
         return nullcontext(self)
 
-    def decided(self, timing: Timing) -> None:
+    def on_decided(self, timing: Timing) -> None:
         return None
 
-    def written(self, began: float) -> None:
+    def on_written(self, began: float) -> None:
         return None

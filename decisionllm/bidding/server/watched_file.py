@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from decisionllm.bidding.server.repeated import repeated
+from decisionllm.bidding.server.repeated import repeat_work
 
 logger = logging.getLogger("decisionllm.bidding.server")
-EVERY = 1.0  # seconds between two looks
+CHECK_EVERY = 1.0  # seconds between two looks
 # seconds: a file that was changed so short ago may change again without a new time stamp
-SETTLED = 2.0
+SETTLED_SECONDS = 2.0
 # device, inode, time of the last change in ns, size, mode, user
 Identity = tuple[int, int, int, int, int, int]
 
@@ -24,7 +24,7 @@ class WatchedFile:
 
     Args:
         path: of the file.
-        take: called with the bytes, in a thread. A ValueError refuses them: what was taken before
+        take: called with the bytes, in a thread. A ValueError refuses them: the content taken before
             stays, and the log names the reason once.
         check: called with the status of the file and the bytes before they are taken. A ValueError
             refuses them likewise.
@@ -54,14 +54,16 @@ class WatchedFile:
             ValueError: `check` or `take` refused it.
         """
         with self.path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             content = file.read()
-        settled = abs(time.time() - found.st_mtime) > SETTLED  # the clock may have gone back
-        self.check(found, content)  # again at the next look if it refuses: a folder may be changed
-        self.seen = _identity(found) if settled else None
+        settled = (
+            abs(time.time() - status.st_mtime) > SETTLED_SECONDS
+        )  # the clock may have gone back
+        self.check(status, content)  # again at the next look if it refuses: a folder may be changed
+        self.seen = _identity(status) if settled else None
         self.take(content)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the file if it has changed; a file that cannot be taken is logged."""
         if self.optional and not self.path.exists():
             return
@@ -78,11 +80,11 @@ class WatchedFile:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Look every second until the end of the block."""
-        async with repeated(EVERY, partial(asyncio.to_thread, self.look)):
+        async with repeat_work(CHECK_EVERY, partial(asyncio.to_thread, self.poll)):
             yield
 
 
-def _identity(found: os.stat_result) -> Identity:
-    file = found.st_dev, found.st_ino
-    content = found.st_mtime_ns, found.st_size
-    return *file, *content, found.st_mode, found.st_uid
+def _identity(status: os.stat_result) -> Identity:
+    file = status.st_dev, status.st_ino
+    content = status.st_mtime_ns, status.st_size
+    return *file, *content, status.st_mode, status.st_uid

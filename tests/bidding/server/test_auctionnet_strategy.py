@@ -322,7 +322,11 @@ def test_behind_a_server_it_bids_the_same(token, monkeypatch):
     monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
     with serving(
         create_app(
-            loaded, MODEL_INFO, ObservationSpec.of(loaded.info["dataset"]), Journal(), token=token
+            loaded,
+            MODEL_INFO,
+            ObservationSpec.from_info(loaded.info["dataset"]),
+            Journal(),
+            token=token,
         )
     ) as client:
         remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)

@@ -69,11 +69,13 @@ def test_ports_and_limits_agree_with_the_options_of_the_server():
     assert inner == set(re.findall(r"listen (\d+)", NGINX))
     assert f"client_max_body_size {OPTIONS['max_body_bytes']};" in NGINX
     assert f"expected at most {OPTIONS['max_body_bytes']} bytes" in NGINX
-    kept, answered = (
+    retained, answered = (
         float(re.search(rf"{name} (\d+)s;", NGINX)[1])
         for name in ("    keepalive_timeout", "proxy_read_timeout")
     )
-    assert kept < 5 <= BoundedProtocol.patience, "the server closes an idle connection after 5 s"
+    assert retained < 5 <= BoundedProtocol.patience, (
+        "the server closes an idle connection after 5 s"
+    )
     assert answered > OPTIONS["deadline_ms"] / 1000
 
 
@@ -101,9 +103,9 @@ def test_grafana_finds_its_data_source_and_the_dashboard():
     (provider,) = yaml.safe_load(
         (DEPLOY / "grafana/dashboards/decisionllm.yaml").read_text(encoding="utf-8")
     )["providers"]
-    found = {target: source for source, target, _ in mounts("grafana")}
-    (dashboard,) = [target for target in found if target.startswith(provider["options"]["path"])]
-    loaded = json.loads((DEPLOY / found[dashboard]).read_text(encoding="utf-8"))
+    result = {target: source for source, target, _ in mounts("grafana")}
+    (dashboard,) = [target for target in result if target.startswith(provider["options"]["path"])]
+    loaded = json.loads((DEPLOY / result[dashboard]).read_text(encoding="utf-8"))
     assert loaded["uid"] and loaded["title"] and "__inputs" not in loaded
     (variable,) = loaded["templating"]["list"]
     assert variable["type"] == "datasource" and variable["query"] == source["type"]
@@ -120,14 +122,14 @@ def test_secrets_are_made_once_and_the_server_takes_the_tokens(tmp_path):
 
     first = made()
     assert made() == first and (tmp_path / "s").stat().st_mode & 0o777 == 0o700
-    known = tokens.Tokens()
-    known.take(first["server/tokens.toml"])
+    registered = tokens.Tokens()
+    registered.load(first["server/tokens.toml"])
     rights = {
         "bidder.token": {"bid", "read"},
         "operator.token": {"bid", "read", "operate"},
         "prometheus/token": {"read"},
     }
-    assert {name: set(known.find(first[name]).rights) for name in rights} == rights
+    assert {name: set(registered.find(first[name]).rights) for name in rights} == rights
     mounted = {
         source.removeprefix("./secrets/")
         for service in COMPOSE["services"]

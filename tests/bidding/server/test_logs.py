@@ -41,7 +41,7 @@ def lines(stream):
 
 
 def test_a_request_is_one_json_line_with_its_id(client):
-    with logs.written("json", stream := io.StringIO()):
+    with logs.write_logs("json", stream := io.StringIO()):
         id = client.post("/v1/campaigns", json=settings_of(0)).json()["id"]
         tick = client.post(
             f"/v1/campaigns/{id}/tick?why=private",
@@ -78,7 +78,7 @@ def test_a_request_is_one_json_line_with_its_id(client):
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_no_request_writes_a_line_of_its_own(client, kind):
     forged = "x\n{}\x1b[31m\u2028"
-    with logs.written(kind, stream := io.StringIO()):
+    with logs.write_logs(kind, stream := io.StringIO()):
         for path in ("/%0a%7b%7d", "/v1/campaigns/%0aforged%20status=200%1b%5b31m"):
             assert client.get(path).status_code == 404
         client.get("/healthz", headers={"x-request-id": "a b"})
@@ -98,7 +98,7 @@ def test_no_request_writes_a_line_of_its_own(client, kind):
 
 
 def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
-    with logs.written("json", stream := io.StringIO()):
+    with logs.write_logs("json", stream := io.StringIO()):
         answer = client.get("/fails", headers={"x-request-id": "mine", "connection": "close"})
         until(stream, 2)
     assert answer.status_code == 500 and answer.headers["x-request-id"] == "mine"
@@ -109,7 +109,7 @@ def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
 
 def test_a_share_of_usual_requests_is_logged_and_all_others(client):
     def logged(sample, slow, paths):
-        with logs.written("json", stream := io.StringIO(), sample=sample, slow=slow):
+        with logs.write_logs("json", stream := io.StringIO(), sample=sample, slow=slow):
             for path in paths:
                 client.get(path)
             logging.getLogger("decisionllm.bidding.server").warning("of a loss")
@@ -129,10 +129,10 @@ def test_a_share_of_usual_requests_is_logged_and_all_others(client):
 def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(
     client, capsys, monkeypatch
 ):
-    with logs.written("none"):
+    with logs.write_logs("none"):
         client.get("/healthz")
     assert not logs.writers and capsys.readouterr().err == ""
-    monkeypatch.setattr(logs, "WAITING", 2)
+    monkeypatch.setattr(logs, "MAX_WAITING", 2)
     writer = logs.Writer("json", stream := io.StringIO())
     for i in range(5):
         writer.handle(logging.makeLogRecord({"msg": f"{i}"}))
@@ -140,6 +140,6 @@ def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(
     assert [line["message"] for line in lines(stream)] == ["0", "1", "3 lines were dropped"]
     with (
         pytest.raises(ValueError, match="log: expected one of json, text, none, got 'xml'"),
-        logs.written("xml"),
+        logs.write_logs("xml"),
     ):
         pass

@@ -17,25 +17,24 @@ import torch
 from filelock import FileLock
 
 from decisionllm.bidding.campaign_history import SETTINGS
-from decisionllm.bidding.journal import Journal, opened
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal_rows import insert_campaign
 from decisionllm.bidding.observation import ObservationSpec
 from decisionllm.bidding.serve import loaded, serve
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.campaigns import CampaignManager, new_id
 from decisionllm.bidding.server.model_folder import ModelFolder, parse_shares
 from decisionllm.bidding.server.model_routes import ModelChanges
-from decisionllm.bidding.server.models import Model, assigned, with_share
+from decisionllm.bidding.server.models import Model, assign_model, set_share
 from decisionllm.command_line import with_defaults
 from decisionllm.config import GROUPS
 from decisionllm.runs import directory
 from decisionllm.tokenizers.text import own_tokenizer
-from tests.bidding.server import test_http
 from tests.bidding.server.test_campaigns import SPEC, STEPS, drawn, policy_of
 from tests.bidding.server.test_campaigns import settings as settings_of
-from tests.bidding.server.test_http import begun, program, serving
+from tests.bidding.server.test_http import begun, program, restarted, serving
 from tests.conftest import PATIENCE
 
-trained_run = test_http.run  # a fixture
 OTHER_SPEC = ObservationSpec("auctionnet", "progress", "expected_value", "constant")
 
 
@@ -82,7 +81,7 @@ class Server:
             self.runs,
             lambda path: self.model(path, journal),
             run=self.runs / run,
-            kept=journal.beside("models"),
+            choice_file=journal.sidecar_path("models"),
             shares=shares,
         )
         info = self.model(self.runs / run, journal).info
@@ -131,16 +130,18 @@ def test_open_campaigns_keep_their_model_and_new_ones_have_the_other(server):
     with serving(server.app()) as client:
         old = begun(client, 0)
         first = [ticked(client, old, 0, t) for t in range(2)]
-        told = taken(client, "b")
-        assert (told["checked"], told["moved"], told["before"]) == (1, 0, {"a@1": 1.0})
+        response = taken(client, "b")
+        assert (response["checked"], response["moved"], response["before"]) == (1, 0, {"a@1": 1.0})
         new = begun(client, 0)
-        kept = first + [ticked(client, old, 0, t) for t in range(2, 5)]
+        retained = first + [ticked(client, old, 0, t) for t in range(2, 5)]
         others = [ticked(client, new, 0, t) for t in range(5)]
-        for got, name in ((kept, "a"), (others, "b")):
-            wanted = [answer["multiplier"] for answer in alone(name, 0, 5)]
+        for got, name in ((retained, "a"), (others, "b")):
+            expected = [answer["multiplier"] for answer in alone(name, 0, 5)]
             assert {answer["model"] for answer in got} == {f"{name}@1"}
-            np.testing.assert_allclose([answer["multiplier"] for answer in got], wanted, rtol=1e-5)
-        assert kept[4]["multiplier"] != others[4]["multiplier"]
+            np.testing.assert_allclose(
+                [answer["multiplier"] for answer in got], expected, rtol=1e-5
+            )
+        assert retained[4]["multiplier"] != others[4]["multiplier"]
         listed = client.get("/v1/models").json()["models"]
         rows = [(row["model"], row["share"], row["open"]) for row in listed]
         assert rows == [("b@1", 1.0, 1), ("a@1", 0.0, 1)]
@@ -169,15 +170,15 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
         assert after == before, "they are handed over in memory"
         replayed = server.model(server.runs / "b", Journal(server.path / "j")).manager
         for i, id in enumerate(ids):
-            campaign = replayed.replayed(id, until=1)
+            campaign = replayed.replay_from_journal(id, until=1)
             request = drawn(i, 1)
             campaign = campaign.advance(request["result"], request["coming"])
-            wanted = policy_named("b").act([campaign.history()])[0, 0]
-            assert moved[i]["multiplier"] == pytest.approx(float(wanted), rel=1e-4)
-        told = client.post("/v1/models/rollback", json={}).json()
-        assert (told["moved"], told["before"]) == (3, None)
+            expected = policy_named("b").act([campaign.history()])[0, 0]
+            assert moved[i]["multiplier"] == pytest.approx(float(expected), rel=1e-4)
+        response = client.post("/v1/models/rollback", json={}).json()
+        assert (response["moved"], response["before"]) == (3, None)
         assert {ticked(client, id, i, 2)["model"] for i, id in enumerate(ids)} == {"a@1"}
-        assert [row["model"] for row in told["models"]] == ["a@1"], "b answers nothing any more"
+        assert [row["model"] for row in response["models"]] == ["a@1"], "b answers nothing any more"
         again = client.post("/v1/models/rollback", json={})
         assert (again.status_code, again.json()["detail"][0]["loc"]) == (409, ["body", "models"])
 
@@ -186,10 +187,10 @@ def test_all_campaigns_move_between_two_ticks_and_back_again(server):
 def test_a_change_that_is_sent_twice_is_rolled_back_once(server, share):
     with serving(server.app(shares=["a:0.2", "c:0.4", "b:0.4"])) as client:
         for _ in range(2):
-            told = taken(client, "b", share=share)
-            assert told["before"] == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
-        told = client.post("/v1/models/rollback", json={}).json()
-        shares = {row["model"]: row["share"] for row in told["models"]}
+            response = taken(client, "b", share=share)
+            assert response["before"] == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
+        response = client.post("/v1/models/rollback", json={}).json()
+        shares = {row["model"]: row["share"] for row in response["models"]}
         assert shares == {"a@1": 0.2, "c@1": 0.4, "b@1": 0.4}
 
 
@@ -309,7 +310,7 @@ def test_a_choice_that_cannot_be_served_stops_the_start(server):
 
 
 def test_replicas_follow_a_change(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
     with serving(server.app()) as first, serving(server.app()) as second:
         id = begun(first)
         ticked(first, id, 0, 0)
@@ -326,18 +327,21 @@ def test_replicas_follow_a_change(server, monkeypatch):
 
 
 def test_a_change_begins_with_the_last_one_of_all_replicas(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 3600)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 3600)
     with serving(server.app()) as first, serving(server.app()) as second:
         taken(first, "b")
         of_b = begun(first)
         assert taken(second, "c", share=0.5)["before"] == {"b@1": 1.0}
-        told = first.post("/v1/models/rollback", json={}).json()
-        assert {row["model"]: row["share"] for row in told["models"]} == {"b@1": 1.0}
+        response = first.post("/v1/models/rollback", json={}).json()
+        assert {row["model"]: row["share"] for row in response["models"]} == {"b@1": 1.0}
         taken(second, "a", share=0.25)
     with serving(server.app()) as restarted:
-        told = restarted.get("/v1/models").json()
-        assert {row["model"]: row["share"] for row in told["models"]} == {"b@1": 0.75, "a@1": 0.25}
-        assert told["before"] == {"b@1": 1.0}
+        response = restarted.get("/v1/models").json()
+        assert {row["model"]: row["share"] for row in response["models"]} == {
+            "b@1": 0.75,
+            "a@1": 0.25,
+        }
+        assert response["before"] == {"b@1": 1.0}
         assert ticked(restarted, of_b, 0, 0)["model"] == "b@1"
 
 
@@ -361,14 +365,14 @@ def test_a_change_waits_for_a_replica_that_follows_the_last_one(server, monkeypa
 
 
 def test_a_campaign_that_a_replica_opens_before_it_follows_is_moved(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED", 3600)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED_SECONDS", 3600)
     journal = Journal(server.path / "j")
     complete = dict.fromkeys(SETTINGS) | settings_of(0) | {"text": ""}
     with serving(server.app()) as client:
         taken(client, "b")
         client.post("/v1/models/rollback", json={}).raise_for_status()
-        journal.write([opened("late", None, complete, "b@1")])
+        journal.write([insert_campaign("late", None, complete, "b@1")])
         while journal.campaign("late")["model"] != "a@1":
             pass
         assert ticked(client, "late", 0, 0)["model"] == "a@1"
@@ -377,7 +381,7 @@ def test_a_campaign_that_a_replica_opens_before_it_follows_is_moved(server, monk
 def test_a_replica_that_follows_unloads_models_and_keeps_the_counts_of_their_caches(
     server, monkeypatch
 ):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
 
     def loaded(client):
         return {row["model"] for row in client.get("/v1/models").json()["models"]}
@@ -398,8 +402,8 @@ def test_a_replica_that_follows_unloads_models_and_keeps_the_counts_of_their_cac
 
 
 def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.02)
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED", 0.0)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.02)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.SETTLED_SECONDS", 0.0)
     began, looked = threading.Event(), threading.Event()
     made, load = server.model, ModelChanges._load
 
@@ -410,10 +414,10 @@ def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, m
             raise ValueError("no run")
         return made(path, journal)
 
-    def noted(self, chosen):
-        if chosen.choice == {"a@1": 1.0}:
+    def noted(self, selected):
+        if selected.choice == {"a@1": 1.0}:
             looked.set()
-        return load(self, chosen)
+        return load(self, selected)
 
     with serving(server.app()) as first, serving(server.app()) as second:
         taken(first, "b")
@@ -435,7 +439,7 @@ def test_a_change_of_another_replica_beside_one_that_fails_is_followed(server, m
 
 
 def test_a_replica_without_the_new_model_asks_to_try_again(server, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 3600)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 3600)
     with serving(server.app()) as first, serving(server.app()) as second:
         id = begun(first)
         ticked(first, id, 0, 0)
@@ -515,12 +519,13 @@ def test_a_killed_server_of_two_replicas_goes_on_with_the_run_chosen_last(traine
     for name in ("a", "b"):
         shutil.copytree(trained_run, tmp_path / "runs" / name)
     first = tmp_path / "runs" / "a"
-    words = f"models_dir={tmp_path}/runs", f"journal={tmp_path}/j", "replicas=2", "cache_mb=1"
+    options = {"models_dir": f"{tmp_path}/runs", "journal": f"{tmp_path}/j", "cache_mb": 1}
 
     def name_of(client):
         return client.get("/v1/model", headers={"connection": "close"}).json()["model"]
 
-    with program(first, *words) as (process, client):
+    words = [f"{name}={value}" for name, value in options.items()]
+    with program(first, *words, "replicas=2") as (process, client):
         old = begun(client, 0)
         ticked(client, old, 0, 0)
         assert taken(client, "b", campaigns="move")["moved"] == 1
@@ -530,7 +535,7 @@ def test_a_killed_server_of_two_replicas_goes_on_with_the_run_chosen_last(traine
         new = begun(client, 1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with program(first, *words) as (_, client):
+    with serving(restarted(first, **options)) as client:
         assert name_of(client).startswith("b@")
         answers = ticked(client, old, 0, 1), ticked(client, new, 1, 0)
         assert [answer["model"].split("@")[0] for answer in answers] == ["b", "b"]
@@ -544,7 +549,9 @@ def test_a_policy_without_text_never_loads_the_tokenizer(trained_run):
     policy, _, dataset = loaded(with_defaults("serve", {"run": str(trained_run)}), trained_run)
     policy.warm_up()
     for cache_bytes in (0, 10**7):
-        manager = CampaignManager(policy, ObservationSpec.of(dataset), cache_bytes=cache_bytes)
+        manager = CampaignManager(
+            policy, ObservationSpec.from_info(dataset), cache_bytes=cache_bytes
+        )
         id = manager.open(**settings_of(0))
         answers = [manager.tick(id, **drawn(0, step)) for step in range(2)]
         assert [answer["fallback"] for answer in answers] == [None, None]
@@ -564,36 +571,39 @@ def test_a_split_is_the_same_after_a_restart_and_has_its_shares(server):
     with serving(server.app(shares=shares)) as client:
         ids = [begun(client, i) for i in range(40)]
         models = {id: client.get(f"/v1/campaigns/{id}").json()["model"] for id in ids}
-        assert {assigned(id, {"a@1": 0.75, "b@1": 0.25}) == models[id] for id in ids} == {True}
+        assert {assign_model(id, {"a@1": 0.75, "b@1": 0.25}) == models[id] for id in ids} == {True}
         assert set(models.values()) == {"a@1", "b@1"}
     with serving(server.app(shares=shares)) as client:
         for i, id in enumerate(ids[:10]):
             assert ticked(client, id, i, 0)["model"] == models[id]
-        told = taken(client, "b", share=0.5)
-        assert {row["model"]: row["share"] for row in told["models"]} == {"a@1": 0.5, "b@1": 0.5}
-        assert told["before"] == {"a@1": 0.75, "b@1": 0.25}
+        response = taken(client, "b", share=0.5)
+        assert {row["model"]: row["share"] for row in response["models"]} == {
+            "a@1": 0.5,
+            "b@1": 0.5,
+        }
+        assert response["before"] == {"a@1": 0.75, "b@1": 0.25}
 
 
 def test_a_campaign_is_assigned_by_its_id_alone():
     choice = {"a": 0.9, "b": 0.1}
-    counts = Counter(assigned(f"{i:016x}", choice) for i in range(20_000))
+    counts = Counter(assign_model(f"{i:016x}", choice) for i in range(20_000))
     assert abs(counts["b"] / 20_000 - 0.1) < 0.01
     # blake2b of eight bytes begins with 0x43 for c1 and 0x89 for c9: 0.27 and 0.54 of 2**64
-    assert [assigned(id, {"a": 0.5, "b": 0.5}) for id in ("c1", "c9")] == ["a", "b"]
-    assert assigned(new_id(), {"a": 1.0}) == "a"
+    assert [assign_model(id, {"a": 0.5, "b": 0.5}) for id in ("c1", "c9")] == ["a", "b"]
+    assert assign_model(new_id(), {"a": 1.0}) == "a"
 
 
 def test_shares_of_the_others_keep_their_proportions():
-    assert with_share({"a": 1.0}, "b", 0.25) == {"a": 0.75, "b": 0.25}
-    assert with_share({"a": 0.6, "b": 0.2, "c": 0.2}, "c", 0.5) == {
+    assert set_share({"a": 1.0}, "b", 0.25) == {"a": 0.75, "b": 0.25}
+    assert set_share({"a": 0.6, "b": 0.2, "c": 0.2}, "c", 0.5) == {
         "a": pytest.approx(0.375),
         "b": pytest.approx(0.125),
         "c": 0.5,
     }
-    assert with_share({"a": 0.9, "b": 0.1}, "b", 1.0) == {"b": 1.0}
+    assert set_share({"a": 0.9, "b": 0.1}, "b", 1.0) == {"b": 1.0}
     same = {"a": 0.2, "b": 0.4, "c": 0.4}
-    assert with_share(same, "c", 0.4) == same, "no share is rounded again"
-    assert with_share({"b": 1.0}, "b", 0.5) == {"b": 1.0}, "there is no other"
+    assert set_share(same, "c", 0.4) == same, "no share is rounded again"
+    assert set_share({"b": 1.0}, "b", 0.5) == {"b": 1.0}, "there is no other"
     assert parse_shares(["x/a:0.9", "b:0.1"]) == {"x/a": 0.9, "b": 0.1}
     for wrong in (["a"], ["a:x"], ["a:0.5"], ["a:1.5", "b:-0.5"], ["a:0.5", "a:0.5"], ["a:nan"]):
         with pytest.raises(ValueError, match="models: expected"):

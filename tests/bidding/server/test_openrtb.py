@@ -16,9 +16,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from decisionllm.bidding.journal import Journal, ended, opened, ticked
+from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server.app import create_app
-from decisionllm.bidding.server.exchange import open_exchange, paid_for
+from decisionllm.bidding.server.exchange import open_exchange, parse_price
 from decisionllm.bidding.server.openrtb import EXAMPLE, BidRequest, per_mille, respond
 from tests.bidding.server.test_campaigns import SPEC, STEPS, policy_of
 from tests.bidding.server.test_http import MODEL_INFO, serving
@@ -300,7 +301,7 @@ def test_a_bid_costs_the_highest_price_of_its_notices_once(tmp_path, notices, sp
             desk = desk_of(tmp_path / "j", budget=10)
         kind, _, price = notice.partition("?price=")
         settle(desk, id, kind, price)
-    assert desk.open_bids.committed("c1", 0) == spent and desk.open_bids.count() == 0
+    assert desk.open_bids.committed_amount("c1", 0) == spent and desk.open_bids.count() == 0
     close_desk(desk)
 
 
@@ -308,9 +309,9 @@ def test_a_win_after_a_loss_and_the_end_of_its_campaign_counts(tmp_path):
     desk = desk_of(tmp_path / "j", budget=10)
     id = bid_of(desk, 3)
     settle(desk, id, "loss")
-    desk.journal.write([ended("c1", "closed")])
+    desk.journal.write([end_campaign("c1", "closed")])
     settle(desk, id, "win", "3000")
-    assert desk.open_bids.committed("c1", 0) == 3
+    assert desk.open_bids.committed_amount("c1", 0) == 3
     close_desk(desk)
 
 
@@ -370,7 +371,7 @@ def test_what_is_left_after_a_result_with_all_wins_has_the_same_bits(tmp_path):
 def desk_of(path, budget):
     """An exchange over a journal with one campaign, c1, whose multiplier is 10."""
     journal = Journal(path)
-    journal.write([opened("c1", "c1", {"target_cpa": 40.0, "budget": budget})])
+    journal.write([insert_campaign("c1", "c1", {"target_cpa": 40.0, "budget": budget})])
     report(journal, 0, budget, [])
     return open_exchange(journal, CollectorRegistry())
 
@@ -382,7 +383,7 @@ def report(journal, step, budget, costs):
         left -= cost
     money = {"spend": float(sum(costs)), "remaining": left, "max_bid": 3.0}
     answer = {"index": step, "multiplier": 10.0} | money
-    journal.write([ticked("c1", step, "{}", dumps(answer))])
+    journal.write([insert_tick("c1", step, "{}", dumps(answer))])
 
 
 def bid_of(desk, price):
@@ -398,8 +399,8 @@ def settle(desk, id, kind, price=""):
 
 def committed(desk):
     """Currency that the last tick's remaining budget is lowered by."""
-    _, last = desk.journal.last("c1")
-    return desk.open_bids.committed("c1", last["index"], reported=last["spend"])
+    _, last = desk.journal.campaign_and_answer("c1")
+    return desk.open_bids.committed_amount("c1", last["index"], reported=last["spend"])
 
 
 def close_desk(desk):
@@ -459,7 +460,7 @@ def test_faults_of_the_file_of_bids_are_none_of_the_journal(tmp_path):
         id, value = opened_with(client, 1000)
         lost = send(client, id, value).json()["seatbid"][0]["bid"][0]["lurl"]
         lost = lost.removeprefix("http://localhost")
-        with closing(sqlite3.connect(journal.beside("bids"), isolation_level=None)) as other:
+        with closing(sqlite3.connect(journal.sidecar_path("bids"), isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             assert send(client, id, value).status_code == 204
             refused = client.get(lost)
@@ -513,7 +514,9 @@ def test_an_answer_that_is_late_once_it_is_written_frees_its_price(monkeypatch):
     monkeypatch.setattr("decisionllm.bidding.server.exchange.time.monotonic", lambda: now[0])
     journal = Journal()
     tick = {"index": 0, "multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0}
-    journal.write([opened("c1", None, {"target_cpa": 40.0}), ticked("c1", 0, "{}", dumps(tick))])
+    journal.write(
+        [insert_campaign("c1", None, {"target_cpa": 40.0}), insert_tick("c1", 0, "{}", dumps(tick))]
+    )
     registry = CollectorRegistry()
     desk = open_exchange(journal, registry, shading=True)
 
@@ -526,7 +529,7 @@ def test_an_answer_that_is_late_once_it_is_written_frees_its_price(monkeypatch):
     for late, sent in ((0.08, True), (0.11, False)):
         now[0] = 0.0
         assert (asyncio.run(play(late)) is not None) == sent
-        assert desk.open_bids.count() == 1 and desk.open_bids.committed("c1", 0) == 0.8
+        assert desk.open_bids.count() == 1 and desk.open_bids.committed_amount("c1", 0) == 0.8
     for kind in ("sent", "unshaded"):
         name = "decisionllm_openrtb_first_price_total"
         assert registry.get_sample_value(name, {"kind": kind}) == 0.8, "40 x 0.02, sent once"
@@ -538,7 +541,7 @@ def test_an_answer_that_is_late_once_it_is_written_frees_its_price(monkeypatch):
     + [(wrong, math.inf) for wrong in ("-5", "1_0", "nan", "1e9", "\u0661", "", "${PRICE}")],
 )
 def test_a_notice_whose_price_is_no_plain_number_costs_the_bid(price, paid):
-    assert paid_for(price) == paid
+    assert parse_price(price) == paid
 
 
 @pytest.mark.skipif(

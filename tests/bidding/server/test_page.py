@@ -11,7 +11,7 @@ import pytest
 from decisionllm.bidding.journal import Journal
 from decisionllm.bidding.server.access import TokenAccess
 from decisionllm.bidding.server.app import create_app
-from decisionllm.bidding.server.campaign_routes import LISTED
+from decisionllm.bidding.server.campaign_routes import MAX_LISTED
 from decisionllm.bidding.server.shadow import Shadow
 from decisionllm.schema import Spec
 from tests.bidding.server.test_campaigns import SPEC, STEPS, policy_of
@@ -402,9 +402,9 @@ def test_trouble_is_marked_and_listed_first(served, page):
     page.open(str(served.base_url))
     assert page.until("#name", "dear") == "dear", "the first one that is open is shown"
     rows = [row.find_elements("css selector", "th, td") for row in page.all("#campaigns tr")]
-    said = [(cells[0].text, cells[1].text) for cells in rows]
+    messages = [(cells[0].text, cells[1].text) for cells in rows]
     over = "over target"
-    assert said == [("dear", f"open, {over}"), ("new", "open"), ("well", "open")] + [
+    assert messages == [("dear", f"open, {over}"), ("new", "open"), ("well", "open")] + [
         ("over", f"ended, {over}")
     ]
     assert [cell.text for cell in page.all("#campaigns .trouble")] == [f"open, {over}"]
@@ -516,19 +516,19 @@ def test_an_address_that_names_no_campaign_is_said(served, page):
 
 def test_older_campaigns_are_found(served, page):
     oldest = opened(served, "Oldest", budget=77)
-    for i in range(2 * LISTED):
+    for i in range(2 * MAX_LISTED):
         opened(served, f"c{i}")
     page.open(str(served.base_url))
-    assert page.until("#status", f"Live: {2 * LISTED + 1} open") and page.until(
-        "#campaigns tr", f"c{2 * LISTED - 1}"
+    assert page.until("#status", f"Live: {2 * MAX_LISTED + 1} open") and page.until(
+        "#campaigns tr", f"c{2 * MAX_LISTED - 1}"
     )
-    assert len(page.all("#campaigns tr")) == LISTED and not page("#newest").is_displayed()
+    assert len(page.all("#campaigns tr")) == MAX_LISTED and not page("#newest").is_displayed()
     page("#older").click()
-    page.until("#campaigns tr", f"c{LISTED - 1}")
+    page.until("#campaigns tr", f"c{MAX_LISTED - 1}")
     page("#older").click()
     assert page.until("#campaigns tr", "Oldest") and not page("#older").is_displayed()
     page("#newest").click()
-    page.until("#campaigns tr", f"c{2 * LISTED - 1}")
+    page.until("#campaigns tr", f"c{2 * MAX_LISTED - 1}")
     for part in ("olde", oldest[:6]):
         page("#search").clear()
         page("#search").send_keys(part)

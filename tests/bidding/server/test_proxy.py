@@ -166,8 +166,8 @@ def test_a_tick_and_its_deadline_pass_with_their_request_id(proxy):
         assert answer.headers["x-model"] == "m1"
         refused = client.post(path, json=drawn(0, 1), headers={"x-deadline-ms": "soon"})
         assert refused.status_code == 422, "the server reads the deadline of the client"
-        given = client.get("/echo", headers={"x-request-id": "a b"})
-        assert len(given.headers["x-request-id"]) == 32 and given.json()["x-request-id"] != "a b"
+        values = client.get("/echo", headers={"x-request-id": "a b"})
+        assert len(values.headers["x-request-id"]) == 32 and values.json()["x-request-id"] != "a b"
         assert client.get("/v1/model", headers={"authorization": "none"}).status_code == 401
         assert client.get("/metrics").status_code == 404
     until(lambda: proxy.log.read_text(encoding="utf-8").count("\n") >= 6)
@@ -182,9 +182,9 @@ def test_a_tick_and_its_deadline_pass_with_their_request_id(proxy):
 def test_the_server_is_told_the_address_that_nginx_saw(proxy):
     with proxy.client("127.0.0.2") as client:
         headers = {"x-forwarded-for": "10.0.0.1", "forwarded": "for=10.0.0.1"}
-        known = client.get("/echo", headers=headers).json()
-    assert known["x-forwarded-for"] == "127.0.0.2" and known["x-forwarded-proto"] == "https"
-    assert "forwarded" not in known
+        entries = client.get("/echo", headers=headers).json()
+    assert entries["x-forwarded-for"] == "127.0.0.2" and entries["x-forwarded-proto"] == "https"
+    assert "forwarded" not in entries
 
 
 def test_a_body_that_is_too_large_is_a_413(proxy):

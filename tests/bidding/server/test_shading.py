@@ -34,7 +34,7 @@ def clock(monkeypatch):
 def learn(shading, count, *, price, won, least=None, campaign="c"):
     """Bids of this price that have this result."""
     for i in range(count):
-        shading.sent(campaign, [f"{campaign}{price}{won}{i}"], [price])
+        shading.record_sent(campaign, [f"{campaign}{price}{won}{i}"], [price])
         shading.settle(f"{campaign}{price}{won}{i}", won=won, least=least)
 
 
@@ -66,9 +66,9 @@ def test_a_least_price_counts_for_every_bid_if_it_can_be():
 def test_bids_without_a_notice_count_as_lost_when_they_expire(clock):
     shading = BidShading(expiry=60)
     learn(shading, 100, price=1.0, won=True)
-    shading.sent("c", [f"x{i}" for i in range(50)], [1.0] * 50)
+    shading.record_sent("c", [f"x{i}" for i in range(50)], [1.0] * 50)
     clock[0] += 61
-    shading.sent("c", ["y"], [1.0])
+    shading.record_sent("c", ["y"], [1.0])
     assert shading.file.execute("SELECT SUM(lost), SUM(won) FROM counts").fetchone() == (50, 100)
     shading.settle("x1", won=True, least=None)
     shading.settle("never", won=True, least=None)
@@ -78,19 +78,19 @@ def test_bids_without_a_notice_count_as_lost_when_they_expire(clock):
 def test_a_restart_and_another_process_know_what_was_learned(tmp_path):
     first, second = (BidShading(tmp_path / "s", expiry=60) for _ in range(2))
     learn(first, 100, price=1.0, won=True)
-    first.sent("c", ["late"], [1.0])
+    first.record_sent("c", ["late"], [1.0])
     second.settle("late", won=True, least=None)
-    found = bid(first)
-    assert found == bid(second) < 2.0
+    result = bid(first)
+    assert result == bid(second) < 2.0
     for each in (first, second):
         each.close()
     restarted = BidShading(tmp_path / "s", expiry=60)
-    assert bid(restarted) == found
+    assert bid(restarted) == result
     assert restarted.file.execute("SELECT SUM(won) FROM counts").fetchone() == (101,)
 
 
 def test_old_results_count_less(monkeypatch):
-    monkeypatch.setattr(module, "MEMORY", 200)
+    monkeypatch.setattr(module, "MAX_AUCTIONS", 200)
     shading = BidShading(expiry=60)
     learn(shading, 150, price=0.5, won=True)
     learn(shading, 150, price=0.51, won=False)
@@ -133,8 +133,8 @@ def test_only_first_prices_are_shaded_within_floor_and_limits():
     assert prices(at=2) == ([1000.0], []) and prices() == ([1000.0], [])
     assert prices(at=1) == ([400.0], [(1.0, 0.8, 0.0)]), "worth 50 x 0.02, at most 40 x 0.02"
     for floor in (500.0, 31.3324, 3.9421):  # of the last two, 1000 x the thousandth is less
-        found, [(_, _, least)] = prices(at=1, imps=[{"bidfloor": floor}])
-        assert found[0] >= floor and least == pytest.approx(floor / 1000)
+        result, [(_, _, least)] = prices(at=1, imps=[{"bidfloor": floor}])
+        assert result[0] >= floor and least == pytest.approx(floor / 1000)
     assert prices(at=1, imps=[{"bidfloor": 900.0}])[0] is None, "above what is bid at most"
 
 

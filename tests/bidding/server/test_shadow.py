@@ -63,26 +63,26 @@ def test_it_decides_as_it_would_alone_and_changes_no_answer(tmp_path):
         rows = client.get(f"/v1/campaigns/{id}").json()["ticks"]
         text = client.get("/metrics").text
     assert answered == alone[:6].tolist() and repeated == answered[5:]
-    manager, wanted = CampaignManager(other(), SPEC), []
+    manager, expected = CampaignManager(other(), SPEC), []
     same = manager.open(**settings_of(0))
     for t in range(6):  # its own bids, after the actions that were answered
-        wanted.append(manager.tick(same, **drawn(0, t))["multiplier"])
+        expected.append(manager.tick(same, **drawn(0, t))["multiplier"])
         manager.campaigns[same].actions[t] = answered[t]
-    found = [row["shadow"]["multiplier"] for row in rows]
-    near(found, wanted, scale=300.0)
-    assert np.abs(np.array(found) - answered).min() > 1
+    result = [row["shadow"]["multiplier"] for row in rows]
+    near(result, expected, scale=300.0)
+    assert np.abs(np.array(result) - answered).min() > 1
     assert (
         'decisionllm_shadow_ticks_total{outcome="decided"} 6.0' in text
         and "decisionllm_shadow_difference_count 6.0" in text
     )
-    assert f"decisionllm_shadow_higher_total {float(np.greater(found, answered).sum())}" in text
+    assert f"decisionllm_shadow_higher_total {float(np.greater(result, answered).sum())}" in text
     journal = Journal(tmp_path / "j")  # after a restart it goes on
     shadow = shadow_of(journal)
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal, shadow=shadow)) as client:
         assert ticked(client, id, [6]) == alone[6:7].tolist()
         until(lambda: shadow.counts["decided"] == 1)
         rows = client.get(f"/v1/campaigns/{id}").json()["ticks"]
-    assert [row["shadow"]["multiplier"] for row in rows[:6]] == found and rows[6]["shadow"]
+    assert [row["shadow"]["multiplier"] for row in rows[:6]] == result and rows[6]["shadow"]
 
 
 def test_a_failing_shadow_touches_no_answer(tmp_path, caplog):
@@ -118,21 +118,21 @@ def test_under_load_its_decisions_are_dropped_first():
 def test_it_observes_by_its_own_specification():
     journal = Journal()
     CampaignManager(policy_of(), SPEC, journal).open(**settings_of(0) | {"target_return": 7.0})
-    (known,) = journal.campaigns()
+    (entries,) = journal.campaigns()
     seen = ObservationSpec("auctionnet", "progress", "expected_value", "constant")
 
     def replayed(observation, answering):
         shadow = Shadow(other(), observation, journal, answering, name="other")
-        return shadow.manager.replay(known["id"], shadow.changed, until=0)
+        return shadow.manager.replay(entries["id"], shadow.changed, until=0)
 
     campaign = replayed(seen, SPEC)
     assert (
-        "category" in known["text"]
+        "category" in entries["text"]
         and "category" not in campaign.task
         and campaign.settings["target_return"] == 7.0
     )
     campaign = replayed(ObservationSpec(*SPEC.info().values()), seen)
-    assert campaign.task == known["text"] and campaign.settings["horizon"] == STEPS
+    assert campaign.task == entries["text"] and campaign.settings["horizon"] == STEPS
     counted = ObservationSpec("auctionnet", "progress", "conversions", "informative")
     campaign = replayed(counted, SPEC)
     assert campaign.settings["target_return"] is None, "it was given in other units"

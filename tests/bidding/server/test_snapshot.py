@@ -89,7 +89,7 @@ def test_what_is_wrong_in_the_file_is_replayed(tmp_path, monkeypatch, statement)
 
 
 def test_many_campaigns_are_read_together_and_are_as_when_replayed(tmp_path, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.journal.READ_AT_ONCE", 3)
+    monkeypatch.setattr("decisionllm.bidding.journal.READ_BATCH", 3)
     manager, ids = played(Journal(tmp_path / "j"), (0, 1, 2, 3, 4, 5, 6, 7))
     snapshot_of(manager, tmp_path / "j").write([*manager.campaigns.values()])
     manager.tick(ids[2], **drawn(2, 2))  # after the snapshot
@@ -150,13 +150,13 @@ def test_only_what_went_on_is_written_and_what_ended_forgotten(tmp_path):
     snapshot.write([*manager.campaigns.values()])
     assert rows == [ids, [ids[1]]]
     with closing(sqlite3.connect(tmp_path / "j.snapshot")) as file:
-        known = file.execute("SELECT id, step FROM campaigns ORDER BY step").fetchall()
-    assert known == [(ids[3], 1), (ids[2], 2), (ids[1], 3)]
+        entries = file.execute("SELECT id, step FROM campaigns ORDER BY step").fetchall()
+    assert entries == [(ids[3], 1), (ids[2], 2), (ids[1], 3)]
     manager.close(ids[1])
     snapshot_of(manager, tmp_path / "j").clean()
     with closing(sqlite3.connect(tmp_path / "j.snapshot")) as file:
-        known = file.execute("SELECT id FROM campaigns ORDER BY step").fetchall()
-    assert known == [(ids[3],), (ids[2],)]
+        entries = file.execute("SELECT id FROM campaigns ORDER BY step").fetchall()
+    assert entries == [(ids[3],), (ids[2],)]
 
 
 def test_a_server_writes_snapshots_and_starts_from_them(tmp_path, monkeypatch):
@@ -185,4 +185,4 @@ def test_a_horizon_of_other_length_is_no_state():
     fresh = type(campaign).begin(campaign.settings | {"horizon": 4}, SPEC)
     for wrong in (numbers, numbers[:-1]):
         with pytest.raises(ValueError, match="expected .* numbers, got"):
-            fresh.with_state(wrong)
+            fresh.restore_state(wrong)

@@ -7,11 +7,11 @@ from hashlib import sha256
 import pytest
 
 from decisionllm.bidding.server import logs
-from decisionllm.bidding.server.access import TokenAccess, right_for
+from decisionllm.bidding.server.access import TokenAccess, required_right
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.rate_limit import TokenBucket
 from decisionllm.bidding.server.secret_file import list_exposures
-from decisionllm.bidding.server.tokens import Tokens, parse
+from decisionllm.bidding.server.tokens import Tokens, parse_tokens
 from decisionllm.bidding.server.watched_file import WatchedFile
 from tests.bidding.server.test_campaigns import SPEC, drawn, policy_of
 from tests.bidding.server.test_campaigns import settings as settings_of
@@ -72,13 +72,17 @@ def test_a_request_needs_the_right_of_its_method_and_path(served):
     assert [status(OPERATOR, "/v1/models", {}), status(BIDDER, "/v1/models", {})] == [404, 403]
     assert status("the single one", "/v1/campaigns", opens) == 201
     assert status("the single one", "/v1/models", {}) == 404, "it has all rights"
-    assert right_for("DELETE", "/v1/campaigns/x") == "bid" == right_for("POST", "/openrtb/2.6/bid")
+    assert (
+        required_right("DELETE", "/v1/campaigns/x")
+        == "bid"
+        == required_right("POST", "/openrtb/2.6/bid")
+    )
 
 
 def test_a_token_is_rotated_without_a_restart(served, caplog):
     newer = "newer-0123456789abcdef"
     replaced(served.path, FILE.replace(READER, newer).replace(BIDDER, newer))
-    served.access.file.look()
+    served.access.file.poll()
     codes = [
         served.post("/v1/campaigns", json=settings_of(0), headers=bearer(token)).status_code
         for token in (BIDDER, newer)
@@ -86,19 +90,19 @@ def test_a_token_is_rotated_without_a_restart(served, caplog):
     assert codes == [401, 201]
     for broken in ("[bidder", "", '[bidder]\ntoken = "short"\nrights = ["bid"]'):
         replaced(served.path, broken)
-        served.access.file.look()
-        served.access.file.look()
+        served.access.file.poll()
+        served.access.file.poll()
         assert served.get("/metrics", headers=bearer(READER)).status_code == 200, broken
     served.path.unlink()
-    served.access.file.look()
+    served.access.file.poll()
     assert served.get("/metrics", headers=bearer(READER)).status_code == 200
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 4 and all("what was read before counts" in line for line in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 4 and all("what was read before counts" in line for line in messages)
     assert newer not in caplog.text and "short" not in caplog.text
 
 
 def test_a_change_is_found_while_the_server_runs(served, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.server.watched_file.EVERY", 0.01)
+    monkeypatch.setattr("decisionllm.bidding.server.watched_file.CHECK_EVERY", 0.01)
     newer = "newer-0123456789abcdef"
     replaced(served.path, FILE.replace(BIDDER, newer))
     while served.post("/v1/act", json={}, headers=bearer(newer)).status_code == 401:
@@ -114,11 +118,11 @@ def test_a_file_written_twice_within_one_time_stamp_is_read_again(tmp_path):
     stamp = path.stat()
     path.write_text("b", encoding="utf-8")
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    watched.look()
+    watched.poll()
     for settled in (0, 2**32):  # also before the clock of the system went back
         os.utime(path, (settled, settled))
-        watched.look()
-        watched.look()
+        watched.poll()
+        watched.poll()
     assert taken == [b"a", b"b", b"b", b"b"], "an old file is read once"
 
 
@@ -138,7 +142,7 @@ def test_a_token_beyond_its_rate_waits(tmp_path):
         assert "at most 0.01 requests a second" in late.json()["detail"][0]["msg"]
         assert client.get("/metrics", headers=bearer(OPERATOR)).status_code == 200
         os.utime(path, (0, 0))
-        access.file.look()
+        access.file.poll()
         assert client.post("/v1/campaigns", json=settings_of(4)).status_code == 429, "read again"
 
 
@@ -175,7 +179,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
 def test_a_wrong_file_is_refused_without_a_token_in_the_message(text):
     with pytest.raises(ValueError) as refused:
-        parse(text.encode("latin-1"))
+        parse_tokens(text.encode("latin-1"))
     assert WRONG[text] in str(refused.value)
     assert BIDDER not in str(refused.value) and READER not in str(refused.value)
 
@@ -225,16 +229,16 @@ def test_a_change_of_permissions_is_seen_while_the_server_runs(tmp_path, caplog)
     written(path, FILE.replace(BIDDER, newer), mode=0o666)
     os.utime(path, (1, 1))
     for _ in range(2):
-        access.file.look()
+        access.file.poll()
     assert access.tokens.find(BIDDER.encode()) and not access.tokens.find(newer.encode())
-    (said,) = caplog.messages
-    assert "what was read before counts" in said and "chmod 600" in said
+    (message,) = caplog.messages
+    assert "what was read before counts" in message and "chmod 600" in message
     path.chmod(0o600)
     tmp_path.chmod(0o777)
-    access.file.look()
+    access.file.poll()
     assert access.tokens.find(BIDDER.encode())
     tmp_path.chmod(0o700)
-    access.file.look()
+    access.file.poll()
     assert access.tokens.find(newer.encode()) and not access.tokens.find(BIDDER.encode())
 
 
@@ -244,9 +248,9 @@ def test_tokens_that_everybody_may_read_are_named_once_and_digests_may_be_read(t
     access = TokenAccess(None, path)
     replaced(path, FILE)
     written(path, FILE + "#", mode=0o644)
-    access.file.look()
-    (said,) = caplog.messages
-    assert f"all users of this machine may read them; chmod 600 {path}" in said
+    access.file.poll()
+    (message,) = caplog.messages
+    assert f"all users of this machine may read them; chmod 600 {path}" in message
     caplog.clear()
     digests = f'[reader]\nsha256 = "{sha256(READER.encode()).hexdigest()}"\nrights = ["read"]'
     TokenAccess(None, written(path, digests, mode=0o644))
@@ -264,19 +268,19 @@ def test_a_file_of_another_user_is_named_unless_that_is_root(tmp_path):
         return list_exposures(path, status, user=user, is_plain=True)
 
     assert exposures(owner=1000, user=1000) == [] == exposures(owner=0, user=1000)
-    (said,) = exposures(owner=1001, user=1000)
-    assert "belongs to user 1001, who may change it" in said and f"chown 1000 {path}" in said
+    (message,) = exposures(owner=1001, user=1000)
+    assert "belongs to user 1001, who may change it" in message and f"chown 1000 {path}" in message
 
 
 def test_a_long_word_is_refused_without_its_digest(monkeypatch):
     tokens = Tokens("the single one")
-    tokens.take(FILE.encode())
+    tokens.load(FILE.encode())
     monkeypatch.setattr("decisionllm.bidding.server.tokens.sha256", None)
     assert tokens.find(b"x" * 60_000) is None
 
 
 def test_the_log_names_the_token_of_a_request(served):
-    with logs.written("json", stream := io.StringIO()):
+    with logs.write_logs("json", stream := io.StringIO()):
         served.get("/metrics", headers=bearer(READER))
         served.post("/v1/campaigns", json=settings_of(0), headers=bearer(READER))
         until(stream, 2)

@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from decisionllm.bidding.serve import check, traces_of
+from decisionllm.bidding.serve import build_traces, check_options
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.models import Model, Models
-from decisionllm.bidding.server.otel import OtelTraces, otlp
+from decisionllm.bidding.server.otel import OtelTraces, build_otlp_traces
 from decisionllm.bidding.server.service import Service
 from decisionllm.bidding.server.tracing import NoTraces
 from decisionllm.command_line import with_defaults
@@ -59,9 +59,9 @@ def test_ticks_of_one_request_are_traced_each(traces, spans):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, traces=traces)) as client:
         ids = [client.post("/v1/campaigns", json=settings_of(i)).json()["id"] for i in range(3)]
         client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0) for id in ids}})
-        found = spans.get_finished_spans()
-    by_tick = {span.context.span_id: [] for span in found if span.name == "tick"}
-    for span in found:
+        result = spans.get_finished_spans()
+    by_tick = {span.context.span_id: [] for span in result if span.name == "tick"}
+    for span in result:
         if span.parent is not None:
             by_tick[span.parent.span_id].append(span.name)
     assert list(map(sorted, by_tick.values())) == [["journal", "model", "queue"]] * 3
@@ -107,18 +107,20 @@ def test_a_late_decision_shows_where_its_time_went(traces, spans):
 
 def test_without_the_option_nothing_is_traced():
     config = with_defaults("serve", {"run": "r"})
-    assert traces_of(config) is None
+    assert build_traces(config) is None
     assert isinstance(Service(Models(Model("", "", policy_of()))).traces, NoTraces)
-    assert isinstance(traces_of(config | {"tracing": "http://127.0.0.1:1/v1/traces"}), OtelTraces)
+    assert isinstance(
+        build_traces(config | {"tracing": "http://127.0.0.1:1/v1/traces"}), OtelTraces
+    )
     for name, value in (("log_sample", 1.5), ("log_slow_ms", 0)):
         with pytest.raises(ValueError, match=name):
-            check(config | {name: value})
+            check_options(config | {name: value})
 
 
 def test_a_collector_that_is_away_fails_no_tick_and_no_stop():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    traces = otlp(f"http://127.0.0.1:{port}/v1/traces")
+    traces = build_otlp_traces(f"http://127.0.0.1:{port}/v1/traces")
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, traces=traces)) as client:
         id = client.post("/v1/campaigns", json=settings_of(0)).json()["id"]
         assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).status_code == 200
