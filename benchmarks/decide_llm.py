@@ -93,4 +93,4 @@ def cases(**size):
 
 
 if __name__ == "__main__":
-    measure.main("decide_llm")
+    measure.main("benchmarks.decide_llm")

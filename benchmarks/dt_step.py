@@ -175,4 +175,4 @@ def repeated(ours, peer, count=3):
 
 
 if __name__ == "__main__":
-    measure.main("dt_step")
+    measure.main("benchmarks.dt_step")

@@ -96,4 +96,4 @@ def cases(*, T=20, B=16, **size):
 
 
 if __name__ == "__main__":
-    measure.main("llm_step_tiny")
+    measure.main("benchmarks.llm_step_tiny")

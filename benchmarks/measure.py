@@ -139,8 +139,8 @@ def gate(name, value, bound):
     return {name: float(value)}
 
 
-def main(*names):
-    """Run benchmarks by name: gates first, then every case; print a table, append rows to
+def main(*modules):
+    """Run benchmarks by module: gates first, then every case; print a table, append rows to
     results.jsonl.
     """
     parser = argparse.ArgumentParser(
@@ -161,8 +161,9 @@ def main(*names):
         f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: "
         f"{', '.join(units) or 'none'}"
     )
-    for name in names:
-        benchmark = import_module(f"benchmarks.{name}")
+    for module in modules:
+        benchmark = import_module(module)
+        name = module.rpartition(".")[2]
         gates = benchmark.gates()
         console.print(f"{name}: {benchmark.__doc__.splitlines()[0]}", soft_wrap=True)
         console.print(
