@@ -139,15 +139,15 @@ def gate(name, value, bound):
     return {name: float(value)}
 
 
-def main(*modules):
+def main(*modules, out=RESULTS):
     """Run benchmarks by module: gates first, then every case; print a table, append rows to
-    results.jsonl.
+    `out`.
     """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=sys.modules[__name__].__doc__
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=out)
     options = parser.parse_args()
     pin()
     console, rows = Console(), []

@@ -10,6 +10,7 @@ hold every count equal, and the memory of a period under 2 GB.
 
 import tracemalloc
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,4 +104,4 @@ def cases(*, total: int = 500_000) -> Any:
 
 
 if __name__ == "__main__":
-    measure.main("lab.auction_period")
+    measure.main("lab.auction_period", out=Path(__file__).parent / "rows" / "peers.jsonl")

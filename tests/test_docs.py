@@ -4,7 +4,7 @@ built without the network.
 Python blocks of a page run in order in one namespace; `title="file.py"` writes the block to a file.
 Commands of `decisionllm` run with few steps and episodes. A block after `<!-- compose only -->`
 needs a GPU, a network or long training: its commands are composed only. A Python block after `<!--
-needs a server ... -->` is run by another test.
+needs a server ... -->` is run by another test. Commands of the lab's tables are composed, none is run.
 """
 
 import importlib.util
@@ -30,6 +30,8 @@ from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LAB = sorted((ROOT / "lab").glob("*.md"))
+COMPOSED = [*PAGES, *(page for page in LAB if page.name != "LOG.md")]  # the LOG is history
 BLOCK = re.compile(
     r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$",
     re.M | re.S,
@@ -150,7 +152,7 @@ def check_line(line):
             re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
             for target in targets
         ), line
-    for module in re.findall(r"python -m (benchmarks\.\w+)", line):
+    for module in re.findall(r"python -m ((?:benchmarks|lab)\.\w+)", line):
         assert importlib.util.find_spec(module), line
 
 
@@ -212,7 +214,7 @@ def test_every_command_composes(capsys):
     """Those that no block runs."""
     store_choices()
     wrong, found = [], {}
-    for page in PAGES:
+    for page in COMPOSED:
         found |= {words: run or found.get(words, False) for words, run in commands(page).items()}
     for words in (words for words, run in found.items() if not run):
         try:
@@ -225,7 +227,7 @@ def test_every_command_composes(capsys):
 @pytest.mark.slow
 def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(tmp_path, monkeypatch):
     wrong = []
-    for words in [words for page in PAGES for words in commands(page) if "--multirun" in words]:
+    for words in [words for page in COMPOSED for words in commands(page) if "--multirun" in words]:
         verb, *overrides = two_jobs(list(words))[1:]
         started = []
         monkeypatch.setitem(
@@ -244,9 +246,18 @@ def test_every_command_is_documented():
     assert {words[0] for page in PAGES for words in commands(page)} == set(COMMANDS)
 
 
+def test_the_scripts_that_the_lab_names_exist():
+    for page in LAB:
+        for module in re.findall(r"python -m (lab\.[a-z]\w*)", page.read_text(encoding="utf-8")):
+            assert importlib.util.find_spec(module), f"{page.name}: {module}"
+    table = (ROOT / "lab" / "README.md").read_text(encoding="utf-8")
+    scripts = {path.stem for path in (ROOT / "lab").glob("*.py")} - {"__init__", "played"}
+    assert not scripts - set(re.findall(r"`(\w+)`", table))
+
+
 def test_local_links_lead_somewhere():
     wrong = []
-    for page in PAGES:
+    for page in [*PAGES, *LAB, ROOT / "CHANGELOG.md", ROOT / "lab" / "studies" / "README.md"]:
         targets = re.findall(
             r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")
         )
