@@ -43,10 +43,10 @@ def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndar
         calls.append(appended.call_count + read.call_count)
         return advance(actions)
 
-    def timed(session: TeamSession, *given: Any) -> np.ndarray:
+    def timed(session: TeamSession, *arguments: Any) -> np.ndarray:
         nonlocal seconds
         began = time.process_time()
-        actions = decide(session, *given)
+        actions = decide(session, *arguments)
         seconds += time.process_time() - began
         return actions
 
@@ -107,10 +107,10 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    for run in given.runs:
-        row = compare(run, given.episodes)
-        with given.out.open("a", encoding="utf-8") as file:
+    arguments = parser.parse_args()
+    for run in arguments.runs:
+        row = compare(run, arguments.episodes)
+        with arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(
             "{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference "

@@ -121,13 +121,13 @@ def main() -> None:
     parser.add_argument("--market", **several, metavar="PERIODS", help=played)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    replay = {"budgets": "0.5,0.75,1,1.25,1.5", "repeats": given.repeats}
+    arguments = parser.parse_args()
+    replay = {"budgets": "0.5,0.75,1,1.25,1.5", "repeats": arguments.repeats}
     market = {"path": "", "protocol": "market", "positions": "all", "draws": "expected"}
-    sets = [replay | replay_options(days) for days in given.replay]
-    sets += [market | {"periods": periods} for periods in given.market]
+    sets = [replay | replay_options(days) for days in arguments.replay]
+    sets += [market | {"periods": periods} for periods in arguments.market]
     for options in sets:
-        for protocol, numbers in compare(given.runs, given.out, **options).items():
+        for protocol, numbers in compare(arguments.runs, arguments.out, **options).items():
             score, above, low, high = numbers
             difference = f"{above:+.2f} [{low:+.2f}, {high:+.2f}] above {POOLED}"
             print(f"{protocol}: {score:.1f}, {difference}", flush=True)

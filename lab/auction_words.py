@@ -1,4 +1,4 @@
-"""What a bidder makes of words: each campaign given its own text and that of another advertiser,
+"""The worth of words to a bidder: each campaign given its own text and that of another advertiser,
 campaign by campaign.
 
 `python -m lab.auction_words runs/auction/words-* --days data/later:200-203` replays the days
@@ -24,21 +24,21 @@ def main() -> None:
     parser.add_argument("--days", required=True, metavar="FOLDER:PERIODS", help="days to replay")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    options = {**replay_options(given.days), "budgets": BUDGETS, "repeats": given.repeats}
+    arguments = parser.parse_args()
+    options = {**replay_options(arguments.days), "budgets": BUDGETS, "repeats": arguments.repeats}
     versions = directory.versions()
     for wordings in ("trained", "held_out"):
         options["wordings"] = wordings
-        by_run, env, name = scores_of_runs(given.runs, options)
+        by_run, env, name = scores_of_runs(arguments.runs, options)
         own = by_run.mean(0)
-        another = scores_of_runs(given.runs, options | {"text_of": "another"})[0].mean(0)
+        another = scores_of_runs(arguments.runs, options | {"text_of": "another"})[0].mean(0)
         for protocol, members in env.conditions("per_agent", False).items():
             apart = (own - another)[members]
             low, high = over_episodes(apart, env.clusters[members])
             row = {
                 "protocol": protocol,
                 "policy": name,
-                "runs": [str(run) for run in given.runs],
+                "runs": [str(run) for run in arguments.runs],
                 "campaigns": len(members),
                 "own_words": float(own[members].mean()),
                 "anothers_words": float(another[members].mean()),
@@ -47,7 +47,7 @@ def main() -> None:
                 "high": high,
                 "versions": versions,
             }
-            append(given.out, row)
+            append(arguments.out, row)
             words = f"own words {row['own_words']:.1f}, another's {row['anothers_words']:.1f}"
             difference = f"{row['apart']:+.2f} [{low:+.2f}, {high:+.2f}]"
             print(f"{protocol}: {words}, {difference}", flush=True)

@@ -82,22 +82,22 @@ def main() -> None:
     parser.add_argument("--days", required=True, metavar="FOLDER:PERIODS", help="days to replay")
     parser.add_argument("--repeats", type=int, default=5, help="draws of conversions")
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    options = {**replay_options(given.days), "repeats": given.repeats}
+    arguments = parser.parse_args()
+    options = {**replay_options(arguments.days), "repeats": arguments.repeats}
     options["budgets"] = ",".join(f"{factor:g}" for factor in BUDGETS.values())
-    scores, env, name = scores_of_runs(given.runs, options)
-    _, info = directory.read(given.runs[0])
+    scores, env, name = scores_of_runs(arguments.runs, options)
+    _, info = directory.read(arguments.runs[0])
     hindsight = rollout(env.baselines(0)[HINDSIGHT], env, seed=0)
     about = {
         "data": info["dataset"]["name"],
-        "days": given.days,
-        "runs": [str(run) for run in given.runs],
+        "days": arguments.days,
+        "runs": [str(run) for run in arguments.runs],
         "versions": directory.versions(),
     }
     rows = rows_of(name, scores, env, about)
     rows += rows_of(HINDSIGHT, env.score(hindsight)[None], env, about)
     for row in rows:
-        append(given.out, row)
+        append(arguments.out, row)
     Console(width=140).print(table(rows))
 
 

@@ -1,4 +1,4 @@
-"""Whether `decisionllm compare` ranks policies as the world does: bidders of different skill, or
+"""The ranks of `decisionllm compare` against true scores: bidders of different skill, or
 policies of a maze, judged from a log alone and by the world that made the log.
 
 `python -m lab.compare auction --runs runs/compare` (or `umaze`, or `samples`, where the log is
@@ -197,8 +197,8 @@ def train(world: World, folder: Path) -> None:
         path = run_path(folder, name)
         if (path / "checkpoint").is_dir():
             continue
-        given = [f"run={path}", f"name={path.name}", "seed=0"]
-        assert run_command("train", [*world.recipe, *words, *given]) == 0, name
+        arguments = [f"run={path}", f"name={path.name}", "seed=0"]
+        assert run_command("train", [*world.recipe, *words, *arguments]) == 0, name
 
 
 def run_path(folder: Path, name: str) -> Path:
@@ -301,7 +301,7 @@ def play(candidates: Sequence[Candidate], env: Env) -> Scores:
 
 
 def row_of(one: Judged, played: dict[str, Scores]) -> dict[str, Any]:
-    """What was estimated and played of a policy: [value, low, high] each."""
+    """Return the estimates and the score of a policy, [value, low, high] each."""
     found: dict[str, Any] = {"policy": one.name, "far": round(one.far, 4)}
     for name, estimate in one.estimates.items():
         found[name] = [estimate.value, estimate.low, estimate.high]
@@ -317,15 +317,15 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/compare"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the estimators")
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    world = WORLDS[given.world]
-    folder = given.runs / given.world
+    arguments = parser.parse_args()
+    world = WORLDS[arguments.world]
+    folder = arguments.runs / arguments.world
     console = Console(width=120)
     train(world, folder)
     log_name, log = open_log(world, folder)
     candidates = policies(world, folder, log)
     judged = {}
-    for seed in given.seeds:
+    for seed in arguments.seeds:
         estimators = build_estimators(world.estimators, log, world.discount, seed)
         judged[seed] = judge(candidates, log, estimators, seed=seed)
         for one in judged[seed]:
@@ -335,16 +335,16 @@ def main() -> None:
         env = build(choice("env", name, **options), world.episodes)
         played[protocol] = play(candidates, env)
     for seed, found in judged.items():
-        about = {"world": given.world, "seed": seed, "versions": directory.versions()}
+        about = {"world": arguments.world, "seed": seed, "versions": directory.versions()}
         for one in found:
-            append(given.out, about | row_of(one, played))
+            append(arguments.out, about | row_of(one, played))
         near = [one for one in found if one.far <= MOST_FAR]
         ranks = {}
         for name in world.estimators:
             for protocol, scores in played.items():
                 ranks[f"{name}, {protocol}"] = correlation(found, scores, name)
                 ranks[f"{name}, {protocol}, near the log"] = correlation(near, scores, name)
-        append(given.out, about | {"log": log_name, "spearman": ranks})
+        append(arguments.out, about | {"log": log_name, "spearman": ranks})
         console.print(table(found, played))
         console.print(f"seed {seed}: Spearman's correlation: {ranks}")
 

@@ -32,7 +32,7 @@ def of_maze(episodes: Sequence[Episode], measure: str) -> np.ndarray:
 
 
 def of_auction(episodes: Sequence[Episode], measure: str) -> np.ndarray:
-    """What each campaign did (N,)."""
+    """Return the measured quantity of each campaign, (N,)."""
 
     def outcome(name: str) -> np.ndarray:
         return np.stack([e.outcome[name] for e in episodes])
@@ -70,16 +70,16 @@ def effects(
     """
     policy, _, env = open_run(run, options, node=node, count=EPISODES)
     measured = of_maze if kind == "maze" else of_auction
-    given = yaml.safe_load((FOLDER / "instructions.yaml").read_text(encoding="utf-8"))[kind]
+    texts = yaml.safe_load((FOLDER / "instructions.yaml").read_text(encoding="utf-8"))[kind]
     before = [world or words for words in env.tasks]
 
     def play(text: str) -> list[Episode]:
         env.tasks = [f"{words} {text}".strip() for words in before]
         return roll_out(policy, env)
 
-    neutral = play(given["neutral"])
+    neutral = play(texts["neutral"])
     rows = []
-    for one in given["instructions"]:
+    for one in texts["instructions"]:
         text, measure = one["text"], one["measure"]
         plain = measured(neutral, measure)
         change = one["sign"] * (measured(play(text), measure) - plain) / max(plain.std(), 1e-9)
@@ -96,19 +96,19 @@ def main() -> None:
     parser.add_argument("--maze", help="umaze, medium or large")
     parser.add_argument("--days", metavar="FOLDER:PERIODS", help="days to replay")
     parser.add_argument("--out", type=Path, default=FOLDER / "rows" / "instructions.jsonl")
-    given = parser.parse_args()
-    if bool(given.maze) == bool(given.days):
+    arguments = parser.parse_args()
+    if bool(arguments.maze) == bool(arguments.days):
         parser.error("expected either --maze or --days")
-    kind = "maze" if given.maze else "auction"
+    kind = "maze" if arguments.maze else "auction"
     node = None
     world = ""
-    if given.maze:
-        node = choice("env", f"maze2d-{given.maze}")
-        world = f"Maze2D {given.maze}."
+    if arguments.maze:
+        node = choice("env", f"maze2d-{arguments.maze}")
+        world = f"Maze2D {arguments.maze}."
         options = {"text": "goal"}
     else:
-        options = replay_options(given.days)
-    for run in given.runs:
+        options = replay_options(arguments.days)
+    for run in arguments.runs:
         rows = effects(run, kind, options, node=node, world=world)
         right = sum(row["low"] > 0 for row in rows)
         wrong = sum(row["high"] < 0 for row in rows)
@@ -122,7 +122,7 @@ def main() -> None:
             "effects": rows,
             "versions": directory.versions(),
         }
-        append(given.out, row)
+        append(arguments.out, row)
 
 
 if __name__ == "__main__":

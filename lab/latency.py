@@ -1,4 +1,4 @@
-"""How long a team of simple_spread waits for its next actions, by its size, one world and many,
+"""The latency of the next actions of a simple_spread team, by its size, one world and many,
 each agent alone and in turn.
 
 `python -m lab.latency RUN [--worlds 1 64] [--out latency.jsonl]`, RUN trained with
@@ -43,13 +43,13 @@ def main():
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     measure.pin()
     machine = {"load": os.getloadavg()[0], "versions": directory.versions()}
     for execution in ("per_agent", "joint"):
-        policy = loading.load(given.run, execution=execution)
+        policy = loading.load(arguments.run, execution=execution)
         config = policy.config
-        for worlds in given.worlds:
+        for worlds in arguments.worlds:
             for agents in range(2, 7):
                 env = SpreadTeams(
                     worlds,
@@ -57,7 +57,7 @@ def main():
                     actions=config["dataset"]["actions"],
                     text=config["text"],
                 )
-                took = np.stack([decisions(policy, env) for _ in range(given.rounds)])[
+                took = np.stack([decisions(policy, env) for _ in range(arguments.rounds)])[
                     :, env.horizon // 4 :
                 ].ravel()
                 each = 1000 * statistics.median(took)
@@ -72,7 +72,7 @@ def main():
                     "p99": float(1000 * np.percentile(took, 99)),
                     "decisions_per_second": 1000 * worlds * agents / each,
                 }
-                with given.out.open("a", encoding="utf-8") as file:
+                with arguments.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row | machine) + "\n")
                 print(
                     "{execution}, {agents} agents, {worlds} worlds: {ours:.2f} ms a step, {decisions_per_second:,.0f} decisions a second".format(

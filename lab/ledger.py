@@ -136,22 +136,22 @@ def main() -> None:
     parser.add_argument("executor", nargs="?", default="local", choices=("local", "ray", "slurm"))
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    if given.drive:
-        drive(given.drive, given.executor)
+    arguments = parser.parse_args()
+    if arguments.drive:
+        drive(arguments.drive, arguments.executor)
         return
     row = {
-        "executor": given.executor,
+        "executor": arguments.executor,
         "cores": executors.cores(),
         "versions": directory.versions(),
     }
     for name, measure in (("large", large), ("killed", killed), ("overhead", overhead)):
         folder = tempfile.mkdtemp()
         try:
-            row[name] = measure(folder, given.executor)
+            row[name] = measure(folder, arguments.executor)
         finally:
             shutil.rmtree(folder)
-    with given.out.open("a", encoding="utf-8") as file:
+    with arguments.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     many, end = row["large"], row["killed"]
     for met, words in (

@@ -195,7 +195,7 @@ class ClosedLoop:
             self.left -= 1
 
     async def run(self):
-        """What was answered in a second."""
+        """Answers of one second."""
         self.begin = time.perf_counter() + WARM
         for requests in self.requests:
             connection = Connection(self)
@@ -482,7 +482,7 @@ def measure(kind, rate, server, options):
 
 
 def seconds_of_a_loop(cores):
-    """How long a fixed loop takes now on the slowest of the server's cores, which others may share;
+    """Time a fixed loop now on the slowest of the server's cores, which others may share;
     of none, on any.
     """
     if not cores:

@@ -107,22 +107,22 @@ def main() -> None:
     parser.add_argument("--cloning", nargs="+", type=Path, required=True)
     parser.add_argument("--episodes", type=int, default=400)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    roll = partial(rows, out=given.out, episodes=given.episodes)
-    plain = roll(given.runs, env={"agents": "2-6"})
-    crashed = roll(given.runs, env={"crash": ",".join(map(str, CRASHES))}, baselines=True)
+    arguments = parser.parse_args()
+    roll = partial(rows, out=arguments.out, episodes=arguments.episodes)
+    plain = roll(arguments.runs, env={"agents": "2-6"})
+    crashed = roll(arguments.runs, env={"crash": ",".join(map(str, CRASHES))}, baselines=True)
     own = {
         r["policy"]: r["return"]
         for r in crashed
         if r["protocol"] == "per agent" and r["policy"] in ("random", "medium", "expert")
     }
     wanted = {quality: own[quality] for quality in ("random", "medium", "expert")}
-    found = roll(given.runs, target_returns=list(wanted.values()))
+    found = roll(arguments.runs, target_returns=list(wanted.values()))
     targeted = {
         quality: [r for r in found if r["target_return"] == target]
         for quality, target in wanted.items()
     }
-    for check, (met, words) in verdicts(plain, crashed, targeted, roll(given.cloning)).items():
+    for check, (met, words) in verdicts(plain, crashed, targeted, roll(arguments.cloning)).items():
         print(f"{check}  {'yes' if met else 'NO '}  {words}")
 
 

@@ -62,7 +62,7 @@ def play(
 
 
 def mean_return(columns: dict[str, np.ndarray]) -> float:
-    """Of an agent."""
+    """Return the mean return of an agent."""
     return float(columns["rews"].sum(0).mean())
 
 
@@ -100,31 +100,31 @@ def main() -> None:
         default=10_000,
         help="of the logs random, medium and expert; 40,000 were published",
     )
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
     types = describe([AGENTS], "continuous")["types"]
     described = {"task": TASK, "horizon": HORIZON, "returns": "team", "plane": True, "types": types}
-    (given.folder / "meta.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+    (arguments.folder / "meta.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
-    torch.manual_seed(given.seed)
-    rng = np.random.default_rng(given.seed)
+    torch.manual_seed(arguments.seed)
+    rng = np.random.default_rng(arguments.seed)
     learner = TeamTD3(AGENTS, SIZE, 2)
     medium = False
-    first = LOG_STARTS + 1_000_000 * given.seed
-    starts = np.arange(first, first + given.episodes)
-    save(given.folder / "random", play(None, starts, rng, 0))
+    first = LOG_STARTS + 1_000_000 * arguments.seed
+    starts = np.arange(first, first + arguments.episodes)
+    save(arguments.folder / "random", play(None, starts, rng, 0))
     tests = TRAIN_STARTS - 1 - np.arange(200)
     memory: dict[str, np.ndarray] = {}
-    for turn in track(range(given.rounds), "MATD3"):
-        these = given.worlds * turn + np.arange(given.worlds)
+    for turn in track(range(arguments.rounds), "MATD3"):
+        these = arguments.worlds * turn + np.arange(arguments.worlds)
         played = play(
             learner.actor if turn >= 20 else None,
-            TRAIN_STARTS + 1_000_000 * given.seed + these,
+            TRAIN_STARTS + 1_000_000 * arguments.seed + these,
             rng,
             NOISE,
         )
         for name, x in played.items():
-            size = (HORIZON, given.rounds * given.worlds, *x.shape[2:])
+            size = (HORIZON, arguments.rounds * arguments.worlds, *x.shape[2:])
             memory.setdefault(name, np.zeros(size, np.float32))[:, these] = x
         for k in range(HORIZON if turn >= 20 else 0):
             t = rng.integers(HORIZON, size=BATCH)
@@ -140,9 +140,9 @@ def main() -> None:
             if not medium and found >= MEDIUM:
                 medium = True
                 whole = {name: x[:, : these[-1] + 1] for name, x in memory.items()}
-                save(given.folder / "medium-replay", whole)
-                save(given.folder / "medium", play(learner.actor, starts, rng, NOISE))
-    save(given.folder / "expert", play(learner.actor, starts, rng, NOISE))
+                save(arguments.folder / "medium-replay", whole)
+                save(arguments.folder / "medium", play(learner.actor, starts, rng, NOISE))
+    save(arguments.folder / "expert", play(learner.actor, starts, rng, NOISE))
 
 
 if __name__ == "__main__":

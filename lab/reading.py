@@ -1,4 +1,4 @@
-"""How well a layout of a language model reads: the share of wordings that it was never taught of
+"""The reading accuracy of a layout of a language model: the share of unseen paraphrases of
 which it names the right goal.
 
 It tells in minutes where a model should be cut, since nothing acts: a learned token stands behind a

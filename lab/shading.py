@@ -127,7 +127,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Played:
-    """What a campaign had at its end."""
+    """Return the totals of a campaign at its end."""
 
     score: float
     conversions: float  # expected
@@ -208,12 +208,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--total", type=int, default=3_000, help="opportunities of a day")
     parser.add_argument("--out", type=Path, help="rows are appended to it, as to shading.jsonl")
-    given = parser.parse_args()
-    known = {"periods": given.periods, "seeds": given.seeds, "total": given.total}
-    for row in compare(given.budgets, given.periods, given.seeds, given.total):
+    arguments = parser.parse_args()
+    known = {"periods": arguments.periods, "seeds": arguments.seeds, "total": arguments.total}
+    for row in compare(arguments.budgets, arguments.periods, arguments.seeds, arguments.total):
         print(json.dumps(row), flush=True)
-        if given.out:
-            with given.out.open("a", encoding="utf-8") as file:
+        if arguments.out:
+            with arguments.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(known | row) + "\n")
 
 

@@ -146,15 +146,15 @@ def main() -> None:
         "--crashed", type=int, default=400, help="battles under each crash, of the first run"
     )
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
-    checks = of_a_log(given.map, 200)
-    plain = rows(given.runs, given.out, episodes=given.episodes, baselines=True)
-    first = given.runs[:1]
-    unmasked = rows(first, given.out, episodes=200, env={"_target_": "lab.smax.Unmasked"})
+    arguments = parser.parse_args()
+    checks = of_a_log(arguments.map, 200)
+    plain = rows(arguments.runs, arguments.out, episodes=arguments.episodes, baselines=True)
+    first = arguments.runs[:1]
+    unmasked = rows(first, arguments.out, episodes=200, env={"_target_": "lab.smax.Unmasked"})
     crashed = rows(
         first,
-        given.out,
-        episodes=given.crashed,
+        arguments.out,
+        episodes=arguments.crashed,
         env={"crash": ",".join(map(str, CRASHES))},
         baselines=True,
     )

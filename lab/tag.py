@@ -68,8 +68,8 @@ def train(seed: int) -> dict[str, dict[str, Path]]:
     }
     for name, more in words.items():
         if not (run := FOLDER / f"{name}-{seed}").exists():
-            given = ("experiment=tag", f"run={run}", f"seed={seed}", "device=cpu", *more)
-            subprocess.run([sys.executable, "-m", "decisionllm", "train", *given], check=True)
+            arguments = ("experiment=tag", f"run={run}", f"seed={seed}", "device=cpu", *more)
+            subprocess.run([sys.executable, "-m", "decisionllm", "train", *arguments], check=True)
     runs = {
         name: {role: FOLDER / f"{file}-{seed}".format(role) for role in OTHER}
         for name, file in FILES.items()
@@ -86,7 +86,7 @@ def play(
     episodes: int,
     text: str = "",
 ) -> dict[str, np.ndarray]:
-    """What happened in each episode, (E,) by name.
+    """Return the outcome of each episode, (E,) by name.
 
     Args:
         player, partner: of the role and of the other one: a run, `scripted` or `random`.
@@ -155,10 +155,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=ROWS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if not (FOLDER / "log").exists():
         record(FOLDER / "log", groups=2400)
-    runs = train(given.seed)
+    runs = train(arguments.seed)
     nodes = {
         role: loading.load(runs["checkpoint"][role], part=role).config["env"] for role in OTHER
     }
@@ -172,10 +172,12 @@ def main() -> None:
         seats = [
             runs.get(name, {}).get(at, name) for name, at in ((player, role), (partner, other))
         ]
-        outcome = play(seats[0], role, seats[1], nodes[role], episodes=given.episodes, text=text)
-        made = row(chasers, prey, outcome) | {"seed": given.seed}
+        outcome = play(
+            seats[0], role, seats[1], nodes[role], episodes=arguments.episodes, text=text
+        )
+        made = row(chasers, prey, outcome) | {"seed": arguments.seed}
         won[chasers, prey] = 100.0 * (outcome["return_0"] > 0)
-        with given.out.open("a", encoding="utf-8") as file:
+        with arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(made) + "\n")
         print(
             "{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures "

@@ -90,19 +90,23 @@ def lines(text):
 
 def commands(page):
     """Every `decisionllm COMMAND ...` of a page as words -> whether a block runs it."""
-    found = {}
+    run_by_words = {}
     for composed, kind, _, text in blocks(page):
         for launched in lines(text) if kind == "sh" else ():
             line = LAUNCHED.sub("", launched)
             if line.startswith("decisionllm "):
                 words = line.removeprefix("decisionllm ")
-                found[words] = found.get(words, False) or not composed and runs(launched)
-    found = dict.fromkeys(INLINE.findall(page.read_text(encoding="utf-8")), False) | found
-    return {tuple(shlex.split(words)): run for words, run in found.items()}
+                run_by_words[words] = (
+                    run_by_words.get(words, False) or not composed and runs(launched)
+                )
+    run_by_words = (
+        dict.fromkeys(INLINE.findall(page.read_text(encoding="utf-8")), False) | run_by_words
+    )
+    return {tuple(shlex.split(words)): run for words, run in run_by_words.items()}
 
 
 def runs(line):
-    """Whether a line of a shell block is run; what only prints is composed."""
+    """Return whether a line of a shell block is run; lines that only print are composed."""
     return line.startswith("decisionllm ") and not {"--help", "--cfg"} & {*shlex.split(line)}
 
 
@@ -198,12 +202,12 @@ def scratch(first_run, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_the_blocks_of_a_page_run(page, scratch, capsys):
-    known = {"__name__": page.stem}
+    namespace = {"__name__": page.stem}
     for composed, kind, title, text in blocks(page):
         if title:
             Path(title).write_text(text, encoding="utf-8")
         elif kind == "python" and not composed:
-            exec(compile(few(text), f"{page.name}", "exec"), known)
+            exec(compile(few(text), f"{page.name}", "exec"), namespace)
         elif kind == "sh":
             for line in lines(text):
                 check_line(line) if composed else run_line(line)
@@ -211,12 +215,14 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
 
 @pytest.mark.slow
 def test_every_command_composes(capsys):
-    """Those that no block runs."""
+    """Compose the commands that no block runs."""
     store_choices()
-    wrong, found = [], {}
+    wrong, run_by_words = [], {}
     for page in COMPOSED:
-        found |= {words: run or found.get(words, False) for words, run in commands(page).items()}
-    for words in (words for words, run in found.items() if not run):
+        run_by_words |= {
+            words: run or run_by_words.get(words, False) for words, run in commands(page).items()
+        }
+    for words in (words for words, run in run_by_words.items() if not run):
         try:
             compose([word for word in words if word not in ("--cfg", "job")])
         except (AssertionError, HydraException) as error:
@@ -270,8 +276,8 @@ def test_local_links_lead_somewhere():
 def test_a_page_uses_the_words_of_the_field():
     wrong = []
     for page in PAGES:
-        found = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(encoding="utf-8"), re.I)
-        wrong += [f"{page.name}: {word}" for word in found]
+        words = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(encoding="utf-8"), re.I)
+        wrong += [f"{page.name}: {word}" for word in words]
     assert not wrong, "\n".join(wrong)
 
 
