@@ -273,6 +273,27 @@ def test_local_links_lead_somewhere():
     assert not wrong, "\n".join(wrong)
 
 
+def anchors(page):
+    """The anchors of the headings of a page."""
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    headings = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+def test_links_into_a_page_of_the_lab_have_a_heading():
+    """Links within docs are checked when the site is built."""
+    wrong = []
+    for page in [*PAGES, *LAB, ROOT / "lab" / "studies" / "README.md"]:
+        links = re.findall(r"\]\(((?!http)[^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+        for target, anchor in links:
+            other = (page.parent / target).resolve() if target else page
+            if ROOT / "lab" in other.parents and anchor not in anchors(other):
+                wrong.append(f"{page.name}: {target}#{anchor}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_page_uses_the_words_of_the_field():
     wrong = []
     for page in PAGES:
