@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `python -m benchmarks [--rounds N] [--out
+"""Run all benchmarks, one after the other: `python -m benchmarks [--rounds N] [--out
 results.jsonl]`.
 """
 
@@ -6,11 +6,10 @@ from benchmarks import measure
 
 if __name__ == "__main__":
     measure.main(
-        "windows",
-        "dt_step",
-        "llm_step_tiny",
-        "decide_llm",
-        "rollout64",
-        "auction_period",
-        "spread_world",
+        "benchmarks.windows",
+        "benchmarks.dt_step",
+        "benchmarks.llm_step_tiny",
+        "benchmarks.decide_llm",
+        "benchmarks.rollout64",
+        "benchmarks.spread_world",
     )

@@ -20,7 +20,7 @@ from decisionllm.tokenizers import text
 
 
 class Day:
-    """What the agents see and get, made up beforehand, and both ways to decide upon it."""
+    """Random observations and rewards of the agents, and both ways to decide on them."""
 
     def __init__(self, *, agents=48, steps=48, dtype=torch.float32, backbone="tiny", **size):
         self.model = make(backbone, **size).eval()
@@ -93,4 +93,4 @@ def cases(**size):
 
 
 if __name__ == "__main__":
-    measure.main("decide_llm")
+    measure.main("benchmarks.decide_llm")

@@ -138,7 +138,7 @@ def gates(*, T=20, B=64, steps=30, **size):
     wrong = measure.largest_difference(
         *zip(*((gradients[0][a], gradients[1][b]) for a, b in shared(ours).items()), strict=True)
     )
-    found = measure.gate("gradients", wrong, 1e-6)
+    differences = measure.gate("gradients", wrong, 1e-6)
     losses = []
     for side, loss in ((0, our_loss), (1, peer_loss), (0, partial(our_loss, dtype=torch.bfloat16))):
         model = pair(dropout=0.0, **size)[side]
@@ -147,8 +147,8 @@ def gates(*, T=20, B=64, steps=30, **size):
         step = trainer(model, loss, batch_of)
         losses.append([step() for _ in range(steps)][-1])
     for name, value, bound in (("loss", losses[0], 1e-4), ("loss in bfloat16", losses[2], 1e-2)):
-        found |= measure.gate(f"{name} at step {steps}", abs(value / losses[1] - 1), bound)
-    return found
+        differences |= measure.gate(f"{name} at step {steps}", abs(value / losses[1] - 1), bound)
+    return differences
 
 
 def cases(*, T=20, B=64, **size):
@@ -175,4 +175,4 @@ def repeated(ours, peer, count=3):
 
 
 if __name__ == "__main__":
-    measure.main("dt_step")
+    measure.main("benchmarks.dt_step")

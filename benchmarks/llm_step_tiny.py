@@ -78,8 +78,8 @@ def gates(*, T=20, B=16, **size):
     gradients = [[p.grad for p in model.parameters() if p.requires_grad] for model in (ours, peer)]
     with torch.no_grad():
         half = our_loss(ours, batch, torch.bfloat16)
-    found = measure.gate("gradients", measure.largest_difference(*gradients), 1e-5)
-    return found | measure.gate("loss in bfloat16", abs(half / losses[1].detach() - 1), 1e-2)
+    differences = measure.gate("gradients", measure.largest_difference(*gradients), 1e-5)
+    return differences | measure.gate("loss in bfloat16", abs(half / losses[1].detach() - 1), 1e-2)
 
 
 def cases(*, T=20, B=16, **size):
@@ -96,4 +96,4 @@ def cases(*, T=20, B=16, **size):
 
 
 if __name__ == "__main__":
-    measure.main("llm_step_tiny")
+    measure.main("benchmarks.llm_step_tiny")

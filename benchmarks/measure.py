@@ -32,7 +32,7 @@ UNITS = {"us": 1e6, "ms": 1e3}  # of a second
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed: one call of `ours` does `ours_work` units, one of `peer` `peer_work` of the
+    """One timed comparison: a call of `ours` does `ours_work` units, one of `peer` `peer_work` of the
     same units.
     """
 
@@ -78,7 +78,7 @@ def compare(case, rounds):
 
 
 def verdict(case, ours, peer):
-    """What the rounds say, in seconds a unit of work: [1, 2, 1] against [3, 4, 3] is a
+    """Return the row of a case from seconds a unit of work: [1, 2, 1] against [3, 4, 3] is a
     ratio of 3.
     """
     ratio = statistics.median(p / o for o, p in zip(ours, peer, strict=True))
@@ -111,15 +111,15 @@ def spread(times):
 
 
 def ceilings():
-    """What this core can do at most: GFLOP/s of a large product, {dtype: number}."""
-    found = {}
+    """Measure the peak of this core: GFLOP/s of a large product, {dtype: number}."""
+    gflops = {}
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.randn(1024, 1024).to(dtype)
         b = torch.randn(1024, 1024).to(dtype)
-        found[str(dtype).removeprefix("torch.")] = round(
+        gflops[str(dtype).removeprefix("torch.")] = round(
             2 * 1024**3 / min(seconds(lambda a=a, b=b: a @ b) for _ in range(12)) / 1e9
         )
-    return found
+    return gflops
 
 
 def largest_difference(ours, peer):
@@ -139,15 +139,15 @@ def gate(name, value, bound):
     return {name: float(value)}
 
 
-def main(*names):
-    """Run benchmarks by name: gates first, then every case; print a table, append rows to
-    results.jsonl.
+def main(*modules, out=RESULTS):
+    """Run benchmarks by module: gates first, then every case; print a table, append rows to
+    `out`.
     """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=sys.modules[__name__].__doc__
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=out)
     options = parser.parse_args()
     pin()
     console, rows = Console(), []
@@ -161,8 +161,9 @@ def main(*names):
         f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: "
         f"{', '.join(units) or 'none'}"
     )
-    for name in names:
-        benchmark = import_module(f"benchmarks.{name}")
+    for module in modules:
+        benchmark = import_module(module)
+        name = module.rpartition(".")[2]
         gates = benchmark.gates()
         console.print(f"{name}: {benchmark.__doc__.splitlines()[0]}", soft_wrap=True)
         console.print(

@@ -91,4 +91,4 @@ def cases(*, mazes=64, steps=300, window=20, **size):
 
 
 if __name__ == "__main__":
-    measure.main("rollout64")
+    measure.main("benchmarks.rollout64")

@@ -69,4 +69,4 @@ def cases(*, worlds: int = 400, **size: int) -> Iterator[measure.Case]:
 
 
 if __name__ == "__main__":
-    measure.main("spread_world")
+    measure.main("benchmarks.spread_world")

@@ -121,4 +121,4 @@ def cases(*, total=1_000_000):
 
 
 if __name__ == "__main__":
-    measure.main("windows")
+    measure.main("benchmarks.windows")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from decisionllm.registry import choice, register
     from decisionllm.schema import Episode, History, Spec
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Episode",
     "History",

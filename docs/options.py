@@ -66,11 +66,11 @@ MEANINGS = {  # where the comment in the source is short
 
 def comment_above(lines: Sequence[str], line: int) -> str:
     """The comment that ends above this line, as one text."""
-    found: list[str] = []
+    comments: list[str] = []
     while line > 0 and lines[line - 1].lstrip().startswith("# "):
         line -= 1
-        found.insert(0, lines[line].strip().removeprefix("# "))
-    return " ".join(found)
+        comments.insert(0, lines[line].strip().removeprefix("# "))
+    return " ".join(comments)
 
 
 def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
@@ -80,7 +80,7 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
     source = inspect.getsource(vars(config)[name])
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
-    text, found = source.splitlines(), []
+    text, options = source.splitlines(), []
     for node in tree.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
@@ -89,15 +89,15 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
         if "Options" in ast.unparse(node.annotation):
             continue
         if "lambda" in default:
-            chosen = re.search(r"choice\('\w+', '(\w+)'\)", default)
-            default = chosen[1] if chosen else "none"
+            default_choice = re.search(r"choice\('\w+', '(\w+)'\)", default)
+            default = default_choice[1] if default_choice else "none"
         default = default.replace("field(default_factory=registry.no_choice)", "none")
         default = default.replace("field(default_factory=list)", "[]")
         default = {"True": "true", "False": "false"}.get(default, default)
         on_its_line = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
         comment = on_its_line.rpartition("# ")[2].strip() or comment_above(text, node.lineno - 1)
-        found.append((key, default.strip("'\""), MEANINGS.get(f"{prefix}{key}", comment)))
-    return found
+        options.append((key, default.strip("'\""), MEANINGS.get(f"{prefix}{key}", comment)))
+    return options
 
 
 def cell(text: Any) -> str:
@@ -143,11 +143,11 @@ def page() -> str:
         lines = []
         for presets in targets.values():
             keys = [key for key in next(iter(presets.values())) if key != "_target_"]
-            given = [
+            values = [
                 f"`{key}={'/'.join(dict.fromkeys(shown(node[key]) for node in presets.values()))}`"
                 for key in keys
             ]
-            lines.append((", ".join(f"`{name}`" for name in presets), ", ".join(given) or "none"))
+            lines.append((", ".join(f"`{name}`" for name in presets), ", ".join(values) or "none"))
         parts += [f"### {group}", "", *table(("choice", "options"), lines), ""]
     return "\n".join(parts).rstrip() + "\n"
 

@@ -319,7 +319,7 @@ def npz(folder: Path) -> None:
 
 
 def bad_files(folder: Path) -> None:
-    """What cannot be meant is refused by name, before any work."""
+    """Contradictory options are refused by name, before any work."""
     rows = {
         "observations": np.zeros((20, 2)),
         "actions": np.zeros((20, 1)),
@@ -390,8 +390,8 @@ def sweep(folder: Path) -> None:
 
     from decisionllm.eval.report import read_rows, summarise
 
-    found = summarise(read_rows(folder))
-    assert [result["seeds"] for result in found] == [2, 2]
+    pooled = summarise(read_rows(folder))
+    assert [result["seeds"] for result in pooled] == [2, 2]
 
 
 # -- studies --

@@ -57,11 +57,11 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m examples.words_on_a_maze", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    policies = [decisionllm.load(run) for run in given.runs]
+    arguments = parser.parse_args()
+    policies = [decisionllm.load(run) for run in arguments.runs]
     env = build(choice("env", "maze2d-umaze", text="paraphrased"), 1)
-    figure = Figure(figsize=(3.2 * len(given.runs), 3.2 * len(GOALS)), layout="constrained")
-    axes = figure.subplots(len(GOALS), len(given.runs), squeeze=False)
+    figure = Figure(figsize=(3.2 * len(arguments.runs), 3.2 * len(GOALS)), layout="constrained")
+    axes = figure.subplots(len(GOALS), len(arguments.runs), squeeze=False)
     worded = [sentence(env.facts, goal, kind) for goal, kind in GOALS.items()]
     texts = [text for text, _ in worded]
     for line, text in zip(axes, texts, strict=True):
@@ -75,12 +75,12 @@ def main():
             axis.plot(ends[:, 1], ends[:, 0], "kx", markersize=5)
             axis.set(xticks=[], yticks=[])
             axis.set_xlabel(f"{arrived.sum()} of {BALLS} at the goal", fontsize=8)
-    for axis, run in zip(axes[-1], given.runs, strict=True):
+    for axis, run in zip(axes[-1], arguments.runs, strict=True):
         axis.set_xlabel(f"{axis.get_xlabel()}\n{run.name}", fontsize=9)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(given.out, dpi=110)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(arguments.out, dpi=110)
     marks = "a dot is where a ball begins, a cross where it ends"
-    print(f"{given.out}: sentences that were never trained on; {marks}")
+    print(f"{arguments.out}: sentences that were never trained on; {marks}")
 
 
 if __name__ == "__main__":

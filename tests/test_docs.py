@@ -4,7 +4,7 @@ built without the network.
 Python blocks of a page run in order in one namespace; `title="file.py"` writes the block to a file.
 Commands of `decisionllm` run with few steps and episodes. A block after `<!-- compose only -->`
 needs a GPU, a network or long training: its commands are composed only. A Python block after `<!--
-needs a server ... -->` is run by another test.
+needs a server ... -->` is run by another test. Commands of the lab's tables are composed, none is run.
 """
 
 import importlib.util
@@ -30,6 +30,8 @@ from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LAB = sorted((ROOT / "lab").glob("*.md"))
+COMPOSED = [*PAGES, *(page for page in LAB if page.name != "LOG.md")]  # the LOG is history
 BLOCK = re.compile(
     r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$",
     re.M | re.S,
@@ -88,19 +90,23 @@ def lines(text):
 
 def commands(page):
     """Every `decisionllm COMMAND ...` of a page as words -> whether a block runs it."""
-    found = {}
+    run_by_words = {}
     for composed, kind, _, text in blocks(page):
         for launched in lines(text) if kind == "sh" else ():
             line = LAUNCHED.sub("", launched)
             if line.startswith("decisionllm "):
                 words = line.removeprefix("decisionllm ")
-                found[words] = found.get(words, False) or not composed and runs(launched)
-    found = dict.fromkeys(INLINE.findall(page.read_text(encoding="utf-8")), False) | found
-    return {tuple(shlex.split(words)): run for words, run in found.items()}
+                run_by_words[words] = (
+                    run_by_words.get(words, False) or not composed and runs(launched)
+                )
+    run_by_words = (
+        dict.fromkeys(INLINE.findall(page.read_text(encoding="utf-8")), False) | run_by_words
+    )
+    return {tuple(shlex.split(words)): run for words, run in run_by_words.items()}
 
 
 def runs(line):
-    """Whether a line of a shell block is run; what only prints is composed."""
+    """Return whether a line of a shell block is run; lines that only print are composed."""
     return line.startswith("decisionllm ") and not {"--help", "--cfg"} & {*shlex.split(line)}
 
 
@@ -150,7 +156,7 @@ def check_line(line):
             re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
             for target in targets
         ), line
-    for module in re.findall(r"python -m (benchmarks\.\w+)", line):
+    for module in re.findall(r"python -m ((?:benchmarks|lab)\.\w+)", line):
         assert importlib.util.find_spec(module), line
 
 
@@ -196,12 +202,12 @@ def scratch(first_run, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_the_blocks_of_a_page_run(page, scratch, capsys):
-    known = {"__name__": page.stem}
+    namespace = {"__name__": page.stem}
     for composed, kind, title, text in blocks(page):
         if title:
             Path(title).write_text(text, encoding="utf-8")
         elif kind == "python" and not composed:
-            exec(compile(few(text), f"{page.name}", "exec"), known)
+            exec(compile(few(text), f"{page.name}", "exec"), namespace)
         elif kind == "sh":
             for line in lines(text):
                 check_line(line) if composed else run_line(line)
@@ -209,12 +215,14 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
 
 @pytest.mark.slow
 def test_every_command_composes(capsys):
-    """Those that no block runs."""
+    """Compose the commands that no block runs."""
     store_choices()
-    wrong, found = [], {}
-    for page in PAGES:
-        found |= {words: run or found.get(words, False) for words, run in commands(page).items()}
-    for words in (words for words, run in found.items() if not run):
+    wrong, run_by_words = [], {}
+    for page in COMPOSED:
+        run_by_words |= {
+            words: run or run_by_words.get(words, False) for words, run in commands(page).items()
+        }
+    for words in (words for words, run in run_by_words.items() if not run):
         try:
             compose([word for word in words if word not in ("--cfg", "job")])
         except (AssertionError, HydraException) as error:
@@ -225,7 +233,7 @@ def test_every_command_composes(capsys):
 @pytest.mark.slow
 def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(tmp_path, monkeypatch):
     wrong = []
-    for words in [words for page in PAGES for words in commands(page) if "--multirun" in words]:
+    for words in [words for page in COMPOSED for words in commands(page) if "--multirun" in words]:
         verb, *overrides = two_jobs(list(words))[1:]
         started = []
         monkeypatch.setitem(
@@ -244,9 +252,18 @@ def test_every_command_is_documented():
     assert {words[0] for page in PAGES for words in commands(page)} == set(COMMANDS)
 
 
+def test_the_scripts_that_the_lab_names_exist():
+    for page in LAB:
+        for module in re.findall(r"python -m (lab\.[a-z]\w*)", page.read_text(encoding="utf-8")):
+            assert importlib.util.find_spec(module), f"{page.name}: {module}"
+    table = (ROOT / "lab" / "README.md").read_text(encoding="utf-8")
+    scripts = {path.stem for path in (ROOT / "lab").glob("*.py")} - {"__init__", "played"}
+    assert not scripts - set(re.findall(r"`(\w+)`", table))
+
+
 def test_local_links_lead_somewhere():
     wrong = []
-    for page in PAGES:
+    for page in [*PAGES, *LAB, ROOT / "CHANGELOG.md", ROOT / "lab" / "studies" / "README.md"]:
         targets = re.findall(
             r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")
         )
@@ -256,11 +273,32 @@ def test_local_links_lead_somewhere():
     assert not wrong, "\n".join(wrong)
 
 
+def anchors(page):
+    """The anchors of the headings of a page."""
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    headings = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+def test_links_into_a_page_of_the_lab_have_a_heading():
+    """Links within docs are checked when the site is built."""
+    wrong = []
+    for page in [*PAGES, *LAB, ROOT / "lab" / "studies" / "README.md"]:
+        links = re.findall(r"\]\(((?!http)[^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+        for target, anchor in links:
+            other = (page.parent / target).resolve() if target else page
+            if ROOT / "lab" in other.parents and anchor not in anchors(other):
+                wrong.append(f"{page.name}: {target}#{anchor}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_page_uses_the_words_of_the_field():
     wrong = []
     for page in PAGES:
-        found = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(encoding="utf-8"), re.I)
-        wrong += [f"{page.name}: {word}" for word in found]
+        words = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(encoding="utf-8"), re.I)
+        wrong += [f"{page.name}: {word}" for word in words]
     assert not wrong, "\n".join(wrong)
 
 

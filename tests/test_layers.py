@@ -189,7 +189,7 @@ def test_text_is_opened_in_an_encoding_that_is_named():
     # ruff's rule PLW1514 sees paths only where it can infer their type
     root = PACKAGE.parent
     wrong = []
-    for folder in ("decisionllm", "tests", "benchmarks", "examples", "docs", "studies"):
+    for folder in ("decisionllm", "tests", "benchmarks", "examples", "docs", "lab"):
         for path in sorted((root / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and lacks_encoding(node):

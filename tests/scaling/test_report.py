@@ -14,7 +14,7 @@ from matplotlib import rcParams
 from decisionllm.scaling import figures, law
 from decisionllm.scaling import report as study
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = Path(__file__).parents[2] / "lab" / "studies"
 TRUE = law.Law(E=0.4, A=60.0, alpha=0.45, B=90.0, beta=0.55)
 SIZES = {"30k": 3e4, "150k": 1.5e5, "600k": 6e5, "2500k": 2.5e6, "10000k": 1e7}
 

@@ -417,8 +417,8 @@ WRONG = {
     shlex.quote(
         listed(
             "train",
-            "dataset._target_=benchmarks.permutation.load "
-            "env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete "
+            "dataset._target_=lab.permutation.load "
+            "env._target_=lab.permutation.PermutationGame backbone=nano head=discrete "
             "data.held_out=0.2",
         )
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import permutation
 from decisionllm.bidding import serve
 from decisionllm.datasets import store, windows
 from decisionllm.policy.policy import Policy
@@ -19,6 +18,7 @@ from decisionllm.teams.session import TeamSession
 from decisionllm.teams.tokenizer import POOL
 from decisionllm.teams.windows import TeamSampler
 from decisionllm.tokenizers import text
+from lab import permutation
 from tests.conftest import MAX_RETURN, NANO, command, make_model, node
 
 pytestmark = pytest.mark.numeric
@@ -536,8 +536,8 @@ GAME = (
     "optim.precision=no",
     "device=cpu",
     "log.tracker=none",
-    "dataset._target_=benchmarks.permutation.load",
-    "env._target_=benchmarks.permutation.PermutationGame",
+    "dataset._target_=lab.permutation.load",
+    "env._target_=lab.permutation.PermutationGame",
 )
 
 
@@ -559,7 +559,7 @@ def agreed(run, out, *words):
             "episodes=2000",
             "report=false",
             "act.decode=sample",
-            "trust=[benchmarks]",
+            "trust=[lab]",
             *words,
         )
         == 0

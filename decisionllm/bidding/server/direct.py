@@ -1,7 +1,7 @@
 """POST routes called straight from their declarations: FastAPI documents them, its routing and
 dependencies are not run.
 
-They take most of the time of a small request (benchmarks/load.py). A body is read once, by
+They take most of the time of a small request (lab/load.py). A body is read once, by
 pydantic's own JSON parser, which is faster than Python's and refuses lone surrogates.
 """
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.smax import Unmasked, verdicts
 from decisionllm.datasets.store import write
 from decisionllm.eval.rollout import rollout
 from decisionllm.teams.dataset import read, source
@@ -27,6 +26,7 @@ from decisionllm.teams.smax.world import (
     are_allowed,
     compile_map,
 )
+from lab.smax import Unmasked, verdicts
 from tests.conftest import command, make_policy
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,1 @@
+"""The notebook: scripts that made one table; `python -m lab.NAME`."""
