@@ -454,7 +454,7 @@ def test_the_window_of_an_embodiment_is_a_whole_number(window):
 
 
 def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
-    maze = {"dataset": "maze2d-umaze", "steps": 1000, "source": "regenerate"}
+    maze = {"dataset": "maze2d-umaze", "steps": 500, "source": "regenerate"}
     opened = []
     for own in (
         {"text": "goal"},
@@ -514,7 +514,7 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
         "dataset",
         "mixture",
         parts=["maze2d-umaze", "maze2d-open"],
-        options={"steps": 1000, "source": "regenerate"},
+        options={"steps": 500, "source": "regenerate"},
         text="goal",
     )
     made = store_cache.prepare(data, tmp_path / "a")
