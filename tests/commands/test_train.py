@@ -208,9 +208,17 @@ def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
     )
 
 
-def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A run of LOOP and NANO."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    assert command("train", *LOOP, *NANO, f"run={path}") == 0
+    return path
+
+
+def test_a_finished_run_is_left_as_it_is_and_another_is_refused(finished_run, tmp_path, capsys):
+    shutil.copytree(finished_run, tmp_path / "run")
     run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
-    assert command(*run) == 0
     before = saved(tmp_path / "run")
     assert command(*run, "log.every=2") == 0  # how often to log is not what a run is
     assert same_bits(before, saved(tmp_path / "run"))
@@ -221,9 +229,9 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys
     assert not same_bits(before, saved(tmp_path / "run"))
 
 
-def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(tmp_path, capsys):
+def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(finished_run, tmp_path, capsys):
+    shutil.copytree(finished_run, tmp_path / "run")
     words = ("train", *LOOP, *NANO)
-    assert command(*words, f"run={tmp_path / 'run'}") == 0
     assert command(*words, "steps=8", f"run={tmp_path / 'run'}") == 1
     message = " ".join(capsys.readouterr().err.split())
     assert (
@@ -270,12 +278,13 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp
 
 def test_a_date_and_time_is_a_seed(tmp_path):
     """torch takes seeds of 64 bits, and a step's own is a million times that of the run."""
-    assert command("train", *LOOP, *NANO, "seed=20261126120000", f"run={tmp_path}/run") == 0
+    words = (*LOOP, *NANO, "steps=1", "seed=20261126120000")
+    assert command("train", *words, f"run={tmp_path}/run") == 0
 
 
-def test_what_an_earlier_start_left_is_no_hindrance(tmp_path):
-    run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
-    assert command(*run) == 0
+def test_what_an_earlier_start_left_is_no_hindrance(finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    run = ("train", *LOOP, *NANO, "steps=1", f"run={tmp_path}/run")
     for path in (tmp_path / "run").iterdir():
         if path.name != "config.yaml":  # killed before run.json
             shutil.rmtree(path) if path.is_dir() else path.unlink()
