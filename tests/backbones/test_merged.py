@@ -25,6 +25,18 @@ def trained(path, *words):
     return path
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run whose backbone was trained whole."""
+    return trained(tmp_path_factory.mktemp("whole") / "run", *NANO)
+
+
+@pytest.fixture(scope="module")
+def adapted_run(tmp_path_factory):
+    """A run that trained adapters of random weights."""
+    return trained(tmp_path_factory.mktemp("adapted") / "run", *NANO, "backbone.tune=lora")
+
+
 @torch.no_grad()
 def hidden(model):
     """What a model of transformers makes of some words, (2, 6, D)."""
@@ -32,20 +44,25 @@ def hidden(model):
 
 
 @pytest.mark.parametrize("source", ["random", "dt", "folder", "bfloat16", "gguf", "full", "frozen"])
-def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_path, capsys):
+def test_the_exported_language_model_equals_the_backbone_of_the_run(
+    source, tmp_path, capsys, request
+):
     folder = tmp_path / ("small.gguf" if source == "gguf" else "model")
     if source == "gguf":
         test_gguf.write(folder)
     elif source in ("folder", "bfloat16"):
         write(folder, "Llama", num_hidden_layers=5)
     words = {
-        "random": (*NANO, "backbone.tune=lora"),
         "dt": (*DT, "backbone.tune=lora"),
         "bfloat16": ("backbone=pretrained", f"backbone.folder={folder}", "backbone.dtype=bfloat16"),
-        "full": NANO,
         "frozen": (*NANO, "backbone.tune=frozen"),
     }.get(source, ("backbone=pretrained", f"backbone.folder={folder}"))
-    run = trained(tmp_path / "run", *words)
+    if source == "full":
+        run = request.getfixturevalue("whole_run")
+    elif source == "random":
+        run = request.getfixturevalue("adapted_run")
+    else:
+        run = trained(tmp_path / "run", *words)
     assert command("export", f"run={run}", "format=transformers") == 0
     printed = capsys.readouterr().out
     assert f"exported the language model of {run} to {run / 'transformers'}" in printed
@@ -79,9 +96,10 @@ def test_frozen_weights_keep_their_type_where_they_were_held_in_a_wider_one(tmp_
     assert {weight.dtype for weight in actual.parameters()} == {torch.bfloat16}
 
 
-def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
-    run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
-    assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 0
+def test_a_model_with_tied_words_is_loaded_with_its_output_map(adapted_run, tmp_path):
+    assert (
+        command("export", f"run={adapted_run}", "format=transformers", f"path={tmp_path}/out") == 0
+    )
     model, read_back = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
@@ -89,28 +107,29 @@ def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
     near(hidden(model), hidden(AutoModel.from_pretrained(tmp_path / "out")))
 
 
-def test_a_damaged_export_is_no_backbone(tmp_path):
-    run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
-    assert command("export", f"run={run}", "format=transformers") == 0
-    damage(run / "transformers" / "model.safetensors")
+def test_a_damaged_export_is_no_backbone(adapted_run, tmp_path):
+    folder = tmp_path / "out"
+    assert command("export", f"run={adapted_run}", "format=transformers", f"path={folder}") == 0
+    damage(folder / "model.safetensors")
     with pytest.raises(
         ValueError, match="model.safetensors is damaged .*not those that were written"
     ):
-        pretrained(0, folder=str(run / "transformers"))
+        pretrained(0, folder=str(folder))
 
 
-def test_what_is_there_already_is_kept(tmp_path, capsys):
-    run = trained(tmp_path / "run", *NANO)
+def test_what_is_there_already_is_kept(whole_run, tmp_path, capsys):
     (tmp_path / "out").mkdir()
-    assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 1
+    assert command("export", f"run={whole_run}", "format=transformers", f"path={tmp_path}/out") == 1
     assert "out: is there already; move it away, or choose another path" in capsys.readouterr().err
     assert not any((tmp_path / "out").iterdir())
 
 
-def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(tmp_path, capsys):
-    run = trained(tmp_path / "run", *NANO)
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(whole_run, tmp_path, capsys):
     with full_disk(tmp_path):
-        assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 1
+        assert (
+            command("export", f"run={whole_run}", "format=transformers", f"path={tmp_path}/out")
+            == 1
+        )
     output = capsys.readouterr().err
     assert "out: could not be written (" in output and "make room, or choose another path" in output
     assert not (tmp_path / "out").exists() and not [*tmp_path.glob(".partial*")]
@@ -128,9 +147,8 @@ def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(tmp_path, capsys):
     ],
     ids=str,
 )
-def test_options_that_do_not_fit_are_refused(words, message, tmp_path, capsys):
-    run = trained(tmp_path / "run", *NANO)
-    assert command("export", f"run={run}", *words) == 1
+def test_options_that_do_not_fit_are_refused(words, message, whole_run, capsys):
+    assert command("export", f"run={whole_run}", *words) == 1
     assert message in capsys.readouterr().err
 
 
