@@ -13,7 +13,7 @@ from benchmarks import measure
 from benchmarks.dt_step import make
 from benchmarks.llm_step_tiny import TASK, repeated_text
 from decisionllm.datasets.windows import collate
-from decisionllm.hardware import precision
+from decisionllm.hardware import resolve_precision
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Window
 from decisionllm.tokenizers import text
@@ -76,7 +76,7 @@ def gates(**size):
 
 
 def cases(**size):
-    half = precision("cpu", "auto") == "bf16"
+    half = resolve_precision("cpu", "auto") == "bf16"
     for dtype in (torch.float32, torch.bfloat16)[: 1 + half]:
         day = Day(dtype=dtype, **size)
         again = list(range(3, day.steps, 8))

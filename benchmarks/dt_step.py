@@ -14,7 +14,7 @@ from benchmarks import measure
 from benchmarks.windows import log
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
-from decisionllm.hardware import precision
+from decisionllm.hardware import resolve_precision
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.objectives.likelihood import masked_mean
 from decisionllm.models.sequence import SequenceModel
@@ -157,7 +157,7 @@ def cases(*, T=20, B=64, **size):
     ours = trainer(models[0][0], our_loss, batch_of)
     peer = trainer(models[0][1], peer_loss, batch_of)
     yield measure.Case("float32", *repeated(ours, peer), target=1.3)
-    if precision("cpu", "auto") == "bf16":
+    if resolve_precision("cpu", "auto") == "bf16":
         ours = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)
         yield measure.Case("bfloat16, peer in float32", *repeated(ours, peer), target=2.1)
 

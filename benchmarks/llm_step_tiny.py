@@ -16,7 +16,7 @@ from benchmarks import measure
 from benchmarks.dt_step import log, make, our_loss, repeated, trainer
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
-from decisionllm.hardware import precision
+from decisionllm.hardware import resolve_precision
 from decisionllm.tokenizers import text
 
 TASK = "0123456789" * 6 + "0123"  # 64 tokens: digits stand apart
@@ -88,7 +88,7 @@ def cases(*, T=20, B=16, **size):
     ours = trainer(models[0][0], our_loss, batch_of)
     peer = trainer(models[0][1], peer_loss, batch_of)
     yield measure.Case("float32", *repeated(ours, peer, 2), target=1.6)
-    if precision("cpu", "auto") == "bf16":
+    if resolve_precision("cpu", "auto") == "bf16":
         half = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)
         peer_half = trainer(models[1][1], partial(peer_loss, dtype=torch.bfloat16), batch_of)
         yield measure.Case("bfloat16, peer in float32", *repeated(half, peer, 2), target=3)

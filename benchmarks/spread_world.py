@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.teams.spread.world import HORIZON, Spread, pushes
+from decisionllm.teams.spread.world import HORIZON, Spread, to_pushes
 
 
 class Play:
@@ -31,7 +31,7 @@ class Play:
         for actions in self.actions:
             if observed:
                 world.observe()
-            returns = returns + world.step(pushes(actions))
+            returns = returns + world.step(to_pushes(actions))
         return returns
 
     def peer(self, worlds: int) -> np.ndarray:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from decisionllm.eval.rollout import rollout
     from decisionllm.policy.loading import load
     from decisionllm.policy.policy import Policy
-    from decisionllm.registry import choice, register
+    from decisionllm.registry import choice
     from decisionllm.schema import Episode, History, Spec
 
 __version__ = "0.3.0"
@@ -31,7 +31,6 @@ __all__ = [
     "choice",
     "evaluate",
     "load",
-    "register",
     "rollout",
     "train",
 ]
@@ -45,7 +44,6 @@ PUBLIC = {  # name -> where it is defined
     "choice": "registry:choice",
     "evaluate": "commands.evaluate:evaluate",
     "load": "policy.loading:load",
-    "register": "registry:register",
     "rollout": "eval.rollout:rollout",
     "train": "commands.train:train",
 }

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import __version__
-from decisionllm.checks import unknown
+from decisionllm.checks import unknown_name_message
 from decisionllm.command_line import (
     UsageError,
-    checked_options,
-    configs,
+    check_options,
+    config_folder,
     explain_error,
     find_undecodable,
     store_choices,
@@ -94,7 +94,7 @@ def main() -> int:
             print(__version__, flush=True)
             return 0
         if arguments[0] not in COMMANDS:
-            return fail(2, unknown("command", arguments[0], COMMANDS))
+            return fail(2, unknown_name_message("command", arguments[0], COMMANDS))
         code = run(arguments[0], arguments[1:])
         sys.stdout.flush()
         return code
@@ -123,7 +123,7 @@ def run(command: str, overrides: list[str]) -> int:
         return fail(1, error)
     overrides = with_action(command, overrides)
     if command in ACTIONS and overrides and is_bare(overrides[0]):
-        return fail(2, unknown(f"{command} action", overrides[0], ACTIONS[command]))
+        return fail(2, unknown_name_message(f"{command} action", overrides[0], ACTIONS[command]))
     codes = []
 
     def job(config: "DictConfig") -> None:
@@ -154,7 +154,7 @@ def dispatch(command: str, overrides: list[str], job: Callable[["DictConfig"], N
     if not HELP.isdisjoint(overrides):
         print_help(command, overrides)
     elif is_for_hydra(overrides):
-        hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=command)(job)()
     else:
         compose_and_run(command, overrides, job)
 
@@ -180,7 +180,7 @@ def call_command(command: str, config: "DictConfig", overrides: list[str]) -> in
     try:
         if state.mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
             config.run = run_directory(config, swept_keys(overrides), words)
-        options = checked_options(config, command, state.runtime.choices, words)
+        options = check_options(config, command, state.runtime.choices, words)
         function = vars(import_module(f"decisionllm.{MODULES[command]}"))[command]
         function(options)
     except InterpolationKeyError as error:
@@ -226,11 +226,11 @@ def find_unresolved(config: "DictConfig") -> list[str]:
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationKeyError
 
-    from decisionllm.config import flat
+    from decisionllm.config import flatten
 
     keys = []
     as_given: Any = OmegaConf.to_container(config, resolve=False)
-    for key in flat(as_given):
+    for key in flatten(as_given):
         try:
             OmegaConf.select(config, key)
         except InterpolationKeyError:
@@ -262,7 +262,7 @@ def compose_and_run(
 
     state = HydraConfig.instance()
     before = state.cfg
-    with hydra.initialize_config_dir(str(configs()), version_base="1.3", job_name=command):
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3", job_name=command):
         config = hydra.compose(command, overrides, return_hydra_config=True)
         state.set_config(config)
         with open_dict(config):

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from numbers import Real
 
 
-def unknown(kind: str, name: object, names: Iterable[str]) -> str:
+def unknown_name_message(kind: str, name: object, names: Iterable[str]) -> str:
     """The message for an unknown name, with the nearest that is known."""
     names = list(names)
     near = get_close_matches(str(name), names, 1)
@@ -18,7 +18,7 @@ def unknown(kind: str, name: object, names: Iterable[str]) -> str:
     return f"no {kind} {name!r}; {there_are}"
 
 
-def unknown_key(key: str, keys: Iterable[str]) -> str:
+def unknown_key_message(key: str, keys: Iterable[str]) -> str:
     """The message for an unknown key, with the nearest: in the same group if there is one, or else
     anywhere; of a group, the same name.
     """
@@ -45,13 +45,13 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
     return f"no key {key!r} in the config; {fix}"
 
 
-def one_of(name: str, value: object, allowed: Collection[str]) -> None:
+def check_one_of(name: str, value: object, allowed: Collection[str]) -> None:
     """Raise a ValueError that names the known values unless `value` is one of them."""
     if value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
-def at_least(name: str, value: float, least: float) -> None:
+def check_at_least(name: str, value: float, least: float) -> None:
     """Raise a ValueError if a number is smaller."""
     if not value >= least:
         raise ValueError(f"{name}: expected {least} or more, got {value}")
@@ -62,31 +62,31 @@ SEED_END = 2**63  # numpy's int64 and torch hold the seeds below
 
 def check_seed(name: str, value: float) -> None:
     """Raise a ValueError if a number is no seed of numpy and torch."""
-    at_least(name, value, 0)
+    check_at_least(name, value, 0)
     if value >= SEED_END:
         raise ValueError(f"{name}: expected less than 2**63, got {value}")
 
 
-def more_than_0(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
     """Raise a ValueError unless a number is more than 0."""
     if not value > 0:
         raise ValueError(f"{name}: expected more than 0, got {value}")
 
 
-def share(name: str, value: float) -> None:
+def check_share(name: str, value: float) -> None:
     """Raise a ValueError unless a number is a part of a whole."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
 
 
-def is_numbers(value: object) -> bool:
+def is_number_list(value: object) -> bool:
     """Return whether a value is a list of numbers, of Python or of numpy."""
     if not isinstance(value, list | tuple):
         return False
     return all(isinstance(number, Real) for number in value)
 
 
-def listed(value: object) -> list[str]:
+def split_list(value: object) -> list[str]:
     """A list, or words separated by commas, as a list of words; "" -> []."""
     if isinstance(value, list | tuple):
         words = list(value)
@@ -97,7 +97,7 @@ def listed(value: object) -> list[str]:
     return [str(word).strip() for word in words]
 
 
-def ranges(
+def parse_ranges(
     name: str, value: object, *, nothing: str = "", within: range | None = None
 ) -> list[int]:
     """ "4,0-2" -> [4, 0, 1, 2], each once.
@@ -114,7 +114,7 @@ def ranges(
     expected = "such as 0-6 or 7,8"
     if nothing:
         expected += f", or nothing for {nothing}"
-    parts = listed(value)
+    parts = split_list(value)
     if not parts and not nothing:
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
     numbers: dict[int, None] = {}  # as a set that keeps the order

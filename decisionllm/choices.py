@@ -22,7 +22,7 @@ CHOICES = {
         "smollm2-summary": dict(_target_=SMOLLM2, text_layers=15, layers=21, text_summary=4),
     },
     "text_encoder": {
-        "features": dict(_target_="decisionllm.backbones.readers.FrozenFeatures"),
+        "features": dict(_target_="decisionllm.backbones.text_encoders.FrozenFeatures"),
     },
     "tokenizer": {
         "trajectory": dict(_target_="decisionllm.tokenizers.trajectory.TrajectoryTokenizer"),
@@ -39,10 +39,16 @@ CHOICES = {
         "max_return": dict(_target_="decisionllm.models.objectives.max_return.MaxReturn"),
     },
     "planner": {
-        "value": dict(_target_="decisionllm.models.imagined.ImaginedValue"),
-        "landmarks": dict(_target_="decisionllm.models.landmarks.LandmarkPaths"),
+        "value": dict(_target_="decisionllm.models.value_planner.ImaginedValue"),
+        "landmarks": dict(_target_="decisionllm.models.landmark_planner.LandmarkPaths"),
     },
     "dataset": {
+        "synthetic": {"_target_": "decisionllm.datasets.synthetic.load", "text": "${text}"},
+        "synthetic-discrete": {
+            "_target_": "decisionllm.datasets.synthetic.load",
+            "discrete": True,
+            "text": "${text}",
+        },
         "arrays": dict(_target_="decisionllm.datasets.arrays.load", text="${text}"),
         "store": dict(_target_="decisionllm.datasets.arrays.open_folder"),
         "minari": dict(_target_="decisionllm.datasets.minari.load", text="${text}"),
@@ -56,11 +62,15 @@ CHOICES = {
             text="${text}",
             text_wordings="${text_wordings}",
         ),
-        "imagined": dict(_target_="decisionllm.policy.imagined.load", text="${text}"),
+        "imagined": dict(_target_="decisionllm.policy.imagined_dataset.load", text="${text}"),
     },
     "transform": {
-        "unlabelled": dict(_target_="decisionllm.datasets.altered.unlabelled", seed="${data.seed}"),
-        "corrupted": dict(_target_="decisionllm.datasets.altered.corrupted", seed="${data.seed}"),
+        "unlabelled": dict(
+            _target_="decisionllm.datasets.corruptions.remove_actions", seed="${data.seed}"
+        ),
+        "corrupted": dict(
+            _target_="decisionllm.datasets.corruptions.corrupt_column", seed="${data.seed}"
+        ),
     },
     "fill_actions": {
         "inverse_dynamics": dict(_target_="decisionllm.models.inverse_dynamics.fill"),
@@ -69,6 +79,12 @@ CHOICES = {
         "symmetries": dict(_target_="decisionllm.datasets.augment.symmetries"),
     },
     "env": {
+        "synthetic": {"_target_": "decisionllm.eval.synthetic.PointEnv", "text": "${text}"},
+        "synthetic-discrete": {
+            "_target_": "decisionllm.eval.synthetic.PointEnv",
+            "discrete": True,
+            "text": "${text}",
+        },
         "gymnasium": dict(
             _target_="decisionllm.eval.gymnasium.make",
             task="${oc.select:dataset.task,''}",
@@ -93,6 +109,6 @@ CHOICES = {
         "baseline": dict(_target_="decisionllm.baselines.d3rlpy.Baseline"),
     },
     "export": {
-        "minari": dict(_target_="decisionllm.eval.single.export"),
+        "minari": dict(_target_="decisionllm.eval.minari_export.export"),
     },
 }

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
-from decisionllm.checks import check_seed, unknown, unknown_key
-from decisionllm.config import OPTIONAL, default_options, flat, merged, plain
+from decisionllm.checks import check_seed, unknown_key_message, unknown_name_message
+from decisionllm.config import OPTIONAL, default_options, flatten, merge, to_plain_dicts
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
@@ -58,25 +58,25 @@ class UsageError(Exception):
     """The command line names what does not exist, or gives a value that cannot be."""
 
 
-def configs() -> Path:
+def config_folder() -> Path:
     """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
     package = registry.PACKAGE.resolve()
     folders = (package / "configs", package.parent / "configs")
     return next(folder for folder in folders if folder.is_dir())
 
 
-def with_defaults(command: str, changes: Json) -> Node:
+def fill_defaults(command: str, changes: Json) -> Node:
     """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
     an unknown one.
     """
     import yaml
 
-    options = yaml.safe_load((configs() / f"{command}.yaml").read_text(encoding="utf-8"))
+    options = yaml.safe_load((config_folder() / f"{command}.yaml").read_text(encoding="utf-8"))
     options = {key: value for key, value in options.items() if key not in HYDRA_KEYS}
     for key in changes:
         if key not in options:
-            raise ValueError(unknown_key(key, options))
-    return merged(options, changes)
+            raise ValueError(unknown_key_message(key, options))
+    return merge(options, changes)
 
 
 @cache
@@ -125,7 +125,7 @@ def policy_name(choice: str, *, _root_: "DictConfig") -> str:
     return safe or choice
 
 
-def checked_options(
+def check_options(
     config: "DictConfig", command: str, choice_by_group: Json, words: Iterable[str]
 ) -> Node:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that
@@ -153,7 +153,7 @@ def checked_options(
     OmegaConf.set_struct(config, False)
     references = references_to_runs(config)
     ComposedConfig(config, defaults, user_keys).check()
-    options = plain(config)
+    options = to_plain_dicts(config)
     if "dataset" in options and registry.is_none(options["dataset"]):
         raise UsageError(no_dataset_message())
     for key in options.keys() & PATH_OPTIONS:
@@ -213,7 +213,7 @@ class ComposedConfig:
                 default = None
             OmegaConf.update(self.config, key, convert_value(key, value, default))
         elif not self.accepts_any_key(at):
-            raise UsageError(unknown_key(key, self.default_keys))
+            raise UsageError(unknown_key_message(key, self.default_keys))
 
     def accepts_lists(self, at: str, name: str) -> bool:
         """Return whether an option takes a list as well as one value: it has no default, or refers to
@@ -266,7 +266,7 @@ class ComposedConfig:
         `registry.lacks_text`. group: `dataset` or `env`.
         """
         text = select_value(self.config, "text")
-        if self.is_replaced(group) and registry.lacks_text(self.config[group], text):
+        if self.is_replaced(group) and registry.needs_text(self.config[group], text):
             self.config[group]["text"] = text
 
 
@@ -386,7 +386,7 @@ def explain_choice(overrides: Sequence["Override"], groups: Mapping[str, list[st
         group = override.key_or_group
         for name in override_values(override):
             if group in groups and name not in groups[group]:
-                return unknown(group, name, groups[group])
+                return unknown_name_message(group, name, groups[group])
     return None
 
 
@@ -400,7 +400,7 @@ def explain_option(
     for override in overrides:
         if override.key_or_group in groups:
             choice_by_group[override.key_or_group] = override_values(override)[-1]
-    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = hydra.compose(
             command, [f"{group}={name}" for group, name in choice_by_group.items()]
         )
@@ -414,7 +414,7 @@ def explain_option(
         )
         if needs_dataset and key.startswith("dataset."):
             return no_dataset_message()
-        return unknown_key(key, [*groups, *keys])
+        return unknown_key_message(key, [*groups, *keys])
     return None
 
 
@@ -431,7 +431,7 @@ def list_choices() -> dict[str, list[str]]:
     for group in OPTIONAL:
         groups[group].append("none")
     for group in ("experiment", "study"):
-        groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))
+        groups[group] = sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
     return groups
 
 
@@ -510,4 +510,4 @@ def leaf_keys(config: "DictConfig") -> list[str]:
     from omegaconf import OmegaConf
 
     nested: Any = OmegaConf.to_container(config)
-    return [*flat(nested)]
+    return [*flatten(nested)]

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from decisionllm import registry
-from decisionllm.checks import check_seed, unknown_key
+from decisionllm.checks import check_seed, unknown_key_message
 from decisionllm.registry import Node
 from decisionllm.schema import Json
 
@@ -152,7 +152,7 @@ def default_options() -> Node:
     return asdict(TrainConfig(dataset={}, backbone={}, head={}))
 
 
-def plain(config: "TrainConfig | DictConfig | Json") -> Node:
+def to_plain_dicts(config: "TrainConfig | DictConfig | Json") -> Node:
     """A TrainConfig, or a dict of its form, as resolved plain dicts."""
     from omegaconf import OmegaConf
 
@@ -185,8 +185,8 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
                 schema[group] = node
         config = OmegaConf.to_object(OmegaConf.merge(schema, values))
     except ConfigKeyError as error:
-        keys = flat(default_options())
-        raise ValueError(unknown_key(str(error.full_key), keys)) from error
+        keys = flatten(default_options())
+        raise ValueError(unknown_key_message(str(error.full_key), keys)) from error
     except OmegaConfBaseException as error:
         place = f"{error.full_key}: " if error.full_key else ""
         raise ValueError(place + str(error).splitlines()[0]) from error
@@ -315,28 +315,28 @@ def check(config: TrainConfig) -> None:
             raise ValueError(f"{rule.names[0]}: expected {rule.expected}, got {got}")
 
 
-def flat(config: Json, at: str = "") -> Node:
+def flatten(config: Json, at: str = "") -> Node:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
     flattened: Json = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            flattened |= flat(value, f"{at}{key}.")
+            flattened |= flatten(value, f"{at}{key}.")
         else:
             flattened[f"{at}{key}"] = value
     return flattened
 
 
-def merged(config: Node, changes: Json) -> Node:
+def merge(config: Node, changes: Json) -> Node:
     """A config with these changes, nested dicts merged."""
     result = config | changes
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(config.get(key), dict):
-            result[key] = merged(config[key], value)
+            result[key] = merge(config[key], value)
     return result
 
 
-def env_options_of(run_config: Node, options: Node) -> Node:
+def resolve_env_options(run_config: Node, options: Node) -> Node:
     """Options given for an environment; those that a choice by its name takes from a run, such as
     its text, from this one.
     """
-    return plain(run_config | {"env": options})["env"]  # type: ignore[no-any-return]
+    return to_plain_dicts(run_config | {"env": options})["env"]  # type: ignore[no-any-return]

@@ -97,7 +97,7 @@ def is_on(name: str) -> bool:
     return bool(str_to_bool(os.environ.get(name, "false")))
 
 
-def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
+def create_accelerator(precision: str, *, cpu: bool, **options: object) -> Accelerator:
     """The accelerator of a run.
 
     Args:
@@ -126,7 +126,7 @@ def begin(precision: str, *, cpu: bool, **options: object) -> Accelerator:
     return accelerator
 
 
-def prepare(
+def wrap_model(
     accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, *, alike: bool
 ) -> tuple[nn.Module, AcceleratedOptimizer]:
     """Model and optimiser wrapped by accelerate; with FSDP2 each block of the backbone is gathered
@@ -159,21 +159,21 @@ def prepare(
     return prepared, stepped
 
 
-def gather(model: nn.Module) -> None:
+def gather_weights(model: nn.Module) -> None:
     """Gather the weights of a sharded model that are in no block, for who calls its parts: a policy
     that acts. A forward of the whole model does so itself."""
     if isinstance(model, FSDPModule):
         model.unshard()
 
 
-def reshard(model: nn.Module) -> None:
+def reshard_weights(model: nn.Module) -> None:
     """Divide the weights of a sharded model that are in no block, such as word embeddings; a
     forward without a backward pass leaves them gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
-def whole(x: Tensor) -> Tensor:
+def gather_tensor(x: Tensor) -> Tensor:
     """A tensor on the CPU, gathered from all processes if it is sharded: then all of them must call
     this.
     """
@@ -182,7 +182,7 @@ def whole(x: Tensor) -> Tensor:
     return x.detach().cpu().contiguous()
 
 
-def placed(x: Tensor, weight: Tensor) -> Tensor:
+def place_like(x: Tensor, weight: Tensor) -> Tensor:
     """A tensor of the optimiser's state where its weight is: on its device, and divided as
     it is.
     """
@@ -191,12 +191,12 @@ def placed(x: Tensor, weight: Tensor) -> Tensor:
     return x.to(weight.device)
 
 
-def lost(error: RuntimeError) -> bool:
+def is_connection_lost(error: RuntimeError) -> bool:
     """Return whether this is how torch says that another process of the run cannot be reached."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
-def counter(accelerator: Accelerator) -> Callable[[], int]:
+def create_call_counter(accelerator: Accelerator) -> Callable[[], int]:
     """Return a function that counts its calls over all processes of a run, also once their
     connection is lost.
     """

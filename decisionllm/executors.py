@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from decisionllm.checks import one_of
-from decisionllm.files import EACH, explained
+from decisionllm.checks import check_one_of
+from decisionllm.files import MAP_FILES, explain_errors
 from decisionllm.registry import Node
 
 Call = Callable[[], int]
@@ -54,10 +54,10 @@ class Worker(Protocol):
 Executor = tuple[Callable[[Call], Worker], int, int]
 
 
-def from_config(config: Node) -> AbstractContextManager[Executor]:
+def build_executor(config: Node) -> AbstractContextManager[Executor]:
     """The executor that configs/scale.yaml names; it fails when entered if it is not available."""
     executors = {"local": local, "inline": inline, "ray": ray_tasks, "slurm": slurm_jobs}
-    one_of("executor", config["executor"], executors)
+    check_one_of("executor", config["executor"], executors)
     processes, workers, gpus = (config[key] for key in ("processes", "workers", "gpus"))
     if processes < 1 or workers < 0 or gpus < 0:
         got = [processes, workers, gpus]
@@ -72,8 +72,8 @@ def from_config(config: Node) -> AbstractContextManager[Executor]:
 @contextmanager
 def local(config: Node) -> Iterator[Executor]:
     """Processes of this machine, which share its cores."""
-    workers = config["workers"] or max(cores() // config["processes"], 1)
-    yield process, workers, max(cores() // workers, 1)
+    workers = config["workers"] or max(count_cores() // config["processes"], 1)
+    yield start_process, workers, max(count_cores() // workers, 1)
 
 
 @contextmanager
@@ -93,15 +93,15 @@ def ray_cluster(address: str) -> Iterator[ModuleType]:
     """Ray with the cluster at an address, or with one of this machine during the context."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    needs = "executor=ray needs Ray: pip install 'decisionllm[ray]'"
-    with explained(needs, ImportError, raised=ImportError):
+    needs = "executor=ray needs Ray: pip install -e '.[ray]'"
+    with explain_errors(needs, ImportError, raised=ImportError):
         import ray
 
     ours = not ray.is_initialized()
     if ours:
         check_address(address)  # Ray itself would try for minutes
         silent = f"executor=ray address={address}: Ray did not answer"
-        with explained(silent, Exception, raised=ConnectionError):
+        with explain_errors(silent, Exception, raised=ConnectionError):
             ray.init(
                 address or "local",
                 include_dashboard=None if address else False,
@@ -116,12 +116,12 @@ def ray_cluster(address: str) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def of_files(config: Node) -> Iterator[None]:
+def use_file_executor(config: Node) -> Iterator[None]:
     """While it lasts, files of a dataset are read in this process, or by tasks of a Ray cluster.
 
     It sets `files.EACH`.
     """
-    one_of("executor", config["executor"], ("inline", "ray"))
+    check_one_of("executor", config["executor"], ("inline", "ray"))
     if config["executor"] == "inline":
         yield
         return
@@ -135,11 +135,11 @@ def of_files(config: Node) -> Iterator[None]:
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from error
 
-        before = EACH.set(each)
+        before = MAP_FILES.set(each)
         try:
             yield
         finally:
-            EACH.reset(before)
+            MAP_FILES.reset(before)
 
 
 @contextmanager
@@ -176,8 +176,8 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
 
     Their output is in the folder `slurm` of the study.
     """
-    needs = "executor=slurm needs submitit: pip install 'decisionllm[slurm]'"
-    with explained(needs, ImportError, raised=ImportError):
+    needs = "executor=slurm needs submitit: pip install -e '.[slurm]'"
+    with explain_errors(needs, ImportError, raised=ImportError):
         import submitit
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
@@ -197,7 +197,7 @@ def slurm_jobs(config: Node) -> Iterator[Executor]:
     if gpus:
         options["gpus_per_node"] = int(gpus)
     message = f"slurm: submitit does not take {options}"
-    refused = explained(message, NameError, TypeError, ValueError)
+    refused = explain_errors(message, NameError, TypeError, ValueError)
     # an executor makes its folder at once: not the study's before all is valid
     with refused, tempfile.TemporaryDirectory() as folder:
         submitit.AutoExecutor(folder, cluster).update_parameters(**options)
@@ -217,7 +217,7 @@ class Process(SpawnProcess):
     reason = ""
 
 
-def process(call: Call) -> Worker:
+def start_process(call: Call) -> Worker:
     """Start a call in a process of its own."""
     worker = Process(target=_exit, args=(call,))
     worker.start()
@@ -259,7 +259,7 @@ class FutureWorker:
             self.future.result()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -271,7 +271,7 @@ def check_address(address: str) -> None:
         return
     cluster = "a Ray cluster (host:port, as `ray start --head` prints it)"
     silent = f"address={address}: expected {cluster}, got no answer"
-    with explained(silent, OSError, ValueError, raised=ConnectionError):
+    with explain_errors(silent, OSError, ValueError, raised=ConnectionError):
         place = (host.rpartition("/")[2], int(port))
         socket.create_connection(place, timeout=5).close()
 

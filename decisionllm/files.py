@@ -25,7 +25,7 @@ def cache_dir() -> Path:
 
 
 # how a function is applied to each file of a dataset
-EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
+MAP_FILES: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
 AGAIN = "fetch it again"  # the fix for a damaged file that came from elsewhere
 DIGESTS = "checksums.json"  # {name: digest} of the files of a folder
 PARTIAL = ".partial-"  # begins the name of what `atomic` has not finished
@@ -34,7 +34,7 @@ AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
 
 @contextmanager
-def explained(
+def explain_errors(
     what: str, *errors: type[Exception], remedy: str = "", raised: type[Exception] = ValueError
 ) -> Iterator[None]:
     """Raise another error in place of one of these in the block: what is wrong, the error itself,
@@ -59,7 +59,7 @@ def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
     """
     fix = f"make room or get the right to write there, or choose another {option}"
     failed = f"{folder}: could not be written"
-    with explained(failed, OSError, remedy=fix, raised=OSError):
+    with explain_errors(failed, OSError, remedy=fix, raised=OSError):
         made = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=existing_parent(folder)))
         try:
             (made / "written").write_bytes(b"written")
@@ -86,7 +86,7 @@ def existing_parent(folder: Path) -> Path:
     return folder
 
 
-def absent(path: str | Path) -> Path:
+def new_path(path: str | Path) -> Path:
     """Return the path of a new file or folder, `~` expanded; a FileExistsError if it exists."""
     path = Path(path).expanduser()
     if path.exists():
@@ -152,7 +152,7 @@ def _replace_folder(path: Path, new: Path) -> None:
 
 
 @contextmanager
-def sealed(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Write a folder all or nothing, as `atomic` does, with digests of all its files.
 
     Yields:
@@ -217,17 +217,17 @@ def check_all(folder: Path, *, remedy: str = "") -> None:
     Raises:
         ValueError: a file is not as it was written, or missing; with the remedy.
     """
-    remedy = remedy or f"restore a copy; {own_change(folder)}"
-    with explained(f"{folder} is damaged", ValueError, remedy=remedy):
+    remedy = remedy or f"restore a copy; {explain_own_change(folder)}"
+    with explain_errors(f"{folder} is damaged", ValueError, remedy=remedy):
         names = list(_read_digests(folder) or {})
     for name in names:
-        with explained(
+        with explain_errors(
             f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy
         ):
             check_bytes(folder, name)
 
 
-def own_change(folder: Path) -> str:
+def explain_own_change(folder: Path) -> str:
     """Return what to do where a file of a folder was changed on purpose."""
     return f"if you changed it yourself, delete {folder / DIGESTS}"
 
@@ -239,7 +239,7 @@ def _read_digests(folder: Path) -> dict[str, str] | None:
     file = folder / DIGESTS
     if not file.is_file():
         return None
-    with explained(f"{file} is damaged", ValueError):
+    with explain_errors(f"{file} is damaged", ValueError):
         digests = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(digests, dict):
             raise ValueError(f"expected digests by name, got {digests}")
@@ -277,7 +277,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if _is_cut_short(line):
                 break
             damaged = f"{path}: line {number} is damaged"
-            with explained(damaged, ValueError, remedy="delete the line, or restore a copy"):
+            with explain_errors(damaged, ValueError, remedy="delete the line, or restore a copy"):
                 value = json.loads(line.decode("utf-8-sig"))
                 if not isinstance(value, dict):
                     raise ValueError(f"expected {{KEY: VALUE}}, got {value!r}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from decisionllm.command_line import HYDRA_KEYS, configs, list_choices
+from decisionllm.command_line import HYDRA_KEYS, config_folder, list_choices
 
 
 def format_help(command: str, about: str, *, usage: str, words: Sequence[str]) -> str:
@@ -19,10 +19,10 @@ def format_help(command: str, about: str, *, usage: str, words: Sequence[str]) -
     import yaml
     from omegaconf import OmegaConf
 
-    source = (configs() / f"{command}.yaml").read_text(encoding="utf-8")
+    source = (config_folder() / f"{command}.yaml").read_text(encoding="utf-8")
     described = yaml.safe_load(source)
     groups = choice_groups(described["defaults"])
-    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = hydra.compose(command, [*words])
 
     parts = [f"decisionllm {command}: {about}", f"usage: {usage} [key=value ...]"]

@@ -16,7 +16,7 @@ EVERY = 60.0  # seconds from one line to the next
 
 
 @contextmanager
-def shown(title: str, total: int) -> Iterator[Advance]:
+def show_progress(title: str, total: int) -> Iterator[Advance]:
     """Show how much of some work is done while the block of this statement does it.
 
     Args:
@@ -31,9 +31,9 @@ def shown(title: str, total: int) -> Iterator[Advance]:
         yield lambda done: bar.advance(task, done)
 
 
-def tracked(items: Sequence[T], title: str) -> Iterator[T]:
+def track(items: Sequence[T], title: str) -> Iterator[T]:
     """The items, one after another; what is done with each is the work that is shown."""
-    with shown(title, len(items)) as advance:
+    with show_progress(title, len(items)) as advance:
         for item in items:
             yield item
             advance(1)

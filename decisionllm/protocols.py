@@ -94,7 +94,7 @@ class Env(Protocol):
         clusters: (N,) rows with the same number repeat one case with other chance, such as a
             campaign of a day; an interval takes them as one. None: no row repeats another.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
-        facts: {task text: facts} of the tasks that it knows wordings of, see `datasets.wordings`.
+        facts: {task text: facts} of the tasks that it knows wordings of, see `datasets.paraphrases`.
         world_options: names of options that a dataset and its environment share, such as the layout
             of a maze: a run is refused if the data have another value.
     """

@@ -13,7 +13,7 @@ STARTS = 1_000_000  # between the first starts of two seeds
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def temporary_seed(seed: int) -> Iterator[None]:
     """Draw from this seed within the block; the global random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 PACKAGE = Path(__file__).parent
 # folders with a table of their own; each may be deleted, with its choices
@@ -45,14 +45,8 @@ FUNCTIONS = (
     "summary",
     "minari_repair",
 )
-Thing = TypeVar("Thing")
 Node = dict[str, Any]  # a config; of a choice, `_target_` and its options, see `choice`
 Table = dict[str, dict[str, Node]]  # {group: {name: node}}
-
-
-def register(group: str, name: str, /, **defaults: object) -> Callable[[Thing], Thing]:
-    """Return the function or class as it is; the tables `choices.py` hold its names."""
-    return lambda thing: thing
 
 
 @cache
@@ -71,19 +65,19 @@ def function_names(group: str) -> list[str]:
     return [*_read_tables().get(group, {})]
 
 
-def function(group: str, name: str) -> Callable[..., Any] | None:
+def find_function(group: str, name: str) -> Callable[..., Any] | None:
     """Import the function of this name in one of the groups FUNCTIONS; None if there is none."""
     node = _read_tables().get(group, {}).get(name)
     return None if node is None else _import_callable(node["_target_"])
 
 
-def required_function(group: str, name: str, option: str) -> Callable[..., Any]:
+def get_function(group: str, name: str, option: str) -> Callable[..., Any]:
     """Import the function of this name in one of the groups FUNCTIONS.
 
     Raises:
         ValueError: there is none; the message names the option that asks for it.
     """
-    imported = function(group, name)
+    imported = find_function(group, name)
     if imported is None:
         names = ", ".join(function_names(group))
         raise ValueError(f"{option}={name}: expected one of {names}, got {name}")
@@ -222,23 +216,23 @@ def build(node: Node, *supplied: object) -> Any:
     return called(*supplied, **options)
 
 
-def lacks_text(node: Node, text: str | None) -> bool:
+def needs_text(node: Node, text: str | None) -> bool:
     """Return whether a dataset or an environment of a user's own is to be given the task text of a
     run, as those of the tables are: there is a text, and the callable has this option and no other
     value of it.
     """
     if text in (None, "none") or "text" in node:
         return False
-    return takes(node["_target_"], "text")
+    return has_option(node["_target_"], "text")
 
 
-def takes(target: str, option: str) -> bool:
+def has_option(target: str, option: str) -> bool:
     """Return whether a path names a callable with this option; a ValueError if it names nothing."""
     called = _import_callable(target)
     return callable(called) and option in signature(called).parameters
 
 
-def with_option_defaults(node: Node) -> Node:
+def fill_option_defaults(node: Node) -> Node:
     """Add the default of each option of its callable that a node lacks."""
     options = dict(node)
     for name, option in signature(_import_callable(node["_target_"])).parameters.items():

@@ -32,7 +32,7 @@ OWN_KIND = "own"  # of the blocks of an observation, see `EntityBlock`
 GRID_PREFIX = "grid:"
 
 
-def shaped(
+def array_field(
     shape: str, *, optional: bool = False, dtype: type | None = None, kw_only: bool = False
 ) -> Any:
     """A field that must be an array of this shape, one letter a dimension; letters agree within a
@@ -45,7 +45,7 @@ def shaped(
 
 def column_field(shape: str, dtype: type, *, optional: bool = False, kw_only: bool = False) -> Any:
     """A field with one row a step: the class's leading dimensions come before this shape."""
-    return shaped(f"* {shape}", dtype=dtype, optional=optional, kw_only=kw_only)
+    return array_field(f"* {shape}", dtype=dtype, optional=optional, kw_only=kw_only)
 
 
 def stored_field(dtype: type, default: object) -> Any:
@@ -89,7 +89,7 @@ def check_record(record: StepColumns[Array] | History) -> None:
         sizes |= own_sizes
         if not isinstance(value, np.ndarray):
             continue
-        if not are_numbers(value.dtype):
+        if not is_numeric(value.dtype):
             raise ValueError(f"{kind.__name__}.{name}: expected numbers, got {value.dtype}")
         if value.dtype.kind != "f":
             continue
@@ -120,7 +120,7 @@ def _describe_dimension(letter: str, more: bool, sizes: dict[str, int]) -> str:
     return f"{name}={sizes[letter] + more}" if letter in sizes else name
 
 
-def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None:
+def raise_for_first(place: str, wrong: np.ndarray, message: str, *values: object) -> None:
     """Raise a ValueError about the first wrong entry, if there is one.
 
     Args:
@@ -139,7 +139,7 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: object) -> None
     raise ValueError(place + message.format(*entries))
 
 
-def are_numbers(dtype: np.dtype[Any]) -> bool:
+def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Return whether arrays of this type hold real numbers or bool, and no texts or Python objects."""
     return dtype.kind in "biuf"
 
@@ -152,7 +152,7 @@ def to_number(place: str, value: object, dtype: type) -> bool | int | float:
             begins.
     """
     array = np.asarray(value)
-    if array.ndim == 0 and are_numbers(array.dtype):
+    if array.ndim == 0 and is_numeric(array.dtype):
         with np.errstate(invalid="ignore", over="ignore"):  # is found by the comparison
             held: np.ndarray = array.astype(dtype)
         fits = np.isfinite(held) if dtype is np.float32 else held == array
@@ -163,7 +163,7 @@ def to_number(place: str, value: object, dtype: type) -> bool | int | float:
     raise ValueError(f"{place}: expected one {np.dtype(dtype)}, got {got}")
 
 
-def differs(*columns: np.ndarray) -> np.ndarray:
+def row_changes(*columns: np.ndarray) -> np.ndarray:
     """Return (n,) bool, True where a row differs from the row before it in one of these columns
     (n,); the first row does.
     """
@@ -309,7 +309,7 @@ class Spec:
         """The bounds of this name as plain numbers, which JSON can hold."""
         bounds = vars(self)[name]
         array = np.asarray(bounds)
-        if array.ndim > 1 or not are_numbers(array.dtype):
+        if array.ndim > 1 or not is_numeric(array.dtype):
             raise ValueError(
                 f"Spec.{name}: expected a number for each number of an action, "
                 f"got shape {array.shape}, {array.dtype}"
@@ -382,7 +382,7 @@ class Episode(StepColumns[np.ndarray]):
         np.int64, 0
     )  # episodes of one world share it; a split never parts a group
     # after the last action
-    final_observation: np.ndarray | None = shaped(
+    final_observation: np.ndarray | None = array_field(
         "S", optional=True, dtype=np.float32, kw_only=True
     )
     agent: int | None = stored_field(
@@ -448,13 +448,13 @@ class History:
     target return.
     """
 
-    observations: np.ndarray = shaped("t+1 S")
-    actions: np.ndarray = shaped("t A")
-    rewards: np.ndarray = shaped("t")
+    observations: np.ndarray = array_field("t+1 S")
+    actions: np.ndarray = array_field("t A")
+    rewards: np.ndarray = array_field("t")
     # raw reward units for the whole episode; None: the run's own
     target_return: float | None = None
     task: str = ""
-    action_masks: np.ndarray | None = shaped("t+1 C", optional=True, kw_only=True)
+    action_masks: np.ndarray | None = array_field("t+1 C", optional=True, kw_only=True)
 
     def __post_init__(self) -> None:
         to_arrays(self)
@@ -468,14 +468,14 @@ class WindowColumns(StepColumns[Array]):
     """
 
     lead: ClassVar[list[str]] = ["B", "T"]
-    returns_to_go: Array = shaped("B T")  # raw reward units
-    timesteps: Array = shaped("B T")  # from 0 within the episode
-    mask: Array = shaped("B T")  # True where real
+    returns_to_go: Array = array_field("B T")  # raw reward units
+    timesteps: Array = array_field("B T")  # from 0 within the episode
+    mask: Array = array_field("B T")  # True where real
     loss_mask: Array = column_field("", np.bool_, optional=True, kw_only=True)  # left out: the mask
     # rows read together: 0, 0, 0, 1, 1, .. in their order
-    team: Array | None = shaped("B", optional=True, kw_only=True)
+    team: Array | None = array_field("B", optional=True, kw_only=True)
     # number of each row in its team
-    identity: Array | None = shaped("B", optional=True, kw_only=True)
+    identity: Array | None = array_field("B", optional=True, kw_only=True)
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -487,18 +487,18 @@ class WindowColumns(StepColumns[Array]):
 class Window(WindowColumns[np.ndarray]):
     """Windows as arrays."""
 
-    episodes: np.ndarray = shaped("B")  # which episode each row was cut from
+    episodes: np.ndarray = array_field("B")  # which episode each row was cut from
     # which of the sampler's texts
-    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)
+    text_index: np.ndarray | None = array_field("B", optional=True, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Batch(WindowColumns["torch.Tensor"]):
     """A Window as tensors, with the U distinct texts of its rows, padded on the right."""
 
-    text_ids: torch.Tensor = shaped("U L")  # L = 0: no text
-    text_mask: torch.Tensor = shaped("U L")
-    text_index: torch.Tensor = shaped("B")  # the text of each row
+    text_ids: torch.Tensor = array_field("U L")  # L = 0: no text
+    text_mask: torch.Tensor = array_field("U L")
+    text_index: torch.Tensor = array_field("B")  # the text of each row
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""

@@ -21,7 +21,7 @@ from decisionllm import registry
 from decisionllm.config import default_options
 
 # entry point of an exported environment, whose argument `env` is a config node
-EXPORTED = "decisionllm.eval.single:Single"
+EXPORTED = "decisionllm.eval.minari_export:Single"
 # "${text}", which OmegaConf replaces by another value of the same config; other forms compute
 # values, and may make nodes that no check has seen
 REFERENCE = re.compile(r"\$\{[\w.]+\}")
@@ -64,7 +64,7 @@ class Import(NamedTuple):
 
 
 @contextmanager
-def trusting(modules: Iterable[str] = (), *, typed: object = None) -> Iterator[None]:
+def trust_modules(modules: Iterable[str] = (), *, typed: object = None) -> Iterator[None]:
     """Trust these modules within the block, beside those that are trusted already.
 
     Args:
@@ -87,14 +87,14 @@ def trusting(modules: Iterable[str] = (), *, typed: object = None) -> Iterator[N
         TRUST.reset(token)
 
 
-def trusting_user(command: Callable[[Any], Result]) -> Callable[[Any], Result]:
+def trust_user_modules(command: Callable[[Any], Result]) -> Callable[[Any], Result]:
     """Make a command trust the modules of its option `trust`, and what its config names."""
 
     @wraps(command)
     def run(config: Any) -> Result:
         is_record = is_dataclass(config) and not isinstance(config, type)
         options = asdict(config) if is_record else config
-        with trusting(options.get("trust") or (), typed=options):
+        with trust_modules(options.get("trust") or (), typed=options):
             return command(config)
 
     return run
@@ -305,5 +305,5 @@ def imports_by_target() -> dict[str, Callable[[registry.Node], Iterator[Import]]
     }
     for name in registry.function_names("env_imports"):
         target = choices["env"][name]["_target_"]
-        functions[target] = registry.required_function("env_imports", name, "env")
+        functions[target] = registry.get_function("env_imports", name, "env")
     return functions

@@ -19,11 +19,11 @@ import httpx
 import numpy as np
 
 from decisionllm.bidding import serve
-from decisionllm.bidding.campaign import STEPS
-from decisionllm.bidding.market import PUBLISHED
+from decisionllm.bidding.market.advertisers import PUBLISHED
+from decisionllm.bidding.market.campaigns import STEPS
+from decisionllm.bidding.market.simulation import Entries, PriceReplay
 from decisionllm.bidding.server import protocol
-from decisionllm.bidding.simulation import Entries, PriceReplay
-from decisionllm.command_line import configs
+from decisionllm.command_line import config_folder
 
 # advertiser: campaign; the last one is shown
 NAMES = {19: "garden chairs", 33: "tea", 3: "winter boots", 8: "running shoes"}
@@ -50,8 +50,8 @@ def served(run: str, shadow: str, journal: str) -> Iterator[httpx.Client]:
     """A client of a server of this run and this shadow."""
     from omegaconf import OmegaConf
 
-    config: Any = OmegaConf.to_container(OmegaConf.load(configs() / "serve.yaml"))
-    app = serve.application(
+    config: Any = OmegaConf.to_container(OmegaConf.load(config_folder() / "serve.yaml"))
+    app = serve.build_app(
         config | {"run": run, "shadow": shadow or None, "journal": journal, "log": "none"}
     )
     server = protocol.server(app, port=0)

@@ -13,16 +13,11 @@ from typing import Any
 import numpy as np
 
 from decisionllm import TrainConfig, choice, train
-from decisionllm.bidding.campaign import STEPS, score
-from decisionllm.bidding.market import (
-    Bidder,
-    BidderContext,
-    Market,
-    Outcome,
-    opportunities,
-    settle,
-)
-from decisionllm.bidding.rules import roster
+from decisionllm.bidding.market.auctions import Outcome, settle
+from decisionllm.bidding.market.bidders import roster
+from decisionllm.bidding.market.campaigns import STEPS, score
+from decisionllm.bidding.market.market import Bidder, BidderContext, Market
+from decisionllm.bidding.market.traffic import opportunities
 from decisionllm.bidding.server.auctionnet_strategy import DecisionLLMBiddingStrategy
 from decisionllm.config import DataOptions, LogOptions
 

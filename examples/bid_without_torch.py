@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.campaign import STEPS
+from decisionllm.bidding.market.campaigns import STEPS
 from decisionllm.bidding.server.auctionnet_strategy import DecisionLLMBiddingStrategy
 
 

@@ -462,7 +462,7 @@ def minari_export(folder: Path) -> None:
 
 def onnx_export(folder: Path) -> None:
     """A policy that acts without torch, as the run does."""
-    from decisionllm.export.exported_policy import ExportedPolicy
+    from decisionllm.policy.exported_policy import ExportedPolicy
 
     command(f"train dataset=synthetic run={folder}/run {FEW}")
     command(f"export run={folder}/run path={folder}/onnx")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import decisionllm
 from decisionllm.eval.intervals import over_episodes
-from decisionllm.eval.pictures import figure, wrapped
+from decisionllm.eval.pictures import figure, wrap_name
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build, choice
 from decisionllm.worlds.babyai.env import (
@@ -123,11 +123,11 @@ def main():
         if not selected:
             selected = select_missions(held_out)
             for axis, number in zip(line, selected, strict=False):
-                axis.set_title(wrapped(held_out[number].task, LETTERS), fontsize=8)
+                axis.set_title(wrap_name(held_out[number].task, LETTERS), fontsize=8)
         # the last panel of a line is for the bars
         for axis, number in zip(line, selected, strict=False):
             draw_room(axis, held_out[number])
-        line[0].set_ylabel(wrapped(name, LETTERS), fontsize=9)
+        line[0].set_ylabel(wrap_name(name, LETTERS), fontsize=9)
         draw_bars(
             line[-1], {"trained\nsentences": own_scores, "held-out\nsentences": held_out_scores}
         )

@@ -16,12 +16,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import decisionllm
-from decisionllm.datasets.wordings import spread
+from decisionllm.datasets.paraphrases import render_frames
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build, choice
 from decisionllm.worlds.maze2d.dataset import task_text
 from decisionllm.worlds.maze2d.env import draw_maze, path
-from decisionllm.worlds.maze2d.maze import GOAL_RADIUS
+from decisionllm.worlds.maze2d.simulator import GOAL_RADIUS
 
 BALLS = 8
 SEED = 7
@@ -37,7 +37,7 @@ def sentence(facts, goal, kind):
     """A held-out wording of a goal of umaze, and the goal's cell."""
     row, column = goal.split(",")
     cell = int(row), int(column)
-    worded = spread(facts, held_out=True)[task_text("umaze", cell)]
+    worded = render_frames(facts, held_out=True)[task_text("umaze", cell)]
     return next(text for one, text in worded if one == kind), cell
 
 

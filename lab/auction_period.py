@@ -17,8 +17,11 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from benchmarks import measure
-from decisionllm.bidding.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
-from decisionllm.bidding.rules import roster
+from decisionllm.bidding.market.advertisers import PUBLISHED
+from decisionllm.bidding.market.auctions import Outcome
+from decisionllm.bidding.market.bidders import roster
+from decisionllm.bidding.market.market import Market, MarketStep
+from decisionllm.bidding.market.traffic import opportunities
 from tests.bidding.auctionnet_draws import auctionnet_settle
 
 COUNTS = ("won", "exposed", "conversions", "done")

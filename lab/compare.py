@@ -23,10 +23,11 @@ from scipy import stats
 
 from decisionllm.__main__ import run as run_command
 from decisionllm.datasets import sampling
-from decisionllm.datasets.store import prepare
-from decisionllm.estimates.acting import policy_actions
-from decisionllm.estimates.compare import Judged, build_estimators, judge
-from decisionllm.estimates.log import logged
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.estimates.compare import build_estimators, estimate_candidates
+from decisionllm.estimates.comparison_report import ComparedPolicy
+from decisionllm.estimates.logged_episodes import build_logged
+from decisionllm.estimates.policy_actions import policy_actions
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.policy import loading
@@ -248,9 +249,9 @@ def open_log(world: World, folder: Path) -> tuple[str, Logged]:
         policy = loading.load_policy(run_path(folder, world.drawn_by), decode=world.decode)
         log = drawn_log(policy, build(choice("env", name, **options), world.episodes))
         return f"{name}, drawn by {world.drawn_by}", log
-    store = prepare(choice("dataset", name, **options), CACHE)
+    store = prepare_store(choice("dataset", name, **options), CACHE)
     fitting, held_out = sampling.select(store, held_out=0.5)
-    return store.info["name"], logged(store, fitting, held_out)
+    return store.info["name"], build_logged(store, fitting, held_out)
 
 
 def drawn_log(policy: Policy, env: Env) -> Logged:
@@ -273,14 +274,14 @@ def drawn_log(policy: Policy, env: Env) -> Logged:
     return replace(log, action_log_prob=policy_actions(policy, log).log_prob)
 
 
-def correlation(judged: Sequence[Judged], scores: Scores, name: str) -> float:
+def correlation(judged: Sequence[ComparedPolicy], scores: Scores, name: str) -> float:
     """Spearman's rank correlation of an estimator's values with mean scores."""
     estimated = [one.estimates[name].value for one in judged]
     wanted = [scores[one.name].mean() for one in judged]
     return round(float(stats.spearmanr(estimated, wanted).statistic), 3)
 
 
-def table(judged: Sequence[Judged], played: dict[str, Scores]) -> Table:
+def table(judged: Sequence[ComparedPolicy], played: dict[str, Scores]) -> Table:
     """Policies, the best by the first protocol first: mean scores, then estimates."""
     first = next(iter(played.values()))
     names = list(judged[0].estimates)
@@ -300,7 +301,7 @@ def play(candidates: Sequence[Candidate], env: Env) -> Scores:
     return {each.name: env.score(rollout(each.begin, env, seed=0)) for each in candidates}
 
 
-def row_of(one: Judged, played: dict[str, Scores]) -> dict[str, Any]:
+def row_of(one: ComparedPolicy, played: dict[str, Scores]) -> dict[str, Any]:
     """Return the estimates and the score of a policy, [value, low, high] each."""
     found: dict[str, Any] = {"policy": one.name, "far": round(one.far, 4)}
     for name, estimate in one.estimates.items():
@@ -327,7 +328,7 @@ def main() -> None:
     judged = {}
     for seed in arguments.seeds:
         estimators = build_estimators(world.estimators, log, world.discount, seed)
-        judged[seed] = judge(candidates, log, estimators, seed=seed)
+        judged[seed] = estimate_candidates(candidates, log, estimators, seed=seed)
         for one in judged[seed]:
             console.print(f"seed {seed}: {row_of(one, {})}")
     played = {}

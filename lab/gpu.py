@@ -34,8 +34,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import measure
 from benchmarks.dt_step import SPEC, trainer
-from decisionllm.backbones.build import drawn, tuned
-from decisionllm.backbones.cut import cut_at, keep_blocks
+from decisionllm.backbones.build import build_backbone, init_random_model
+from decisionllm.backbones.text_layers import keep_blocks, resolve_cut
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import discover
 from decisionllm.runs import directory
@@ -73,12 +73,12 @@ def model_of(shape: Json, *, cut: bool) -> SequenceModel:
         dtype=torch.bfloat16,
     )
     with torch.device("cuda"):  # drawing three billion numbers takes a processor a minute
-        core = drawn(config, seed=0)
+        core = init_random_model(config, seed=0)
     text_layers = 0
     if cut:
-        text_layers, layers = cut_at(core, -1, -1, tune="lora", supported=True)
+        text_layers, layers = resolve_cut(core, -1, -1, tune="lora", supported=True)
         keep_blocks(core, layers)
-    backbone = tuned(
+    backbone = build_backbone(
         core, own_tokenizer, 0, "lora", RANK, 2 * RANK, "all-linear", text_layers=text_layers
     )
     if cut:

@@ -78,7 +78,7 @@ def watched():
 
 def sampler(store):
     return sampling.Sampler(
-        windows.of_store(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0
+        windows.load_steps(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0
     )
 
 

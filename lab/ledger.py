@@ -49,7 +49,7 @@ def drive(
     """Do a study of short runs. Returns its ledger and their names."""
     root = Path(folder) / "study"
     names = ledger.plan(root, [{"i": i} for i in range(RUNS)])
-    with executors.from_config(CONFIG | {"executor": executor, "out": str(root)}) as (
+    with executors.build_executor(CONFIG | {"executor": executor, "out": str(root)}) as (
         start,
         workers,
         _,
@@ -112,16 +112,16 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
     import hydra
     import yaml
 
-    from decisionllm.command_line import configs, store_choices
+    from decisionllm.command_line import config_folder, store_choices
 
     store_choices()
-    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8")) | {
-        "seeds": list(range(-(-count // 18)))
-    }
+    study = yaml.safe_load(
+        (config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8")
+    ) | {"seeds": list(range(-(-count // 18)))}
     study["lr"] = {"rule": "fixed"}
     root = Path(folder) / "large"
     began = time.process_time()
-    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         runs = grid.Grid(study_options.check_study(study), Path(folder) / "data")
         names = ledger.plan(root, runs.all_jobs(root).values())
         planned = time.process_time() - began
@@ -143,7 +143,7 @@ def main() -> None:
         return
     row = {
         "executor": arguments.executor,
-        "cores": executors.cores(),
+        "cores": executors.count_cores(),
         "versions": directory.versions(),
     }
     for name, measure in (("large", large), ("killed", killed), ("overhead", overhead)):

@@ -16,7 +16,7 @@ import torch
 from benchmarks import measure
 from benchmarks.dt_step import log, our_loss, trainer
 from benchmarks.llm_step_tiny import adapted, peer_loss
-from decisionllm.backbones import library
+from decisionllm.backbones import hf_reference as library
 from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
 

@@ -24,7 +24,7 @@ from torch import nn
 from decisionllm.teams.spread.dataset import TASK, describe
 from decisionllm.teams.spread.env import OMAR
 from decisionllm.teams.spread.world import HORIZON, Spread
-from decisionllm.teams.teacher import BATCH, NOISE, TeamTD3
+from decisionllm.teams.td3 import BATCH, NOISE, TeamTD3
 
 AGENTS, SIZE = 3, 18  # numbers of an observation
 MEDIUM = 273.4  # mean return of the published medium log

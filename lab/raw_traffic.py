@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding import auctionnet_columns, traffic_log
-from decisionllm.bidding.campaign import STEPS
+from decisionllm.bidding.logs import auctionnet_columns, traffic_log
+from decisionllm.bidding.market.campaigns import STEPS
 from decisionllm.runs import directory
 from lab.large_log import options_of, resident_mb, watched
 

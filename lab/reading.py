@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.backbones.forward import Backbone
-from decisionllm.datasets.wordings import Wordings, held_out_kinds
+from decisionllm.datasets.paraphrases import Paraphrases, held_out_kinds
 from decisionllm.registry import build, choice
 from decisionllm.runs import directory
 from decisionllm.schema import Json
@@ -64,12 +64,12 @@ def held_out(maze: str) -> dict[str, Labelled]:
     facts = goal_facts(maze)
     found = {}
     for kind in held_out_kinds(facts.values()):
-        words = Wordings(list(facts), facts, kind=kind)
+        words = Paraphrases(list(facts), facts, kind=kind)
         texts: list[str] = []
         goals: list[int] = []
         for goal, frames in enumerate(words.frames):
             for frame, turn in product(range(len(frames)), np.linspace(0, 0.999, CONTRASTS)):
-                number = words.number(np.array([goal]), np.array([frame]), np.array([turn]))
+                number = words.index_texts(np.array([goal]), np.array([frame]), np.array([turn]))
                 text = words[number[0]]
                 if text not in texts[-CONTRASTS:]:
                     texts.append(text)
@@ -81,7 +81,7 @@ def held_out(maze: str) -> dict[str, Labelled]:
 def teach(namer: Namer, maze: str, *, steps: int, lr: float, seed: int) -> None:
     """Train on wordings drawn anew in each step; the rate falls to 0 by half a cosine."""
     facts = goal_facts(maze)
-    words = Wordings(list(facts), facts)
+    words = Paraphrases(list(facts), facts)
     rng = np.random.default_rng(seed)
     trained = [weight for weight in namer.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr, weight_decay=0.0)

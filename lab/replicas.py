@@ -19,7 +19,7 @@ from contextlib import ExitStack
 import httpx
 import numpy as np
 
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from lab import load

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.campaigns import CampaignManager
 from decisionllm.bidding.server.models import Model, Models

@@ -27,18 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.bidding.campaign import STEPS, score
-from decisionllm.bidding.market import (
-    PUBLISHED,
-    Bidder,
-    Market,
-    Outcome,
-    Roster,
-    scaled_traffic,
-    settle,
-)
-from decisionllm.bidding.rules import PID, TargetCPA, roster
-from decisionllm.bidding.win_curve import WinCurve, counted, fit
+from decisionllm.bidding.market.advertisers import PUBLISHED
+from decisionllm.bidding.market.auctions import Outcome, settle
+from decisionllm.bidding.market.bidders import PID, TargetCPA, roster
+from decisionllm.bidding.market.campaigns import STEPS, score
+from decisionllm.bidding.market.market import Bidder, Market, Roster
+from decisionllm.bidding.market.traffic import scaled_traffic
+from decisionllm.bidding.market.win_curve import WinCurve, count_auctions, fit_win_curve
 from decisionllm.eval.intervals import over_episodes
 
 ARMS = ("none", "outcome", "price")
@@ -112,7 +107,7 @@ class FirstPrice:
         self.least = np.append(self.least, least[sent])
         self.curve = None
         if len(self.prices):
-            self.curve = fit(counted(self.prices, self.won, self.least))
+            self.curve = fit_win_curve(count_auctions(self.prices, self.won, self.least))
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from lab import load

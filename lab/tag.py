@@ -24,7 +24,7 @@ from decisionllm.protocols import Player
 from decisionllm.registry import build
 from decisionllm.runs import directory
 from decisionllm.teams.dataset import collect, write
-from decisionllm.teams.pettingzoo import PettingZooTeams
+from decisionllm.teams.pettingzoo.env import PettingZooTeams
 from decisionllm.teams.spread import tag
 from lab.multiagent import ROWS, Row
 

@@ -16,10 +16,10 @@ import torch
 from decisionllm import executors, hardware
 from decisionllm.__main__ import run
 from decisionllm.config import ModelOptions
-from decisionllm.datasets import sampling, store
+from decisionllm.datasets import sampling, store_writer
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
-from decisionllm.registry import build, discover, required_function
+from decisionllm.registry import build, discover, get_function
 from decisionllm.schema import Episode, Spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
@@ -98,7 +98,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 # threads of all workers on all cores would wait for each other most of the time
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    share = executors.cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    share = executors.count_cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", str(max(share, 1)))))
 THREADS = torch.get_num_threads()
 # seconds; the longest wait for another process or thread, which is slow on a busy machine
@@ -211,7 +211,7 @@ def make_store(path, episodes, **spec):
     facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | (
         {} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A}
     )
-    return store.write(path, Source(Spec(**facts | spec), episodes, {"name": "test"}))
+    return store_writer.write_store(path, Source(Spec(**facts | spec), episodes, {"name": "test"}))
 
 
 def make_model(
@@ -237,7 +237,7 @@ def make_model(
         "our forward differs from the library's: the plain one would hide it"
     )
     torch.manual_seed(seed)
-    kind = required_function("model", execution, "team.execution")
+    kind = get_function("model", execution, "team.execution")
     head_node = node("head", head, **head_options or {})
     tokenizer_node = node("tokenizer", "trajectory", **tokenizer)
     options = ModelOptions(condition_on=condition_on)

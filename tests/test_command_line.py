@@ -2,7 +2,7 @@
 
 import pytest
 
-from decisionllm.checks import unknown, unknown_key
+from decisionllm.checks import unknown_key_message, unknown_name_message
 from decisionllm.command_line import UsageError, convert_value, explain_unquoted
 
 KEYS = ["dataset", "steps", "run", "optim.lr", "data.seed", "backbone.width", "backbone.lora_rank"]
@@ -22,14 +22,17 @@ KEYS = ["dataset", "steps", "run", "optim.lr", "data.seed", "backbone.width", "b
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest(key, answer):
-    assert unknown_key(key, KEYS) == f"no key {key!r} in the config; {answer}"
+    assert unknown_key_message(key, KEYS) == f"no key {key!r} in the config; {answer}"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_with_all():
     names = ["gaussian", "bins"]
     expected = "no head 'gausian'; did you mean gaussian? there are gaussian, bins"
-    assert unknown("head", "gausian", names) == expected
-    assert unknown("head", "elsewhere", names) == "no head 'elsewhere'; there are gaussian, bins"
+    assert unknown_name_message("head", "gausian", names) == expected
+    assert (
+        unknown_name_message("head", "elsewhere", names)
+        == "no head 'elsewhere'; there are gaussian, bins"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,16 @@ import pytest
 import yaml
 
 from decisionllm import choice
-from decisionllm.checks import listed, one_of, ranges
-from decisionllm.config import NUMBERS, RULES, WORDS, TrainConfig, merged, plain, train_config
+from decisionllm.checks import check_one_of, parse_ranges, split_list
+from decisionllm.config import (
+    NUMBERS,
+    RULES,
+    WORDS,
+    TrainConfig,
+    merge,
+    to_plain_dicts,
+    train_config,
+)
 from tests.conftest import LOOP, NANO, command
 
 
@@ -24,7 +32,7 @@ from tests.conftest import LOOP, NANO, command
     ],
 )
 def test_numbers_and_ranges_are_read_in_their_order_each_once(value, read):
-    assert ranges("env.agents", value) == read
+    assert parse_ranges("env.agents", value) == read
 
 
 @pytest.mark.parametrize(
@@ -38,38 +46,38 @@ def test_numbers_and_ranges_are_read_in_their_order_each_once(value, read):
 )
 def test_what_is_no_range_is_named(value, message):
     with pytest.raises(ValueError, match=message):
-        ranges("env.x", value)
+        parse_ranges("env.x", value)
 
 
 def test_nothing_may_stand_for_something():
-    assert ranges("env.x", "", nothing="all") == []
+    assert parse_ranges("env.x", "", nothing="all") == []
     with pytest.raises(
         ValueError, match="env.x: expected such as 0-6 or 7,8, or nothing for all, got 'a'"
     ):
-        ranges("env.x", "a", nothing="all")
+        parse_ranges("env.x", "a", nothing="all")
     for value in ("", "7,", "1,,2", " "):
         with pytest.raises(ValueError, match=f"env.x: expected such as 0-6 or 7,8, got '{value}'"):
-            ranges("env.x", value)
+            parse_ranges("env.x", value)
 
 
 def test_numbers_are_of_those_that_there_are():
-    assert ranges("env.x", "2-3", within=range(2, 5)) == [2, 3]
+    assert parse_ranges("env.x", "2-3", within=range(2, 5)) == [2, 3]
     with pytest.raises(ValueError, match="env.x: expected 2 .. 4, got 5"):
-        ranges("env.x", "3-5", within=range(2, 5))
+        parse_ranges("env.x", "3-5", within=range(2, 5))
 
 
 def test_a_list_may_be_words_with_commas():
     assert (
-        listed("a, b,c") == listed(["a", "b", "c"]) == ["a", "b", "c"]
-        and listed("") == []
-        and listed("a,") == ["a", ""]
+        split_list("a, b,c") == split_list(["a", "b", "c"]) == ["a", "b", "c"]
+        and split_list("") == []
+        and split_list("a,") == ["a", ""]
     )
 
 
 def test_a_value_is_one_of_those_that_are_known():
-    one_of("dataset.text", "goal", {"goal": 1})
+    check_one_of("dataset.text", "goal", {"goal": 1})
     with pytest.raises(ValueError, match="dataset.text: expected one of none, goal, got 'gaol'"):
-        one_of("dataset.text", "gaol", ("none", "goal"))
+        check_one_of("dataset.text", "gaol", ("none", "goal"))
 
 
 @pytest.mark.parametrize(
@@ -165,21 +173,21 @@ BROKEN = {
 
 
 def test_a_seed_beyond_64_bits_is_refused():
-    right = plain(TrainConfig({}, {}, {}))
-    assert train_config(merged(right, {"seed": 2**63 - 1})).seed == 2**63 - 1
+    right = to_plain_dicts(TrainConfig({}, {}, {}))
+    assert train_config(merge(right, {"seed": 2**63 - 1})).seed == 2**63 - 1
     for name, wrong in {"seed": {"seed": 2**64}, "data.seed": {"data": {"seed": 2**63}}}.items():
         with pytest.raises(ValueError, match=rf"^{name}: expected less than 2\*\*63, got \d+$"):
-            train_config(merged(right, wrong))
+            train_config(merge(right, wrong))
 
 
 def test_each_rule_of_a_config_is_broken_by_one_of_these():
     names = [*NUMBERS, *WORDS, *(rule.names[0] for rule in RULES)]
-    right = plain(TrainConfig({}, {}, {}))
-    assert plain(train_config(right)) == right
+    right = to_plain_dicts(TrainConfig({}, {}, {}))
+    assert to_plain_dicts(train_config(right)) == right
     for (message, wrong), name in zip(BROKEN.items(), names, strict=True):
         assert message.startswith(f"{name}: expected")
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-            train_config(merged(right, wrong))
+            train_config(merge(right, wrong))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +215,7 @@ def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value(
 
 def test_in_python_a_node_has_no_options_of_the_default_that_it_replaces():
     own = {"_target_": "mylab.Tokenizer", "size": 3}
-    options = plain(TrainConfig({}, {}, {})) | {"tokenizer": own}
+    options = to_plain_dicts(TrainConfig({}, {}, {})) | {"tokenizer": own}
     assert train_config(options).tokenizer == own
 
 

@@ -9,11 +9,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from decisionllm import registry
-from decisionllm.command_line import configs, store_choices
+from decisionllm.command_line import config_folder, store_choices
 
 pytestmark = pytest.mark.slow
 
-EXPERIMENTS = sorted(path.stem for path in (configs() / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
 TRAINING = re.compile(r"^#.*\bdecisionllm train ((?:--multirun )?experiment=[^;]*)", re.M)
 
 
@@ -23,7 +23,7 @@ def choices():
 
 
 def compose_config(name):
-    with initialize_config_dir(str(configs()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = compose(
             "train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"]
         )
@@ -34,7 +34,7 @@ def differences(name):
     """Yield the options of an experiment file that the composed configuration does not have."""
     config = compose_config(name)
     options = yaml.safe_load(
-        (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        (config_folder() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
     )
     for default in options.pop("defaults"):
         for group, choice in default.items() if isinstance(default, dict) else ():
@@ -56,7 +56,11 @@ def test_an_experiment_says_what_is_trained():
 def test_an_experiment_opens_with_its_lab_note():
     wrong = []
     for name in EXPERIMENTS:
-        lines = (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (config_folder() / "experiment" / f"{name}.yaml")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
         note = [line for line in lines[1:] if line.startswith("#")]
         commands = [
             line for line in note if "decisionllm train" in line and f"experiment={name}" in line
@@ -70,12 +74,12 @@ def test_the_trainings_of_a_lab_note_compose():
     """Swept options with their first value."""
     wrong = []
     for name in EXPERIMENTS:
-        note = (configs() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        note = (config_folder() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
         for command in TRAINING.findall(note):
             words = [re.sub(r"^([\w.]+=[^\[,]+),.*", r"\1", word) for word in command.split()]
             overrides = [word for word in words if "=" in word]
             try:
-                with initialize_config_dir(str(configs()), version_base="1.3"):
+                with initialize_config_dir(str(config_folder()), version_base="1.3"):
                     compose("train", overrides)
             except HydraException as error:
                 wrong.append(f"{name}: {command}: {error}")

@@ -300,7 +300,7 @@ def test_a_cut_backbone_is_not_sharded():
         "backbone.layers=0, or configs/accelerate/ddp"
     )
     with pytest.raises(ValueError, match=message):
-        distributed.prepare(accelerator, model, None, alike=True)
+        distributed.wrap_model(accelerator, model, None, alike=True)
 
 
 def test_a_sharded_model_needs_a_text_in_every_row_or_in_none():

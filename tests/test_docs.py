@@ -23,7 +23,7 @@ import yaml
 from hydra.errors import HydraException
 
 from decisionllm.__main__ import COMMANDS, MODULES, with_action
-from decisionllm.command_line import configs, store_choices
+from decisionllm.command_line import config_folder, store_choices
 from decisionllm.config import TrainConfig
 from tests.conftest import command
 from tests.test_layers import FLOORS
@@ -168,7 +168,7 @@ def compose(words):
     if any(word.startswith("-") for word in overrides):
         assert command(verb, *overrides, "--cfg", "job") == 0, " ".join(words)
         return
-    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         hydra.compose(verb, with_action(verb, overrides))
 
 

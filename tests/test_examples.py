@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, PATIENCE, command, make_policy
 
@@ -109,7 +109,7 @@ def test_a_journey_arrives(name, tmp_path, monkeypatch):
 
 def test_the_exported_bidder_needs_no_torch(tmp_path):
     pytest.importorskip("onnxscript")
-    from decisionllm.export.export import write
+    from decisionllm.export.export import write_onnx
 
     spec = ObservationSpec("minimal", "progress", "expected_value", "none")
     policy = make_policy(
@@ -118,7 +118,9 @@ def test_the_exported_bidder_needs_no_torch(tmp_path):
     policy.model.normalizer.fit(
         [(np.random.default_rng(0).random((50, spec.size)), np.arange(50.0))]
     )
-    write(policy, tmp_path / "onnx", {"dataset": {"name": "drawn"} | spec.info()}, name="example")
+    write_onnx(
+        policy, tmp_path / "onnx", {"dataset": {"name": "drawn"} | spec.info()}, name="example"
+    )
     words = [str(WITHOUT), str(tmp_path / "onnx"), "--opportunities=4800"]
     done = subprocess.run(
         [sys.executable, "-c", ALONE.format(blocked=BLOCKED), *words],

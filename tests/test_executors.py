@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from decisionllm import executors
-from decisionllm.bidding.auctionnet import read, write
-from decisionllm.files import EACH
+from decisionllm.bidding.logs.auctionnet import read, write
+from decisionllm.files import MAP_FILES
 from tests.conftest import PATIENCE, command
 from tests.scaling.test_scale import ONE, SMALL, listed
 
@@ -59,7 +59,7 @@ def cluster():
 
 def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, cluster):
     killed, out = [], tmp_path / "out"
-    with executors.from_config(CONFIG | {"gpus": 0.5}) as (start, workers, _):
+    with executors.build_executor(CONFIG | {"gpus": 0.5}) as (start, workers, _):
         devices = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"]))
         broken = start(lambda: 1 / 0)
         for worker in (devices, broken):
@@ -73,7 +73,7 @@ def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, cluster):
         with pytest.raises(
             ValueError, match="a run needs 2 GPUs and 1 cores, the cluster has 1 and 2"
         ):
-            executors.from_config(CONFIG | {"gpus": 2.0}).__enter__()
+            executors.build_executor(CONFIG | {"gpus": 2.0}).__enter__()
 
         watch = threading.Thread(target=kill_the_first, args=(out, killed), daemon=True)
         watch.start()
@@ -90,18 +90,18 @@ def test_ray_reads_the_files_of_a_log(tmp_path, cluster):
         write(tmp_path / f"log_{period}.csv.gz", days.rows(np.flatnonzero(days.period == period)))
     sources, pids = {}, []
     for executor in ("inline", "ray"):
-        with executors.of_files({"executor": executor, "address": ""}):
+        with executors.use_file_executor({"executor": executor, "address": ""}):
             sources[executor] = read(tmp_path / "log_*.csv.gz")
-            pids.append({*EACH.get()(lambda file: os.getpid(), [Path("a"), Path("b")])})
+            pids.append({*MAP_FILES.get()(lambda file: os.getpid(), [Path("a"), Path("b")])})
             if executor == "ray":
                 (tmp_path / "log_9.csv.gz").write_bytes(b"broken")
                 with pytest.raises(ValueError, match="log_9.csv.gz"):
                     read(tmp_path / "log_*.csv.gz")
     for name, column in vars(sources["inline"]).items():
         np.testing.assert_array_equal(column, vars(sources["ray"])[name], err_msg=name)
-    assert pids[0] == {os.getpid()} and os.getpid() not in pids[1] and EACH.get() is map
+    assert pids[0] == {os.getpid()} and os.getpid() not in pids[1] and MAP_FILES.get() is map
     with pytest.raises(ValueError, match="executor: expected one of inline, ray, got 'slurm'"):
-        executors.of_files({"executor": "slurm"}).__enter__()
+        executors.use_file_executor({"executor": "slurm"}).__enter__()
 
 
 def test_a_failed_job_of_submitit_gives_its_reason(tmp_path):
@@ -111,7 +111,7 @@ def test_a_failed_job_of_submitit_gives_its_reason(tmp_path):
         "slurm": {"cluster": "local"},
         "out": str(tmp_path),
     }
-    with executors.from_config(CONFIG | config) as (start, _, _):
+    with executors.build_executor(CONFIG | config) as (start, _, _):
         broken = start(lambda: 1 / 0)
         killed = start(lambda: os.kill(os.getpid(), signal.SIGKILL))
         for worker in (broken, killed):

@@ -12,12 +12,12 @@ from decisionllm.files import (
     DIGESTS,
     append_line,
     atomic,
+    atomic_folder,
     check_all,
     check_bytes,
     check_writable,
     read_lines,
     seal,
-    sealed,
 )
 
 
@@ -94,7 +94,7 @@ def truncated(file, start):
 
 @pytest.mark.parametrize("damage", [flipped, truncated])
 def test_a_damaged_file_of_a_sealed_folder_is_found(damage, tmp_path):
-    with sealed(tmp_path / "made") as partial:
+    with atomic_folder(tmp_path / "made") as partial:
         (partial / "below").mkdir()
         for name in ("a.bin", "below/b.bin"):
             (partial / name).write_bytes(bytes(600_000))  # longer than what is read at a time

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import measure
-from decisionllm.bidding import simulation
+from decisionllm.bidding.market import simulation
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
 from decisionllm.scaling import law
@@ -82,13 +82,13 @@ def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
 def no_days_of_a_small_market():
     """Days that were played in a market of another size are not kept for the tests after."""
     yield
-    simulation.found_day.cache_clear()
-    simulation.priced.cache_clear()
+    simulation.load_day.cache_clear()
+    simulation.load_priced_period.cache_clear()
 
 
 def trained_on_small_days(tmp_path, monkeypatch, *words):
     """The folder of two days of a small market, on which a bidder was trained into `run` beside it."""
-    from decisionllm.bidding.market import PUBLISHED
+    from decisionllm.bidding.market.advertisers import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"

@@ -15,7 +15,7 @@ def clock(monkeypatch, seconds):
 
 def test_a_file_gets_a_line_a_minute(monkeypatch, capsys):
     clock(monkeypatch, [0.0, 30.0, 90.0, 120.0, 150.0])
-    assert list(progress.tracked(range(4), "planner: values")) == [0, 1, 2, 3]
+    assert list(progress.track(range(4), "planner: values")) == [0, 1, 2, 3]
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
@@ -25,7 +25,7 @@ def test_a_file_gets_a_line_a_minute(monkeypatch, capsys):
 
 
 def test_short_work_says_nothing(capsys):
-    assert list(progress.tracked("ab", "letters")) == ["a", "b"]
+    assert list(progress.track("ab", "letters")) == ["a", "b"]
     assert capsys.readouterr() == ("", "")
 
 
@@ -35,8 +35,8 @@ def test_a_terminal_shows_a_bar_also_within_another(monkeypatch, capsys):
     rich.reconfigure(force_terminal=True)  # the console of all tests of this process
     try:
         seen = []
-        for outer in progress.tracked("ab", "outer"):
-            for inner in progress.tracked("cd", "inner"):
+        for outer in progress.track("ab", "outer"):
+            for inner in progress.track("cd", "inner"):
                 seen.append(outer + inner)
     finally:
         rich.reconfigure()

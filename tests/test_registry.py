@@ -21,8 +21,8 @@ import decisionllm
 from decisionllm import registry
 from decisionllm.__main__ import run
 from decisionllm.choices import CHOICES as CHOICES_OF_CORE
-from decisionllm.command_line import configs, store_choices
-from decisionllm.datasets.windows import of_store
+from decisionllm.command_line import config_folder, store_choices
+from decisionllm.datasets.windows import load_steps
 from decisionllm.protocols import Env, Estimator, Objective, Planner
 from decisionllm.registry import build, choice, discover, function_targets
 from decisionllm.schema import Spec
@@ -60,7 +60,7 @@ def nodes():
             row["env"] = row["dataset"]
         configs_to_compose.append(row)
     nodes = {}
-    with initialize_config_dir(str(configs()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
         for row in configs_to_compose:
             implied = "env" if "dataset" in row and "env" in row else None
             words = [f"{group}={name}" for group, name in row.items() if group != implied]
@@ -115,7 +115,7 @@ def test_what_has_no_contract_of_its_own_is_built_with_its_defaults(nodes, tmp_p
     nobody = np.zeros(10, bool)
     supplied = {
         "augment": (lambda step: None, log, 0, nobody),
-        "fill_actions": (log, of_store(log), np.arange(10), 0),
+        "fill_actions": (log, load_steps(log), np.arange(10), 0),
         "tokenizer": (SPEC, 8, True, False),
         "objective": (8, SPEC),
         "planner": (SPEC,),

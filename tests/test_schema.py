@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from decisionllm.schema import Batch, Episode, History, Report, Spec, Window, refuse
+from decisionllm.schema import Batch, Episode, History, Report, Spec, Window, raise_for_first
 
 
 def zeros(*shape):
@@ -237,9 +237,9 @@ def test_a_report_is_one_line_whose_return_is_called_return():
 def test_the_first_wrong_entry_is_refused_with_its_values():
     wrong = np.array([[False, False], [True, True]])
     values = np.array([[1.0, 2.0], [3.5, 4.0]])
-    refuse("log, ", np.zeros((2, 2), bool), "row {}: got {}", values, values)
+    raise_for_first("log, ", np.zeros((2, 2), bool), "row {}: got {}", values, values)
     with pytest.raises(ValueError, match=r"^log, row 3.5: got \[7.0\], x$"):
-        refuse(
+        raise_for_first(
             "log, ",
             wrong,
             "row {:g}: got {}, {}",

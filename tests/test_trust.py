@@ -11,18 +11,19 @@ import transformers
 import yaml
 
 from decisionllm import registry, trust
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.serve import folder_of, loaded
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.serve import build_model_folder, load_run
 from decisionllm.commands.train import train
 from decisionllm.config import GROUPS, TrainConfig
-from decisionllm.datasets import minari
+from decisionllm.datasets import minari, minari_export
 from decisionllm.datasets.mixture import evaluation_parts
-from decisionllm.datasets.store import open_store, prepare
-from decisionllm.eval.single import Single
+from decisionllm.datasets.store import open_store
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.eval.minari_export import Single
 from decisionllm.policy import loading
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
-from decisionllm.teams.pettingzoo import PettingZooTeams
+from decisionllm.teams.pettingzoo.env import PettingZooTeams
 from decisionllm.tokenizers.text import own_tokenizer
 from tests.conftest import LOOP, NANO, command, episode, make_store, node
 
@@ -101,7 +102,7 @@ NAMES = (
     "decisionllm.files.write_json",
     "decisionllm.commands.data.console",
     "decisionllm.datasets.arrays.np.save",
-    "decisionllm.eval.single.export",
+    "decisionllm.eval.minari_export.export",
     "decisionllm.models.heads.GaussianHead.__init__",
     " decisionllm.models.heads.GaussianHead",
     "none.none",
@@ -154,12 +155,12 @@ def test_a_list_within_itself_is_walked_once(tmp_path):
 def test_a_name_covers_what_is_below_it_and_no_more():
     named = trust.Import("head._target_", "mylab.heads.Flow", "mylab.heads.Flow")
     for module in ("mylab", "mylab.heads", "mylab.heads.Flow"):
-        with trust.trusting([module]):
+        with trust.trust_modules([module]):
             trust.check_imports([named], "run")
     for module in ("myla", "mylab.head", "heads", "", "mylab."):
-        with trust.trusting([module]), pytest.raises(ValueError, match="mylab.heads.Flow"):
+        with trust.trust_modules([module]), pytest.raises(ValueError, match="mylab.heads.Flow"):
             trust.check_imports([named], "run")
-    with pytest.raises(ValueError, match="expected names of modules"), trust.trusting([3]):
+    with pytest.raises(ValueError, match="expected names of modules"), trust.trust_modules([3]):
         pass
 
 
@@ -185,7 +186,7 @@ def test_partners_that_the_package_has_are_registered(tmp_path):
 def test_a_run_that_another_one_reads_is_refused_too(trap, tmp_path):
     run = foreign(tmp_path / "run", env=TRAP)
     with pytest.raises(ValueError, match="env._target_=trap.spring"):
-        prepare(registry.choice("dataset", "imagined", run=str(run)), tmp_path / "data")
+        prepare_store(registry.choice("dataset", "imagined", run=str(run)), tmp_path / "data")
     with pytest.raises(ValueError, match="env._target_=trap.spring"):
         registry.build(node("backbone", "pretrained", folder=str(run), tune="full"), 0)
     with pytest.raises(ValueError, match="env._target_=trap.spring"):
@@ -210,8 +211,8 @@ def test_the_card_of_a_foreign_store_imports_nothing(trap, tmp_path):
 
 def test_the_environment_of_a_foreign_minari_dataset_is_not_made(trap, tmp_path):
     made = make_store(tmp_path / "store", [episode([1.0, 2.0])])
-    minari.save("mine/test-v0", made)
-    file = minari.folder("mine/test-v0") / "metadata.json"
+    minari_export.export_store("mine/test-v0", made)
+    file = minari.data_folder("mine/test-v0") / "metadata.json"
     metadata = json.loads(file.read_text(encoding="utf-8"))
     del metadata["observation_space"]
     env = {"id": "Env-v0", "entry_point": "trap:spring", "additional_wrappers": []}
@@ -301,12 +302,12 @@ def test_a_server_loads_no_foreign_code(own, trap):
     """Neither as the run of its command line, nor from its folder of models, see POST /v1/models."""
     path, _ = own
     with pytest.raises(ValueError, match="ownlab.Own"):
-        loaded({"device": "cpu"}, path / "run")
-    policy, _, _ = loaded({"device": "cpu", "trust": ["ownlab"]}, path / "run")
+        load_run({"device": "cpu"}, path / "run")
+    policy, _, _ = load_run({"device": "cpu", "trust": ["ownlab"]}, path / "run")
     assert type(policy.model.head).__name__ == "Own"
     foreign(path / "models" / "theirs", head=TRAP)
     config = {"run": str(path / "run"), "models_dir": str(path / "models"), "models": None}
-    folder = folder_of(
+    folder = build_model_folder(
         config | {"device": "cpu", "trust": ["ownlab"], "act": {}}, Journal(path / "j"), {}
     )
     with pytest.raises(ValueError, match="theirs: it cannot be loaded: .*trap.spring"):

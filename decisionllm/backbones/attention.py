@@ -14,8 +14,8 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.backbones.hf_types import Saved
 from decisionllm.backbones.layouts import drop
-from decisionllm.backbones.parts import Saved
 
 # places for each row in a grid; with more of them, most of a product would be thrown away
 SPARSE = 2

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from decisionllm import hardware
-from decisionllm.backbones.cut import TRAINED_CUT, bytes_of, cut_at, keep_blocks
 from decisionllm.backbones.families import layout_of, uncomputed_fields
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import convert_gguf, find_packaged_gguf
@@ -29,13 +28,14 @@ from decisionllm.backbones.hf_loading import (
     refuse_all_but_decoders,
     refuse_quantised,
 )
+from decisionllm.backbones.hf_types import LoadTokenizer
 from decisionllm.backbones.lora import add_adapters
-from decisionllm.backbones.parts import LoadTokenizer
-from decisionllm.backbones.summary import TextSummary
-from decisionllm.checks import at_least, one_of
-from decisionllm.files import check_all, check_bytes, explained
-from decisionllm.randomness import seeded
-from decisionllm.registry import build, register
+from decisionllm.backbones.text_layers import TRAINED_CUT, bytes_of, keep_blocks, resolve_cut
+from decisionllm.backbones.text_summary import TextSummary
+from decisionllm.checks import check_at_least, check_one_of
+from decisionllm.files import check_all, check_bytes, explain_errors
+from decisionllm.randomness import temporary_seed
+from decisionllm.registry import build
 from decisionllm.tokenizers.text import VOCABULARY, own_tokenizer
 from decisionllm.trust import check_config
 
@@ -48,11 +48,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # Keyword-only parameters are the config keys, so each signature below repeats those of `tuned`.
 
 
-@register("backbone", "nano", width=128, layers=3, heads=4, kv_heads=2, inner=384)
-@register("backbone", "tiny", width=256, layers=4, heads=4, kv_heads=2, inner=1408)
-@register("backbone", "small", width=512, layers=8, heads=8, kv_heads=2, inner=2816)
-# the shape of Qwen2.5-0.5B
-@register("backbone", "base", width=896, layers=24, heads=14, kv_heads=2, inner=4864)
 def qwen2(
     seed: int,
     *,
@@ -91,11 +86,10 @@ def qwen2(
         use_cache=False,
         tie_word_embeddings=True,
     )
-    model = drawn(config, seed)
-    return tuned(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    model = init_random_model(config, seed)
+    return build_backbone(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
-@register("backbone", "dt")
 def gpt2(
     seed: int,
     *,
@@ -128,15 +122,15 @@ def gpt2(
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = drawn(config, seed)
-    return tuned(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    model = init_random_model(config, seed)
+    return build_backbone(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 def _check_shape(width: int, layers: int, heads: int, dropout: float) -> None:
     """Raise a ValueError unless there is a block, each head has its share of the width, and
     something is left by dropout.
     """
-    at_least("backbone.layers", layers, 1)
+    check_at_least("backbone.layers", layers, 1)
     if not 0 <= dropout < 1:
         raise ValueError(f"backbone.dropout: expected a share from 0 and below 1, got {dropout}")
     if heads < 1 or width < 1 or width % heads:
@@ -145,7 +139,6 @@ def _check_shape(width: int, layers: int, heads: int, dropout: float) -> None:
         )
 
 
-@register("backbone", "pretrained")
 def pretrained(
     seed: int,
     *,
@@ -192,18 +185,18 @@ def pretrained(
             "backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on "
             "the hub>"
         )
-    one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
-    one_of("backbone.dtype", dtype, DTYPES)
-    at_least("backbone.text_summary", text_summary, 0)
+    check_one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
+    check_one_of("backbone.dtype", dtype, DTYPES)
+    check_at_least("backbone.text_summary", text_summary, 0)
 
     numbers = DTYPES[dtype]
     model, load_tokenizer = load_language_model(seed, folder, hub_id, weights, numbers)
 
     supported = layout_of(model) is not None
     print_uncomputed_fields(folder or hub_id, model.config)
-    text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
+    text_layers, layers = resolve_cut(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
-    backbone = tuned(
+    backbone = build_backbone(
         model,
         load_tokenizer,
         seed,
@@ -215,7 +208,7 @@ def pretrained(
     )
     if weights == "shuffled":
         shuffle(backbone.core, seed)
-    if hardware.multiplies_slowly(numbers):
+    if hardware.is_slow_dtype(numbers):
         backbone.widen()
     if text_summary and not text_layers:
         raise ValueError(
@@ -294,9 +287,6 @@ def check_model_folder(folder: str) -> Path:
     return path
 
 
-@register("backbone", "smollm2")
-# understands more sentences that were never trained on, see docs/results.md
-@register("backbone", "smollm2-summary", text_layers=15, layers=21, text_summary=4)
 def smollm2(
     seed: int,
     *,
@@ -343,7 +333,7 @@ def load_model(
     if weights == "random":
         config = read_config(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
-        return drawn(config, seed)
+        return init_random_model(config, seed)
     return load_whole_model(source, dtype=dtype, local_files_only=local_files_only)
 
 
@@ -355,7 +345,7 @@ def load_model_of_run(
     """
     import yaml
 
-    with explained(f"{path}/config.yaml: expected YAML in UTF-8", ValueError, yaml.YAMLError):
+    with explain_errors(f"{path}/config.yaml: expected YAML in UTF-8", ValueError, yaml.YAMLError):
         config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
     check_config(config, path / "config.yaml")
     tune = config["backbone"].get("tune")
@@ -368,7 +358,7 @@ def load_model_of_run(
     best = "best" if config["log"]["keep_best"] else ""
     file = path / best / "checkpoint" / "model.safetensors"
     errors = (SafetensorError, RuntimeError, ValueError)
-    with explained(f"{file} is damaged or of another model", *errors, raised=OSError):
+    with explain_errors(f"{file} is damaged or of another model", *errors, raised=OSError):
         check_bytes(file.parent, file.name)
         weights_of_backbone = {}
         for name, weight in load_file(file).items():
@@ -381,13 +371,13 @@ def load_model_of_run(
     return backbone.model, backbone.load_tokenizer
 
 
-def drawn(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
+def init_random_model(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
     """Build a transformers model with weights sampled from the seed; the global random state stays
     as it is.
     """
     from transformers import AutoModel
 
-    with seeded(seed):
+    with temporary_seed(seed):
         model: PreTrainedModel = AutoModel.from_config(config, trust_remote_code=False)
         return model
 
@@ -405,7 +395,7 @@ def shuffle(model: nn.Module, seed: int) -> None:
             weight.copy_(weight.flatten()[order].view_as(weight))
 
 
-def tuned(
+def build_backbone(
     model: "PreTrainedModel",
     load_tokenizer: LoadTokenizer,
     seed: int,
@@ -426,7 +416,7 @@ def tuned(
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
         text_layers: how many of the lower blocks have no adapters.
     """
-    one_of("backbone.tune", tune, ("lora", "full", "frozen"))
+    check_one_of("backbone.tune", tune, ("lora", "full", "frozen"))
     if tune == "lora":
         adapted = add_adapters(
             model,

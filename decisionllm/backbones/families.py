@@ -13,8 +13,8 @@ blocks are called in another way, add a layout in `layouts` first.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from decisionllm.backbones.cut import TRAINED_CUT
 from decisionllm.backbones.layouts import GPT2, Llama
+from decisionllm.backbones.text_layers import TRAINED_CUT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

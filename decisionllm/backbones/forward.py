@@ -26,14 +26,14 @@ from decisionllm.backbones.blocks import (
     plan_attention,
     plan_attention_with_entities,
 )
-from decisionllm.backbones.cache import EncodedTexts, KVCache, SessionCache
-from decisionllm.backbones.cut import TextLayers
+from decisionllm.backbones.cuda_graphs import CUDAGraphReader, ReadRows
 from decisionllm.backbones.families import layout_of
 from decisionllm.backbones.hf_forward import hidden_states, run_behind_texts
+from decisionllm.backbones.hf_types import LoadTokenizer, TextReader
+from decisionllm.backbones.kv_cache import EncodedTexts, SessionCache, TextPrefix
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
-from decisionllm.backbones.parts import LoadTokenizer, TextReader
-from decisionllm.backbones.recorded import CUDAGraphReader, ReadRows
-from decisionllm.backbones.summary import TextSummary
+from decisionllm.backbones.text_layers import TextLayers
+from decisionllm.backbones.text_summary import TextSummary
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 
@@ -158,7 +158,7 @@ class Backbone(nn.Module):
                 ids = self.features.table.rows(ids, mask)
             for task, row, real in zip(new, ids, mask, strict=True):
                 self.encoded[task] = row[real].tolist()
-        ids, mask = text.padded([self.encoded.get(task, []) for task in texts])
+        ids, mask = text.pad_ids([self.encoded.get(task, []) for task in texts])
         if ids.shape[1] >= self.positions:
             longest = max(texts, key=len)[:60]
             raise ValueError(
@@ -247,7 +247,7 @@ class Backbone(nn.Module):
     ) -> Tensor:
         """Read rows as `forward` does, behind texts that are embedded (U, L, D)."""
         n = tokens.shape[1]
-        texts = KVCache([], [], text_mask, text_mask.sum(1))
+        texts = TextPrefix([], [], text_mask, text_mask.sum(1))
         if states.shape[1]:
             texts = self._read_embedded(states, text_mask)
         # Without padding the mask and the positions of one row are those of all. A GPU is not asked:
@@ -290,20 +290,20 @@ class Backbone(nn.Module):
                 f"{before} + {n}; take a shorter text or a smaller window"
             )
 
-    def read_texts(self, texts: Sequence[str]) -> KVCache:
+    def read_texts(self, texts: Sequence[str]) -> TextPrefix:
         """Read U texts into a prefix of rows, each once."""
         ids, mask = self.encode(texts)
         device = next(iter(self.core.parameters())).device
         return self.read_text(ids.to(device), mask.to(device))
 
-    def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
+    def read_text(self, text_ids: Tensor, text_mask: Tensor) -> TextPrefix:
         """Read U texts (U, L) that are encoded, see `encode`.
 
         The output of their last block is not needed and not computed.
         """
         return self._read_embedded(self.embed(text_ids), text_mask)
 
-    def _read_embedded(self, x: Tensor, text_mask: Tensor) -> KVCache:
+    def _read_embedded(self, x: Tensor, text_mask: Tensor) -> TextPrefix:
         """Read U texts that are embedded (U, L, D)."""
         if self.summary is not None:
             x, text_mask = self.summary(x, text_mask)
@@ -319,7 +319,7 @@ class Backbone(nn.Module):
                 output_positions=NO_OUTPUT,
             )
             _, keys, values = self._run_blocks(x, plan_attention(places))
-        return KVCache(keys, values, text_mask, text_mask.sum(1))
+        return TextPrefix(keys, values, text_mask, text_mask.sum(1))
 
     def _project_texts(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the keys and values of the upper blocks, all of the states (U, L, D) behind the

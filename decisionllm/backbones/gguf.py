@@ -11,7 +11,7 @@ from rich.console import Console
 
 from decisionllm.backbones.gguf_header import Header, carry, check_keys
 from decisionllm.backbones.hf_loading import load_whole_model
-from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
+from decisionllm.files import MAKE_AGAIN, atomic_folder, cache_dir, check_all
 from decisionllm.schema import Json
 
 CONVERSION = 2  # 1 left out keys of the header, such as scaled rotary positions
@@ -67,7 +67,7 @@ def convert_gguf(path: Path) -> Path:
     expand = {"quantization_config": quantised(dequantize=True)} if quantised else {}
     with (
         Console(stderr=True).status(f"converting {path.name} to {folder}, once"),
-        sealed(folder) as partial,
+        atomic_folder(folder) as partial,
     ):
         try:
             header = Header(path)

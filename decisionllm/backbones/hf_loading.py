@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from safetensors import SafetensorError
 
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ def load_whole_model(source: str, **options: object) -> "PreTrainedModel":
 
     model: PreTrainedModel
     wrong_sizes = "its weights have other sizes than its config.json says"
-    with explained(wrong_sizes, RuntimeError, raised=OSError):
+    with explain_errors(wrong_sizes, RuntimeError, raised=OSError):
         model, loading = AutoModel.from_pretrained(
             source, output_loading_info=True, trust_remote_code=False, **options
         )

@@ -21,8 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decisionllm.backbones.hf_types import (
+    GPT2Block,
+    GPT2Model,
+    LlamaBlock,
+    LlamaModel,
+    RMSNorm,
+    Saved,
+)
 from decisionllm.backbones.lora import linear, pack
-from decisionllm.backbones.parts import GPT2Block, GPT2Model, LlamaBlock, LlamaModel, RMSNorm, Saved
 
 ALL = slice(None)
 Rope = tuple[Tensor, ...]  # cosines and sines of positions; () where the model has none

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.backbones.cut import blocks_of
-from decisionllm.backbones.parts import AdaptedLinear, Saved
-from decisionllm.checks import at_least, listed, more_than_0, unknown
-from decisionllm.files import explained
-from decisionllm.randomness import seeded
+from decisionllm.backbones.hf_types import AdaptedLinear, Saved
+from decisionllm.backbones.text_layers import get_blocks
+from decisionllm.checks import check_at_least, check_positive, split_list, unknown_name_message
+from decisionllm.files import explain_errors
+from decisionllm.randomness import temporary_seed
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -45,12 +45,12 @@ def add_adapters(
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    at_least("backbone.lora_rank", rank, 1)
-    more_than_0("backbone.lora_alpha", alpha)
+    check_at_least("backbone.lora_rank", rank, 1)
+    check_positive("backbone.lora_alpha", alpha)
     names: str | list[str] = targets
     if targets != "all-linear":
-        names = listed(targets)
-        _check_names(names, blocks_of(model)[first:] if first else model)
+        names = split_list(targets)
+        _check_names(names, get_blocks(model)[first:] if first else model)
     if first:
         names = adapter_pattern(model, names, first)
     # GPT-2 keeps its weights transposed
@@ -62,12 +62,12 @@ def add_adapters(
         fan_in_fan_out=transposed,
         target_modules=names,
     )
-    refused = explained(
+    refused = explain_errors(
         f"backbone.lora_targets={targets}: peft does not adapt these maps of the model",
         ValueError,
         remedy="name others, such as backbone.lora_targets=in_proj",
     )
-    with refused, seeded(seed), warnings.catch_warnings():
+    with refused, temporary_seed(seed), warnings.catch_warnings():
         # peft uses a name that transformers deprecates
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(model, config)
@@ -85,7 +85,9 @@ def _check_names(names: list[str], adapted: nn.Module) -> None:
             maps.add(path.rpartition(".")[2])
     for name in names or [""]:
         if not name or not any(path.endswith(f".{name}") for path in paths):
-            raise ValueError(f"backbone.lora_targets: {unknown('module', name, sorted(maps))}")
+            raise ValueError(
+                f"backbone.lora_targets: {unknown_name_message('module', name, sorted(maps))}"
+            )
 
 
 def adapter_pattern(model: PreTrainedModel, names: str | list[str], first: int) -> str:
@@ -95,7 +97,7 @@ def adapter_pattern(model: PreTrainedModel, names: str | list[str], first: int) 
     It matches on AutoModel, whose blocks are `layers.0`, and on AutoModelForCausalLM, whose blocks
     are `model.layers.0`.
     """
-    layers = blocks_of(model)
+    layers = get_blocks(model)
     if names == "all-linear":
         linear_names = set()
         for path, module in layers[first].named_modules():
@@ -129,7 +131,7 @@ def save_adapter(model: PeftModel, weights: Mapping[str, Tensor], folder: Path) 
     save_file(again | own, folder / ADAPTER_FILE, metadata={"format": "pt"})
 
 
-def by_own_names(
+def select_own_names(
     weights: Mapping[str, Tensor], expected: Iterable[str], core: nn.Module
 ) -> dict[str, Tensor]:
     """Return the weights that `save_adapter` wrote, or a version before with one name each, without

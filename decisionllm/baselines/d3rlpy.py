@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from decisionllm.datasets import moments
+from decisionllm.datasets import running_statistics
 from decisionllm.datasets.action_range import action_units
-from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.running_statistics import RunningStatistics
 from decisionllm.datasets.store import Store, next_rows
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.protocols import Player
-from decisionllm.registry import Node, register
+from decisionllm.registry import Node
 from decisionllm.schema import Json, Spec, Targets
 
 ALGORITHMS = {  # {our name: d3rlpy's}
@@ -45,8 +45,8 @@ class Transitions(NamedTuple):
 
 def import_d3rlpy() -> Any:
     """Import d3rlpy, without the deprecation message of gym, which it imports."""
-    message = "a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]'"
-    with explained(message, ImportError, raised=ImportError), redirect_stderr(io.StringIO()):
+    message = "a baseline is trained by d3rlpy: pip install -e '.[baselines]'"
+    with explain_errors(message, ImportError, raised=ImportError), redirect_stderr(io.StringIO()):
         import d3rlpy
     return d3rlpy
 
@@ -77,10 +77,10 @@ def build_transitions(
     C = store.spec.num_actions
     if C:
         raise ValueError(f"{name}: a baseline needs continuous actions, these are one of {C}")
-    rows = store.rows_of(episodes)
+    rows = store.list_rows(episodes)
     after, is_last = next_rows(rows, store.offsets[1:])
-    terminal = is_last & (ends | store.terminated[store.episode_of(rows)])
-    is_complete = ~is_last if next_actions else store.followed[rows]
+    terminal = is_last & (ends | store.terminated[store.find_episodes(rows)])
+    is_complete = ~is_last if next_actions else store.has_next_observation[rows]
     is_complete |= terminal
     if store.action_weight is not None:
         is_complete &= store.action_weight[rows] > 0
@@ -125,8 +125,8 @@ def fit_scales(
             f"{action_clip_quantile}"
         )
     mean = np.mean(observations, 0, dtype=np.float64)
-    deviation = moments.scale(mean, np.std(observations, 0, dtype=np.float64))
-    action_moments = Moments()
+    deviation = running_statistics.standard_scale(mean, np.std(observations, 0, dtype=np.float64))
+    action_moments = RunningStatistics()
     action_moments.add(actions)
     low, high = action_units(spec, action_moments)
     if action_clip_quantile:
@@ -172,7 +172,6 @@ def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np
     return (low + (high - low) * (hidden + 1) / 2).cpu().numpy()
 
 
-@register("policy", "baseline")
 class Baseline(Player):
     """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not
     needed. Its sessions are itself.

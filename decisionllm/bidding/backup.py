@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from decisionllm.bidding.journal import Journal, explain_journal_errors
-from decisionllm.bidding.journal_checks import RowCheck, check_rows
+from decisionllm.bidding.journal.checks import RowCheck, check_rows
+from decisionllm.bidding.journal.journal import Journal, explain_journal_errors
+from decisionllm.bidding.journal.sqlite_files import connect_to_read, copy_database, resolve_path
 from decisionllm.bidding.server.reservations import open_file, rewind
-from decisionllm.bidding.sqlite_files import connect_to_read, copy_database, resolve_path
-from decisionllm.files import atomic, explained
+from decisionllm.files import atomic, explain_errors
 from decisionllm.registry import Node
 
 # files beside a journal that a backup copies with it
@@ -56,7 +56,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
     """
     journal = Path(resolve_path(journal))
     with closing(Journal(copy, read_only=True)) as source:
-        with explained(f"from: {copy} is damaged", sqlite3.DatabaseError):
+        with explain_errors(f"from: {copy} is damaged", sqlite3.DatabaseError):
             warn_of_faults(copy, check_rows(source))
         # all refusals come before the long copy
         check_unused(journal)
@@ -66,7 +66,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
             open_file(bids).close()
         journal.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".restored-", dir=journal.parent) as folder:
-            with explained(
+            with explain_errors(
                 f"from: {copy} could not be copied to {journal.parent}",
                 sqlite3.Error,
                 OSError,

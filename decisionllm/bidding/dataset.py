@@ -14,32 +14,34 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from decisionllm.bidding import auctionnet, teacher
-from decisionllm.bidding.advertisers import PUBLISHED, industries
-from decisionllm.bidding.auctionnet_days import read_days
-from decisionllm.bidding.auctionnet_log import (
+from decisionllm.bidding import teacher
+from decisionllm.bidding.logs import auctionnet
+from decisionllm.bidding.logs.auctionnet_days import read_days
+from decisionllm.bidding.logs.auctionnet_log import (
     Log,
     concatenate_logs,
     format_periods,
     log_files,
     parse_periods,
 )
-from decisionllm.bidding.campaign import STATE, STEPS, Campaigns, context_numbers, score
-from decisionllm.bidding.days import Day, find_day_files, play_day, read_day
-from decisionllm.bidding.days import save_day as save_day
-from decisionllm.bidding.market import Market
-from decisionllm.bidding.observation import (
+from decisionllm.bidding.logs.replay_days import Day, find_day_files, play_day, read_day
+from decisionllm.bidding.logs.replay_days import save_day as save_day
+from decisionllm.bidding.market.advertisers import PUBLISHED, industries
+from decisionllm.bidding.market.bidders import BEHAVIOURS, behaviour_roster
+from decisionllm.bidding.market.campaigns import STATE, STEPS, Campaigns, context_numbers, score
+from decisionllm.bidding.market.market import Market
+from decisionllm.bidding.market.observation import (
     MIN_REMAINING,
     ObservationSpec,
     task_facts,
     task_text,
 )
-from decisionllm.bidding.rules import BEHAVIOURS, behaviour_roster
-from decisionllm.checks import at_least, one_of
-from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
-from decisionllm.progress import tracked
+from decisionllm.checks import check_at_least, check_one_of
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.store import Store, episode_facts, replace_task_texts
+from decisionllm.progress import track
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, register
+from decisionllm.registry import Node
 from decisionllm.schema import Episode, Json, Spec
 
 TEACHERS = ("oracle", "teacher")
@@ -47,7 +49,6 @@ TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
 NUM_CAMPAIGNS = 4000  # of a teacher by default, which its name does not say
 
 
-@register("dataset", "auction", text="${text}")
 def load(
     *,
     path: str = "",
@@ -82,11 +83,11 @@ def load(
         ValueError: an unknown option, or a file that is not a complete log.
         FileNotFoundError: no log at `path`.
     """
-    one_of("dataset.text", text, TEXTS)
+    check_one_of("dataset.text", text, TEXTS)
     spec = ObservationSpec(observation, context_features, reward, text)
-    one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
-    at_least("dataset.relabel", relabel, 0)
-    at_least("dataset.num_campaigns", num_campaigns, 1)
+    check_one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
+    check_at_least("dataset.relabel", relabel, 0)
+    check_at_least("dataset.num_campaigns", num_campaigns, 1)
     if path and behaviour not in (*TEACHERS, "reference"):
         raise ValueError(
             f"dataset.behaviour: expected {' or '.join(TEACHERS)} with dataset.path, whose files"
@@ -180,7 +181,7 @@ def data_options(*, text: str = "none", **options: object) -> Json:
 
 def replace_texts(store: Store, *, text: str = "none", **options: object) -> Store:
     """Replace the task texts of a store, see `datasets.store`."""
-    return with_texts(store, text, texts(facts_of(store), store.group, text=text))
+    return replace_task_texts(store, text, texts(episode_facts(store), store.group, text=text))
 
 
 def campaigns_source(
@@ -289,7 +290,7 @@ def generate_taught_log(
 def generate_log(*, periods: str, behaviour: str, seed: int) -> Log:
     """A log of our own market with the bidders of `behaviour` in each of these periods."""
     days = []
-    for period in tracked(parse_periods(periods), "playing periods"):
+    for period in track(parse_periods(periods), "playing periods"):
         market = Market(behaviour_roster(behaviour, period, seed=seed), seed=seed)
         played = market.play(period)  # (T, N, ...)
         N = len(market.budgets)
@@ -312,7 +313,6 @@ def generate_log(*, periods: str, behaviour: str, seed: int) -> Log:
     return concatenate_logs(days)
 
 
-@register("raw_export", "replay")
 def export_days(folder: str, dataset: Node, say: Callable[[str], None]) -> None:
     """Write the replayable days of an auction dataset, a config node, into a folder."""
     if dataset["_target_"] != f"{__name__}.load":
@@ -492,7 +492,6 @@ def short_name(path: str) -> str:
     return folder.resolve().name
 
 
-@register("export", "trajectories")
 def save(path: str, store: Store) -> None:
     """Write an auction's store as a trajectory log.
 
@@ -512,4 +511,4 @@ def save(path: str, store: Store) -> None:
 
 
 # Version 2: the library of sentence frames has another name.
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=replace_texts)
+READER = DatasetReader(version=2, files=files, data_options=data_options, set_texts=replace_texts)

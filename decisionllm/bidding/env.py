@@ -18,28 +18,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.bidding.advertisers import BUDGETS, CATEGORIES, TARGET_CPA, industries
-from decisionllm.bidding.auctionnet_dt import AuctionNetDT
-from decisionllm.bidding.auctionnet_log import format_periods
-from decisionllm.bidding.campaign import STEPS, Campaigns, score
 from decisionllm.bidding.dataset import facts, facts_by_task, nearest_returns, texts
-from decisionllm.bidding.days import Day, find_day_files, read_day
-from decisionllm.bidding.market import Bidder, BidderContext
-from decisionllm.bidding.observation import (
+from decisionllm.bidding.logs.auctionnet_log import format_periods
+from decisionllm.bidding.logs.replay_days import Day, find_day_files, read_day
+from decisionllm.bidding.market.advertisers import BUDGETS, CATEGORIES, TARGET_CPA, industries
+from decisionllm.bidding.market.auctionnet_dt import AuctionNetDT
+from decisionllm.bidding.market.bidders import Constant, TargetCPA, roster
+from decisionllm.bidding.market.campaigns import STEPS, Campaigns, score
+from decisionllm.bidding.market.market import Bidder, BidderContext
+from decisionllm.bidding.market.observation import (
     MIN_REMAINING,
     SIZE_EDGES,
     SIZES,
     ObservationSpec,
 )
-from decisionllm.bidding.rules import Constant, TargetCPA, roster
-from decisionllm.bidding.simulation import Entries, MarketSimulation, PriceReplay, found_day
+from decisionllm.bidding.market.simulation import Entries, MarketSimulation, PriceReplay, load_day
 from decisionllm.bidding.teacher import Curves, best_constant, pooled_online_lp
-from decisionllm.checks import at_least, listed, one_of, ranges
-from decisionllm.datasets.wordings import Worded, is_held_out, library, turns
+from decisionllm.checks import check_at_least, check_one_of, parse_ranges, split_list
+from decisionllm.datasets.paraphrases import (
+    LabelledTexts,
+    assign_texts,
+    load_library,
+    uses_held_out_frames,
+)
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 
 if TYPE_CHECKING:
@@ -63,23 +67,6 @@ PEERS = {
 MARKET_POSITIONS = "0,8,16,24,32,40"  # one of each category
 
 
-@register(
-    "env",
-    "journal",
-    text="${text}",
-    observation="${dataset.observation}",
-    context_features="${dataset.context_features}",
-    reward="${dataset.reward}",
-)
-@register(
-    "env",
-    "auction",
-    text="${text}",
-    observation="${dataset.observation}",
-    context_features="${dataset.context_features}",
-    reward="${dataset.reward}",
-    frames="${text_wordings}",
-)
 class Auction(Env):
     """N campaigns: budget factors x repeats x periods x positions.
 
@@ -142,11 +129,11 @@ class Auction(Env):
         frames: int = 0,
         table_days: str = "",
     ) -> None:
-        one_of("env.protocol", protocol, ("replay", "market"))
-        one_of("env.text_of", text_of, ("own", "another"))
-        one_of("env.draws", draws, ("bernoulli", "expected"))
-        at_least("env.opportunities", opportunities, 1)
-        at_least("env.repeats", repeats, 0)
+        check_one_of("env.protocol", protocol, ("replay", "market"))
+        check_one_of("env.text_of", text_of, ("own", "another"))
+        check_one_of("env.draws", draws, ("bernoulli", "expected"))
+        check_at_least("env.opportunities", opportunities, 1)
+        check_at_least("env.repeats", repeats, 0)
         if path and protocol == "market":
             raise ValueError(
                 "env.path: a market makes its own prices; give no path, or protocol=replay;"
@@ -160,7 +147,7 @@ class Auction(Env):
         self.is_replay = protocol == "replay"
         self.path = path
         self.opportunities = opportunities
-        self.days = sorted(ranges("env.periods", periods))
+        self.days = sorted(parse_ranges("env.periods", periods))
         self.factors = parse_budget_factors(budgets)
         advertisers = self._advertisers(positions)
         if text_of == "another" and len(advertisers) < 2:
@@ -185,7 +172,7 @@ class Auction(Env):
         self.target_cpa = TARGET_CPA[advertiser]
         self.category = industries(48)[advertiser]
 
-        held_out = is_held_out(wordings, text)
+        held_out = uses_held_out_frames(wordings, text)
         worded = self._write_texts(repeats, held_out=held_out, frames=frames)
         self.tasks = [words for _, words in worded]
         # {held-out text: kind of its frame}
@@ -202,9 +189,9 @@ class Auction(Env):
             positions = "all" if self.is_replay else MARKET_POSITIONS
         if positions == "all":
             positions = "0-47"
-        return sorted(ranges("env.positions", positions, within=range(48)))
+        return sorted(parse_ranges("env.positions", positions, within=range(48)))
 
-    def _write_texts(self, repeats: int, *, held_out: bool, frames: int) -> Worded:
+    def _write_texts(self, repeats: int, *, held_out: bool, frames: int) -> LabelledTexts:
         """The kind of frame and the task text of each of the N campaigns."""
         campaign_facts = facts(self.budgets, self.target_cpa, self.category)
         tasks: list[str] = []
@@ -216,7 +203,7 @@ class Auction(Env):
         if self.text != "paraphrased":
             return [("", task) for task in tasks]
         self.facts = facts_by_task(campaign_facts)
-        return turns(tasks, self.facts, held_out=held_out, frames=frames)
+        return assign_texts(tasks, self.facts, held_out=held_out, frames=frames)
 
     def _label(self, *, held_out: bool, text_of: str) -> str:
         """The protocol, as results name it."""
@@ -235,7 +222,7 @@ class Auction(Env):
 
     def day(self, period: int) -> Day:
         """A replayed day."""
-        return found_day(period, self.path, self.opportunities)
+        return load_day(period, self.path, self.opportunities)
 
     def target_returns(self, info: Json, quantile: float) -> np.ndarray | None:
         if "campaigns" not in info:  # a log whose rewards were changed
@@ -349,7 +336,7 @@ class Auction(Env):
         results["by_period"] = {str(p): round_mean(scores[period == p]) for p in np.unique(period)}
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
         if kinds:
-            names = library("bidding").held_out_kinds
+            names = load_library("bidding").held_out_kinds
             numbers = np.array([names.index(kind) for kind in kinds])
             results["by_kind"] = mean_by_name(scores, numbers, names)
         return results
@@ -427,7 +414,7 @@ def parse_budget_factors(budgets: str | float | Sequence[float]) -> list[float]:
     """The option `budgets`, such as `0.5,1`, as numbers."""
     factors: list[float] = []
     with suppress(ValueError):
-        factors = [float(x) for x in listed(budgets)]
+        factors = [float(x) for x in split_list(budgets)]
     positive = all(0 < x < np.inf for x in factors)
     if not factors or not positive or len(set(factors)) < len(factors):
         raise ValueError(

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from decisionllm.bidding.backup import restore
-from decisionllm.bidding.journal import Journal, explain_journal_errors
-from decisionllm.bidding.journal_checks import check_rows, prune_campaigns
-from decisionllm.checks import one_of
+from decisionllm.bidding.journal.checks import check_rows, prune_campaigns
+from decisionllm.bidding.journal.journal import Journal, explain_journal_errors
+from decisionllm.checks import check_one_of
 from decisionllm.schema import Json
 
 MAX_SHOWN = 20  # most faults that are printed
@@ -22,7 +22,7 @@ def journal(config: Json) -> None:
     Raises:
         ValueError: it is no journal, or damaged, or an option cannot be.
     """
-    one_of("journal", config["action"], ACTIONS)
+    check_one_of("journal", config["action"], ACTIONS)
     with explain_journal_errors(config["journal"]):
         ACTIONS[config["action"]](config)
 

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.campaign_history import Campaign
 from decisionllm.bidding.dataset import campaigns_source
-from decisionllm.bidding.journal import DamagedRowError, Journal, explain_journal_errors
-from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.checks import one_of
-from decisionllm.datasets.store import DatasetReader
+from decisionllm.bidding.journal.campaign_history import Campaign
+from decisionllm.bidding.journal.journal import DamagedRowError, Journal, explain_journal_errors
+from decisionllm.bidding.market.observation import ObservationSpec
+from decisionllm.checks import check_one_of
+from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 
 
-@register("dataset", "journal", text="${text}")
 def load(
     *,
     path: str,
@@ -48,7 +46,7 @@ def load(
         FileNotFoundError: there is no such file.
         ValueError: an unknown option, or no campaign has ended.
     """
-    one_of("dataset.text", text, ("none", "served", "constant", "informative"))
+    check_one_of("dataset.text", text, ("none", "served", "constant", "informative"))
     spec = ObservationSpec(
         observation=observation,
         context_features=context_features,

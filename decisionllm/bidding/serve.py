@@ -9,17 +9,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server import logs, replicas
-from decisionllm.checks import one_of, share
+from decisionllm.checks import check_one_of, check_share
 from decisionllm.config import train_config
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Json
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -63,7 +63,7 @@ POSITIVE_OPTIONS = (
 NON_NEGATIVE_OPTIONS = ("cache_mb", "snapshot_s", "batch_wait_ms")
 
 
-@trusting_user
+@trust_user_modules
 def serve(config: Json) -> None:
     """Serve until interrupted (see configs/serve.yaml).
 
@@ -71,18 +71,18 @@ def serve(config: Json) -> None:
         ValueError: an option cannot be, or a run is none of `decisionllm train`.
         OSError: the address is taken.
     """
-    with explained(
-        "serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'",
+    with explain_errors(
+        "serve needs FastAPI and uvicorn: pip install -e '.[serve]'",
         ImportError,
         raised=ImportError,
     ):
         from decisionllm.bidding.server import protocol
     check_options(config)
     several = config["replicas"] > 1
-    app = None if several else application(config)
+    app = None if several else build_app(config)
     host = config["host"]
     where = f"host={host} port={config['port']}: cannot listen there"
-    with explained(where, OSError, remedy="choose another port=...", raised=OSError):
+    with explain_errors(where, OSError, remedy="choose another port=...", raised=OSError):
         listener = listen(host, config["port"])
     port = listener.getsockname()[1]
     by = f" by {config['replicas']} replicas" if several else ""
@@ -152,8 +152,8 @@ def check_needs(config: Json) -> None:
 
 def check_numbers(config: Json) -> None:
     """Raise a ValueError for a number or a word that cannot be."""
-    one_of("log", config["log"], logs.KINDS)
-    share("log_sample", config["log_sample"])
+    check_one_of("log", config["log"], logs.KINDS)
+    check_share("log_sample", config["log_sample"])
     for name in POSITIVE_OPTIONS:
         if config[name] is not None and not 0 < config[name] < math.inf:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
@@ -177,7 +177,7 @@ def serve_replica(config: Json, number: int, beat: replicas.Beat) -> None:
     from decisionllm.bidding.server import protocol
 
     torch.set_num_threads(max(torch.get_num_threads() // config["replicas"], 1))
-    app = application(config, number)
+    app = build_app(config, number)
     with listen(config["host"], config["port"], reuse_port=True) as listener:
         protocol.server(app, beat=beat).run(sockets=[listener])
 
@@ -187,7 +187,7 @@ def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     return socket.create_server((host, port), family=family, reuse_port=reuse_port)
 
 
-def application(config: Json, replica: int | None = None) -> "FastAPI":
+def build_app(config: Json, replica: int | None = None) -> "FastAPI":
     """The FastAPI app of this config; a token is read from the environment of its process.
 
     Args:
@@ -195,7 +195,7 @@ def application(config: Json, replica: int | None = None) -> "FastAPI":
     """
     from decisionllm.bidding.server.app import create_app
 
-    policy, description, dataset = loaded(
+    policy, description, dataset = load_run(
         config, config["run"], part=config["part"], **config["act"]
     )
     options: Json = {}
@@ -247,11 +247,11 @@ def build_bidding_options(config: Json, description: Json, observation: Observat
         }
         options["shadow"] = shadow
     if config["models_dir"]:
-        options["folder"] = folder_of(config, journal, campaigns)
+        options["folder"] = build_model_folder(config, journal, campaigns)
     return options
 
 
-def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
+def build_model_folder(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
     """The folder of runs that may take over while the server runs."""
     from decisionllm.bidding.server.campaigns import CampaignManager
     from decisionllm.bidding.server.model_folder import ModelFolder
@@ -260,7 +260,7 @@ def folder_of(config: Json, journal: Journal, campaigns: Json) -> "ModelFolder":
     directory_of_models = Path(config["models_dir"]).resolve()
 
     def load(path: Path) -> Model:
-        policy, info, dataset = loaded(config, path, **config["act"])
+        policy, info, dataset = load_run(config, path, **config["act"])
         observation = ObservationSpec.from_info(dataset)
         manager = CampaignManager(policy, observation, journal, name=info["model"], **campaigns)
         run = path
@@ -281,8 +281,8 @@ def build_traces(config: Json) -> "Traces | None":
     """The sender of the spans of ticks; None: there are no spans."""
     if not config["tracing"]:
         return None
-    with explained(
-        "tracing needs OpenTelemetry: pip install 'decisionllm[otel]'",
+    with explain_errors(
+        "tracing needs OpenTelemetry: pip install -e '.[otel]'",
         ImportError,
         raised=ImportError,
     ):
@@ -309,7 +309,7 @@ def load_shadow(
     """The policy that decides without answering, and its description, see `model_info`."""
     from decisionllm.bidding.server.shadow import Shadow
 
-    policy, about, dataset = loaded(config, config["shadow"])
+    policy, about, dataset = load_run(config, config["shadow"])
     made = Shadow(
         policy,
         ObservationSpec.from_info(dataset),
@@ -322,7 +322,7 @@ def load_shadow(
     return made, about
 
 
-def loaded(
+def load_run(
     config: Json, run: str | Path, *, part: str | None = None, **acting: object
 ) -> tuple[Policy, Json, Json]:
     """Load a run: its policy, its description, see `model_info`, and the info of its dataset.

@@ -15,13 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decisionllm.bidding.advertisers import BUDGETS, CATEGORIES, PUBLISHED, TARGET_CPA, industries
-from decisionllm.bidding.campaign import STEPS
-from decisionllm.bidding.days import GRID, Day
-from decisionllm.bidding.observation import MIN_REMAINING
-from decisionllm.bidding.rules import OnlineLP
-from decisionllm.progress import tracked
-from decisionllm.randomness import seeded
+from decisionllm.bidding.logs.replay_days import GRID, Day
+from decisionllm.bidding.market.advertisers import (
+    BUDGETS,
+    CATEGORIES,
+    PUBLISHED,
+    TARGET_CPA,
+    industries,
+)
+from decisionllm.bidding.market.bidders import OnlineLP
+from decisionllm.bidding.market.campaigns import STEPS
+from decisionllm.bidding.market.observation import MIN_REMAINING
+from decisionllm.progress import track
+from decisionllm.randomness import temporary_seed
 
 LOW = float(np.log(GRID[0]))
 STRIDE = float(np.log(GRID[1] / GRID[0]))
@@ -238,12 +244,12 @@ def fit_network(
         gradient_campaigns: number in such an update.
     """
     generator = torch.Generator().manual_seed(seed)
-    with seeded(seed):
+    with temporary_seed(seed):
         network = Network(11)
     features = []  # from all rounds, as are labels
     labels = []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
-    for number in tracked(range(rounds), "teacher: labels of the oracle"):
+    for number in track(range(rounds), "teacher: labels of the oracle"):
         drawn = draw_campaigns(curves, campaigns, generator)
         player = network if number else None
         seen, log_ratios = label_campaigns(drawn, player, generator)
@@ -263,7 +269,7 @@ def fit_network(
             loss = nn.functional.smooth_l1_loss(network(x[rows]), y[rows], beta=0.3)
             take_gradient_step(optimizer, rate, loss)
     optimizer = torch.optim.Adam(network.parameters())
-    for update in tracked(range(gradient_updates), "teacher: score of the replay"):
+    for update in track(range(gradient_updates), "teacher: score of the replay"):
         rate = 5e-4 * (1 - update / gradient_updates) + 1e-5
         drawn = draw_campaigns(curves, gradient_campaigns, generator)
         for _ in range(STEPS):

@@ -28,13 +28,13 @@ from decisionllm.baselines.d3rlpy import (
 )
 from decisionllm.commands.options import more_than, read_options, seed_number, word
 from decisionllm.datasets import sampling
-from decisionllm.datasets.action_range import widths
-from decisionllm.datasets.store import prepare
-from decisionllm.files import append_line, sealed, write_lines
+from decisionllm.datasets.action_range import action_widths
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.files import append_line, atomic_folder, write_lines
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Spec
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 if TYPE_CHECKING:
     from d3rlpy.algos import QLearningAlgoBase
@@ -85,7 +85,7 @@ class BaselineConfig:
     fresh: bool
 
 
-@trusting_user
+@trust_user_modules
 def baseline(config: Node) -> Path:
     """Train config["algorithm"] on config["dataset"].
 
@@ -105,8 +105,8 @@ def baseline(config: Node) -> Path:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
     directory.refuse_foreign(run)
     d3rlpy = import_d3rlpy()
-    device = hardware.usable(options.device)
-    with directory.locked(run):
+    device = hardware.resolve_device(options.device)
+    with directory.lock_run(run):
         return fit(options, config, d3rlpy, device)
 
 
@@ -118,7 +118,7 @@ def fit(options: BaselineConfig, config: Node, d3rlpy: ModuleType, device: str) 
     run = Path(options.run)
 
     # -- data and algorithm --
-    store = prepare(options.dataset, options.cache_dir, options.transform)
+    store = prepare_store(options.dataset, options.cache_dir, options.transform)
     episodes, _ = sampling.select(store, **asdict(options.data))
     raw = build_transitions(
         store,
@@ -154,9 +154,9 @@ def fit(options: BaselineConfig, config: Node, d3rlpy: ModuleType, device: str) 
     observations = log.observations[:99]
     predicted = clip(algorithm.predict(observations))
     apart = np.abs(actor_mean(weights, observations) - predicted)
-    is_same = (apart < 1e-3 * widths(scale["low"], scale["high"])).all()
+    is_same = (apart < 1e-3 * action_widths(scale["low"], scale["high"])).all()
     assert is_same, "the saved actor differs from the trained one"
-    with sealed(run / "checkpoint") as partial_folder:
+    with atomic_folder(run / "checkpoint") as partial_folder:
         save_file(weights, partial_folder / "model.safetensors")
     return run
 
@@ -172,7 +172,7 @@ def make_algorithm(
             scale["mean"], scale["deviation"], eps=0.0
         ),
         "action_scaler": preprocessing.MinMaxActionScaler(
-            scale["low"], scale["low"] + widths(scale["low"], scale["high"])
+            scale["low"], scale["low"] + action_widths(scale["low"], scale["high"])
         ),
     }
     arguments = {"batch_size": options.optim.batch_size} | scalers | options.options

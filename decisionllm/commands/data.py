@@ -10,19 +10,20 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from decisionllm.command_line import with_defaults
+from decisionllm.command_line import fill_defaults
 from decisionllm.commands.options import read_options
 from decisionllm.config import train_config
 from decisionllm.datasets import sampling, windows
-from decisionllm.datasets.batches import wordings
-from decisionllm.datasets.faults import Survey, reported, survey
-from decisionllm.datasets.store import NO_TRANSFORM, Store, check_texts, prepare
-from decisionllm.executors import of_files
+from decisionllm.datasets.batches import make_paraphrases
+from decisionllm.datasets.data_quality import Survey, list_faults, survey_log
+from decisionllm.datasets.store import Store, check_texts
+from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
+from decisionllm.executors import use_file_executor
 from decisionllm.files import check_writable
-from decisionllm.registry import Node, function, function_names, no_choice, required_function
+from decisionllm.registry import Node, find_function, function_names, get_function, no_choice
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 MOST_VALUES = 24  # of an observation or an action that are printed
 # keys of a store's info that are no options of its dataset
@@ -54,7 +55,7 @@ class DataConfig:
     export: str
 
 
-@trusting_user
+@trust_user_modules
 def data(config: Node) -> Store | None:
     """Prepare config["dataset"], print its card and a window of it, and export it where
     config["export"] says so.
@@ -76,15 +77,15 @@ def data(config: Node) -> Store | None:
     kind, target = parse_export(options.export)
     if kind:
         check_writable(written_path(kind, target).parent, option=f"export={kind}:...")
-    export_raw = function("raw_export", kind)
+    export_raw = find_function("raw_export", kind)
     if export_raw is not None:
         export_raw(target, options.dataset, console.print)
         return None
 
     # -- the store and its card --
     check_train_options(options)
-    with of_files(asdict(options)):
-        store = prepare(options.dataset, options.cache_dir, options.transform)
+    with use_file_executor(asdict(options)):
+        store = prepare_store(options.dataset, options.cache_dir, options.transform)
     check_texts(options.text, [store], options.dataset)
     return_horizon = options.model.return_horizon
     console.print("\n".join(card(store, return_horizon=return_horizon)))
@@ -98,7 +99,7 @@ def data(config: Node) -> Store | None:
     console.print("\n".join(lines))
 
     # -- an export of the store --
-    export = function("export", kind)
+    export = find_function("export", kind)
     if export is not None:
         if store.action_weight is not None or options.transform != NO_TRANSFORM:
             raise ValueError(
@@ -123,7 +124,7 @@ def read_config(config: Node) -> DataConfig:
             groups[key] = value
         else:
             others[key] = value
-    return read_options(DataConfig, with_defaults("data", others) | groups)
+    return read_options(DataConfig, fill_defaults("data", others) | groups)
 
 
 def check_train_options(options: DataConfig) -> None:
@@ -164,14 +165,14 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield from _path_and_options(store)
     yield from _episodes(store)
     for name in function_names("summary"):
-        yield from required_function("summary", name, "summary")(store)
+        yield from get_function("summary", name, "summary")(store)
     if return_horizon:
         yield f"  next {return_horizon:<7d} {format_quantiles(returns_of_next_steps(store, return_horizon))}"
-    columns = survey(store)
+    columns = survey_log(store)
     yield from _numbers(store, columns)
-    for fault in [*reported(store.info), *columns.faults]:
+    for fault in [*list_faults(store.info), *columns.faults]:
         yield f"  fault        {fault}"
-    unread = reported(store.info, "unread")
+    unread = list_faults(store.info, "unread")
     if unread:
         yield f"  not read     {', '.join(unread)}"
     yield _texts(store)
@@ -213,7 +214,7 @@ def returns_of_next_steps(store: Store, return_horizon: int) -> np.ndarray:
     Raises:
         ValueError: no episode has so many.
     """
-    steps = windows.of_store(store, return_horizon=return_horizon)
+    steps = windows.load_steps(store, return_horizon=return_horizon)
     parts = []
     for first, end in zip(steps.first, steps.end, strict=True):
         parts.append(steps.returns_to_go[first:end])
@@ -276,11 +277,11 @@ def window_lines(
     """Yield the lines of one training window: the text's tokens, then return-to-go R, observation o
     and action a of each step.
     """
-    steps = windows.of_store(store, return_horizon=return_horizon)
+    steps = windows.load_steps(store, return_horizon=return_horizon)
     rows = np.flatnonzero(steps.end > steps.first)
     drawn = sampling.Sampler(steps, rows, T=T, batch_size=1, seed=seed)(0)
     task = store.tasks[store.task[drawn.episodes[0]]]
-    other_words = wordings(store, text_wordings)
+    other_words = make_paraphrases(store, text_wordings)
     if other_words:
         numbers = other_words.draw(store.task[drawn.episodes], np.random.default_rng(seed))
         task = other_words[int(numbers[0])]

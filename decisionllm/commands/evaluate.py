@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.command_line import with_defaults
+from decisionllm.command_line import fill_defaults
 from decisionllm.commands.evaluate_env import acting_differences, build_env_node
 from decisionllm.commands.evaluate_warnings import option_warnings, rollout_warnings
 from decisionllm.commands.options import (
@@ -22,19 +22,19 @@ from decisionllm.commands.options import (
     word,
 )
 from decisionllm.eval import attention, intervals, report, word_probe
-from decisionllm.eval.identity import options_of
-from decisionllm.eval.layout import check_env
-from decisionllm.eval.rollout import begin_in, rollout
+from decisionllm.eval.env_layout import check_env
+from decisionllm.eval.result_groups import identifying_options
+from decisionllm.eval.rollout import begin_session, rollout
 from decisionllm.eval.text_variants import read_pairs
 from decisionllm.files import append_line, check_writable, read_lines, safe_name
-from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
+from decisionllm.policy.open_runs import OpenedRun, open_runs, run_directories
 from decisionllm.policy.policy import Policy
-from decisionllm.progress import shown
+from decisionllm.progress import show_progress
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import Node, build
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode, Json, Report, Spec, Targets
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Contender:
     columns: Json
 
 
-@trusting_user
+@trust_user_modules
 def evaluate(config: Node) -> Path:
     """Roll out every run of config["run"].
 
@@ -114,7 +114,7 @@ def evaluate(config: Node) -> Path:
         FileNotFoundError: a run is not there or has no checkpoint.
     """
     # -- options, runs and the folder of results, before any rollout --
-    options = read_options(EvaluateConfig, with_defaults("evaluate", config))
+    options = read_options(EvaluateConfig, fill_defaults("evaluate", config))
     paths = run_directories(options.run)
     if not paths:
         raise ValueError(f"run: expected one run directory or more, got {options.run}")
@@ -233,8 +233,8 @@ class Results:
     def add(self, row: Report) -> None:
         """Append a row to results.jsonl and print it."""
         append_line(self.path, row.row())
-        target = report.target_words(row.target_return)
-        score, low, high = (report.number(x) for x in (row.score, row.low, row.high))
+        target = report.format_target(row.target_return)
+        score, low, high = (report.format_number(x) for x in (row.score, row.low, row.high))
         self.print(
             f"{row.policy:24s} target {target:>6s}  score {score:>6s}  [{low}, {high}]  "
             f"{row.seconds:.1f} s  {row.protocol}"
@@ -261,7 +261,7 @@ class Results:
         if label in self.run_by_picture:
             return
         self.run_by_picture[label] = run.path
-        title = f"{row.policy}, {row.protocol}: {report.number(row.score)}"
+        title = f"{row.policy}, {row.protocol}: {report.format_number(row.score)}"
         pictures = {"rollout": env.draw(episodes, title)}
         if isinstance(policy, Policy) and not contender.is_scripted:
             title = f"{row.policy}: attention to the text"
@@ -315,13 +315,13 @@ def policy_contenders(
             Contender(
                 name=f"{name}+max-return" if is_predicted else name,
                 is_scripted=False,
-                begin=partial(begin_in, policy, env, targets, options.seed),
+                begin=partial(begin_session, policy, env, targets, options.seed),
                 report_fields={
                     "text": env.text_label,
                     "seed": run.config["seed"],
                     "target_return": target,
                     "headline": target == headline_target(policy),
-                    "options": options_of(run.config),
+                    "options": identifying_options(run.config),
                 },
                 columns=columns,
             )
@@ -345,7 +345,7 @@ def targets_by_name(
     for quantile in options.target_quantiles:
         by_episode: Targets = env.target_returns(run.info["dataset"], quantile)
         if by_episode is None:
-            by_episode = directory.target(run.info, quantile)
+            by_episode = directory.target_return(run.info, quantile)
         targets.setdefault(float(np.mean(by_episode)), by_episode)
     for target in options.target_returns:
         targets[target] = target
@@ -386,7 +386,7 @@ def scripted_contenders(env: Env, env_node: Node, seed: int) -> list[Contender]:
         "seed": seed,
         "target_return": None,
         "headline": True,
-        "options": options_of({"env": env_node, "name": ""}),
+        "options": identifying_options({"env": env_node, "name": ""}),
     }
     contenders = []
     for name, begin in env.baselines(seed).items():
@@ -403,7 +403,7 @@ def play(contender: Contender, env: Env, seed: int, run: OpenedRun) -> tuple[lis
     # a scripted player need not read observations of the size that the run was trained on
     size = 0 if contender.is_scripted else run.info["spec"]["observation_dim"]
     title = f"{contender.name} {contender.report_fields['target_return'] or ''}".rstrip()
-    with shown(title, env.horizon) as advance:
+    with show_progress(title, env.horizon) as advance:
         began = time.monotonic()
         episodes = rollout(contender.begin, env, seed=seed, progress=advance, observation_dim=size)
         return episodes, time.monotonic() - began

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from decisionllm.config import env_options_of, merged
-from decisionllm.eval.identity import nearest, resolved
-from decisionllm.policy.opening import OpenedRun
-from decisionllm.registry import Node, is_none, lacks_text
+from decisionllm.config import merge, resolve_env_options
+from decisionllm.eval.result_groups import nearest_choice, resolve_default
+from decisionllm.policy.open_runs import OpenedRun
+from decisionllm.registry import Node, is_none, needs_text
 
 # options of acting that a result row has in a column, or in the name of its policy
 IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
@@ -25,7 +25,7 @@ def build_env_node(run: OpenedRun, env_options: Node) -> tuple[Node, list[str]]:
         ValueError: there is no environment.
     """
     own = run.config["env"]
-    changes = env_options_of(run.config, env_options)
+    changes = resolve_env_options(run.config, env_options)
     if is_none(own) and not changes:
         raise ValueError(
             f"{run.path}: env=none, there is no environment to roll out in; give one, such as "
@@ -33,8 +33,8 @@ def build_env_node(run: OpenedRun, env_options: Node) -> tuple[Node, list[str]]:
         )
     is_same = changes.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in changes.items() if value == {}}  # instead of merged
-    node = merged(own if is_same else {}, changes) | emptied
-    if not is_same and lacks_text(node, run.config["text"]):
+    node = merge(own if is_same else {}, changes) | emptied
+    if not is_same and needs_text(node, run.config["text"]):
         node["text"] = run.config["text"]
     if not changes:
         return node, []
@@ -50,8 +50,8 @@ def env_differences(own: Node, changes: Node, node: Node, run_config: Node) -> l
         node: both together, which is built.
         run_config: of the run, which defaults of options may refer to.
     """
-    name, options = nearest("env", node)
-    before = {key: resolved(value, run_config) for key, value in options.items()}
+    name, options = nearest_choice("env", node)
+    before = {key: resolve_default(value, run_config) for key, value in options.items()}
     differences = []
     if node["_target_"] == own["_target_"]:
         before |= own

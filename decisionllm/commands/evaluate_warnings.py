@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.eval import watching
-from decisionllm.policy.opening import OpenedRun
+from decisionllm.eval import eval_callback
+from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.protocols import Env
 from decisionllm.registry import Node
 from decisionllm.schema import Episode
@@ -23,9 +23,9 @@ def option_warnings(run: OpenedRun, acting: Mapping[str, Node], seed: int) -> li
     """
     warnings = []
     keep_best = run.config.get("log", {}).get("keep_best")
-    if keep_best == "score" and seed == watching.SEED:
+    if keep_best == "score" and seed == eval_callback.SEED:
         warnings.append(
-            f"{run.path}: rollouts of seed={watching.SEED} chose its weights "
+            f"{run.path}: rollouts of seed={eval_callback.SEED} chose its weights "
             "(log.keep_best=score), so that this score is too high; give another seed="
         )
     ignored = []

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from decisionllm.checks import at_least, check_seed, one_of, unknown_key
-from decisionllm.files import explained
+from decisionllm.checks import check_at_least, check_one_of, check_seed, unknown_key_message
+from decisionllm.files import explain_errors
 from decisionllm.registry import Node
 
 Options = TypeVar("Options")
@@ -22,7 +22,7 @@ def number_from(least: float) -> Any:
     """Declare a number with this lowest value."""
 
     def read(name: str, value: float) -> float:
-        at_least(name, value, least)
+        check_at_least(name, value, least)
         return value
 
     return option(read)
@@ -54,7 +54,7 @@ def word(*words: str, optional: bool = False) -> Any:
 
     def read(name: str, value: object) -> object:
         if value is not None or not optional:
-            one_of(name, value, words)
+            check_one_of(name, value, words)
         return value
 
     return option(read)
@@ -64,7 +64,7 @@ def numbers() -> Any:
     """Declare a list of numbers."""
 
     def read(name: str, values: list[object]) -> list[float]:
-        with explained(f"{name}: expected numbers", ValueError, TypeError):
+        with explain_errors(f"{name}: expected numbers", ValueError, TypeError):
             return [float(value) for value in values]  # type: ignore[arg-type]
 
     return option(read)
@@ -86,7 +86,7 @@ def read_options(options_class: type[Options], options: Node, prefix: str = "") 
     names = [prefix + each.name for each in fields(options_class)]
     for key in options:
         if prefix and prefix + key not in names:
-            raise ValueError(unknown_key(prefix + key, names))
+            raise ValueError(unknown_key_message(prefix + key, names))
     values = {}
     for each in fields(options_class):
         name = prefix + each.name

@@ -26,8 +26,8 @@ from decisionllm.config import LogOptions, TrainConfig, one_agent_reads, train_c
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import open_data, to_batch
 from decisionllm.datasets.store import Store, check_texts
-from decisionllm.eval.before import check_environments
-from decisionllm.eval.watching import ScoreWatch
+from decisionllm.eval.env_checks import check_environments
+from decisionllm.eval.eval_callback import EvalCallback
 from decisionllm.files import append_line
 from decisionllm.models.generalist import Model, members
 from decisionllm.runs import checkpoint, directory
@@ -41,13 +41,13 @@ from decisionllm.runs.start import check_text_readers, create_folder, new_model,
 from decisionllm.runs.summary import training_summary
 from decisionllm.runs.validation import validation_terms
 from decisionllm.schema import Batch, Json, Window
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 ALL_ROWS = slice(None)
 PRINT_EVERY = 10  # seconds between printed lines where nobody watches a terminal
 
 
-@trusting_user
+@trust_user_modules
 def train(config: TrainConfig | Json) -> Path:
     """Fit a policy to a dataset. A run directory that holds the same run is continued.
 
@@ -69,15 +69,15 @@ def train(config: TrainConfig | Json) -> Path:
     """
     config = train_config(config)
     accelerator = make_accelerator(config)
-    count_reports = distributed.counter(accelerator)
+    count_reports = distributed.create_call_counter(accelerator)
     with ExitStack() as stack:
         try:
             if accelerator.is_main_process:
-                stack.enter_context(directory.locked(config.run))
+                stack.enter_context(directory.lock_run(config.run))
                 directory.refuse_foreign(config.run)
             return fit(config, accelerator)
         except RuntimeError as error:
-            if not distributed.lost(error):
+            if not distributed.is_connection_lost(error):
                 raise
             if count_reports() > 1:  # one of the remaining processes reports it
                 raise SystemExit(1) from error
@@ -99,7 +99,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
 
     # -- data: a store and a sampler of windows for each embodiment ("": there is only one) --
     with accelerator.main_process_first():
-        stores = mixture.stores(config.dataset, config.cache_dir, config.transform)
+        stores = mixture.open_stores(config.dataset, config.cache_dir, config.transform)
     if is_main and not is_resumed:
         check_texts(config.text, stores.values(), config.dataset)
         check_text_readers(config, stores)
@@ -116,12 +116,12 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
     model: Model = unfitted_model(config, data) if is_resumed else new_model(config, data)
     plain_optimizer = make_optimizer(model, config.optim)
     if is_resumed:
-        checkpoint.restore(run, model, directory.same_run(run, config, stores))
+        checkpoint.restore(run, model, directory.check_same_run(run, config, stores))
     elif is_main:
         create_folder(config, stores, data, model)
     if accelerator.is_fsdp2:
         check_sharded_texts(stores)
-    wrapped_model, optimizer = distributed.prepare(
+    wrapped_model, optimizer = distributed.wrap_model(
         accelerator, model, plain_optimizer, alike=has_equal_steps(config, stores)
     )
     model = accelerator.unwrap_model(wrapped_model)
@@ -132,8 +132,8 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
     elapsed = 0.0  # seconds of training, over all continuations
     if is_resumed:
         folder = checkpoint.checkpoint_folder(run)
-        load_moments(model, optimizer, directory.content(folder / "trainer.safetensors"))
-        state = directory.content(folder / "trainer.json")
+        load_moments(model, optimizer, directory.read_file(folder / "trainer.safetensors"))
+        state = directory.read_file(folder / "trainer.json")
         step = state["step"]
         elapsed = state["elapsed"]
 
@@ -142,7 +142,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
     if config.log.rollout_every:
         accelerator.wait_for_everyone()  # until run.json is written
         _, info = directory.read(run)
-        score_watch = ScoreWatch(asdict(config), info, config.log.rollout_episodes, str(device))
+        score_watch = EvalCallback(asdict(config), info, config.log.rollout_episodes, str(device))
         # as each rollout does, so that held-out losses before and after the first have equal bits
         model.backbone.pack()
     history = History()
@@ -211,17 +211,17 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
                     wrapped_model.eval()
                     values |= validation_terms(data, held_out_terms, config.log.validation_batches)
                     wrapped_model.train()
-                    distributed.reshard(model)
+                    distributed.reshard_weights(model)
                 check_finite(run, model, values, step=step, num_steps=num_summed)
                 values |= {"lr": rate, "seconds": elapsed}
                 loss_sums.clear()
                 num_summed = 0
                 if due.roll_out and score_watch is not None:
                     wrapped_model.eval()
-                    distributed.gather(model)
+                    distributed.gather_weights(model)
                     values |= score_watch.look(model)
                     wrapped_model.train()
-                    distributed.reshard(model)
+                    distributed.reshard_weights(model)
 
                 accelerator.log(values, step=step)
                 if is_main:
@@ -253,7 +253,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
             # generator is saved. torch takes 64 bits.
             rank = accelerator.process_index
             torch.manual_seed(((config.seed * 1_000_003 + step) * num_processes + rank) % 2**63)
-            embodiment = mixture.drawn_embodiment(shares_by_embodiment, config.seed, step)
+            embodiment = mixture.draw_embodiment(shares_by_embodiment, config.seed, step)
             window = data[embodiment].sampler(step)
             num_targets = max(window.loss_mask.sum(), 1)
             num_parts = num_processes * config.optim.accumulate
@@ -288,11 +288,11 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     if config.log.tracker == "wandb" and find_spec("wandb") is None:
         raise ImportError(
             "log.tracker=wandb: expected the package wandb, found none; "
-            "pip install 'decisionllm[track]', or take log.tracker=tensorboard"
+            "pip install -e '.[track]', or take log.tracker=tensorboard"
         )
-    accelerator = distributed.begin(
-        hardware.precision(config.device, config.optim.precision),
-        cpu=hardware.usable(config.device) == "cpu",
+    accelerator = distributed.create_accelerator(
+        hardware.resolve_precision(config.device, config.optim.precision),
+        cpu=hardware.resolve_device(config.device) == "cpu",
         project_dir=config.run,
         log_with=None if config.log.tracker == "none" else config.log.tracker,
     )
@@ -438,7 +438,7 @@ def interruptible() -> Iterator[list[bool]]:
     try:
         yield stop
     except RuntimeError as error:
-        if distributed.lost(error):
+        if distributed.is_connection_lost(error):
             # the launcher ends the remaining processes by it: the message comes first
             del handlers[signal.SIGTERM]
         raise

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from decisionllm.eval.watching import LOOKS, first_stall
+from decisionllm.eval.eval_callback import PATIENCE, first_stall
 
 
 @dataclass
@@ -47,10 +47,10 @@ class History:
 
     def stall_warning(self) -> str:
         """Return the warning for a run that has stalled."""
-        before, after = self.losses[-1 - LOOKS], self.losses[-1]
-        highest = max(self.scores[:-LOOKS])
+        before, after = self.losses[-1 - PATIENCE], self.losses[-1]
+        highest = max(self.scores[:-PATIENCE])
         return (
-            f"warning: in the last {LOOKS} rollouts the loss fell from {before:.4f} to {after:.4f}, "
+            f"warning: in the last {PATIENCE} rollouts the loss fell from {before:.4f} to {after:.4f}, "
             f"and the score did not rise above {highest:.1f}; log.keep_best=score keeps the weights "
             "of the highest score"
         )

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from decisionllm.datasets import moments
-from decisionllm.datasets.moments import Moments
+from decisionllm.datasets import running_statistics
 from decisionllm.datasets.row_blocks import Columns
-from decisionllm.schema import Spec, refuse
+from decisionllm.datasets.running_statistics import RunningStatistics
+from decisionllm.schema import Spec, raise_for_first
 
 FAR = 20  # a range is far wider than another one beyond this multiple of its width
 CONSTANT = 1e-3  # distance of its bounds from a number that has one value, as a share of it
@@ -21,7 +21,7 @@ SAMPLE = 100_000  # actions that their usual range is taken from
 BLOCK = 1 << 20  # rows that are read at a time
 
 
-def widths(low: ArrayLike, high: ArrayLike) -> np.ndarray:
+def action_widths(low: ArrayLike, high: ArrayLike) -> np.ndarray:
     """Return what actions are divided by: the width of their bounds, 1 where it is 0."""
     width = np.subtract(high, low)
     return np.where(width > 0, width, 1)
@@ -41,7 +41,7 @@ def separate_bounds(
     return tuple(lows), tuple(highs)
 
 
-def slack(low: ArrayLike, high: ArrayLike) -> np.ndarray:
+def bound_tolerance(low: ArrayLike, high: ArrayLike) -> np.ndarray:
     """Return the distance by which an action may exceed its bounds, as by rounding."""
     rounding = 1e-6 * np.maximum(np.abs(low), np.abs(high))
     width = np.subtract(high, low)
@@ -57,26 +57,26 @@ def recorded_actions(columns: Columns) -> Iterator[np.ndarray]:
         yield actions[rows] if weight is None else actions[rows][weight[rows] > 0]
 
 
-def recorded_range(columns: Columns) -> Moments:
+def measure_recorded_actions(columns: Columns) -> RunningStatistics:
     """Return the moments of the recorded actions of a store's columns."""
-    actions = Moments()
+    actions = RunningStatistics()
     for block in recorded_actions(columns):
         actions.add(block)
     return actions
 
 
-def is_far_wider(spec: Spec, actions: Moments) -> np.ndarray:
+def is_far_wider(spec: Spec, actions: RunningStatistics) -> np.ndarray:
     """Return which numbers of an action have bounds that are far wider than their range, (A,) bool.
 
     A number that never changes has the range of its size, at least that of -1 .. 1.
     """
-    varies = moments.varies(actions.mean, actions.deviation)
+    varies = running_statistics.is_varying(actions.mean, actions.deviation)
     constant = 2 * np.maximum(np.abs(actions.mean), 1)
     width_in_log = np.where(varies, np.subtract(actions.high, actions.low, dtype=float), constant)
     return np.asarray(np.subtract(spec.high, spec.low, dtype=float) > FAR * width_in_log)
 
 
-def action_units(spec: Spec, actions: Moments) -> tuple[np.ndarray, np.ndarray]:
+def action_units(spec: Spec, actions: RunningStatistics) -> tuple[np.ndarray, np.ndarray]:
     """Return the least and the greatest action of a model's unit, (A,) each, within the bounds.
 
     These are the bounds, and the range of the log where the bounds are far wider.
@@ -87,18 +87,18 @@ def action_units(spec: Spec, actions: Moments) -> tuple[np.ndarray, np.ndarray]:
 
 
 def describe_faults(spec: Spec, columns: Columns) -> list[str]:
-    """Return the faults of the continuous actions of a store; see `faults.reported`.
+    """Return the faults of the continuous actions of a store; see `data_quality.list_faults`.
 
     Raises:
         ValueError: float32 cannot hold the width of a range.
     """
     if spec.num_actions:
         return []
-    actions = recorded_range(columns)
+    actions = measure_recorded_actions(columns)
     low, high = action_units(spec, actions)
     too_wide = high - low > np.finfo(np.float32).max
     message = "actions: expected a range whose width float32 can hold, got {} .. {}; divide them"
-    refuse("", too_wide, message, low, high)
+    raise_for_first("", too_wide, message, low, high)
     faults = []
     for i in np.flatnonzero(is_far_wider(spec, actions)):
         log_range = f"{actions.low[i]:.3g} .. {actions.high[i]:.3g}"
@@ -107,7 +107,7 @@ def describe_faults(spec: Spec, columns: Columns) -> list[str]:
             f"actions of the log, {log_range}, which a policy is scaled to and stays within; give the "
             "bounds that are used (dataset.low and dataset.high, or Spec)"
         )
-    varies = moments.varies(actions.mean, actions.deviation)
+    varies = running_statistics.is_varying(actions.mean, actions.deviation)
     narrow = 3 * CONSTANT * np.maximum(np.abs(actions.mean), 1)
     constant = np.flatnonzero(~varies & (np.subtract(spec.high, spec.low) < narrow))
     if len(constant):
@@ -118,7 +118,7 @@ def describe_faults(spec: Spec, columns: Columns) -> list[str]:
     return faults + _describe_outliers(columns, actions)
 
 
-def _describe_outliers(columns: Columns, actions: Moments) -> list[str]:
+def _describe_outliers(columns: Columns, actions: RunningStatistics) -> list[str]:
     """Return the fault of single actions that are far from all others."""
     step = max(actions.count // SAMPLE, 1)
     blocks = [block[::step] for block in recorded_actions(columns)]

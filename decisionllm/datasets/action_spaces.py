@@ -83,7 +83,7 @@ def decode_actions(rows: np.ndarray, space: ActionSpace) -> np.ndarray:
     return np.asarray(values + space.start, space.dtype)
 
 
-def fits_actions(rows: np.ndarray, space: ActionSpace) -> bool:
+def contains_actions(rows: np.ndarray, space: ActionSpace) -> bool:
     """Return whether every row (n, A) is an action of the space, which `encode_actions` turns into
     the same row.
     """

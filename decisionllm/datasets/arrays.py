@@ -9,38 +9,35 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.checks import is_numbers, one_of
+from decisionllm.checks import check_one_of, is_number_list
 from decisionllm.datasets.action_range import separate_bounds
 from decisionllm.datasets.action_spaces import check_action_parts
 from decisionllm.datasets.d4rl_files import (
     ENDS,
     KEYS,
-    blocks,
     check_ends,
     check_other_columns,
     describe_next_observations,
-    ends,
+    episode_ends,
     list_unread,
     open_all_columns,
+    read_blocks,
     read_episode_ends,
 )
 from decisionllm.datasets.dataset_reader import DatasetReader
-from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.row_blocks import Columns, ending
+from decisionllm.datasets.row_blocks import Columns, regroup_blocks
+from decisionllm.datasets.running_statistics import RunningStatistics
 from decisionllm.datasets.space_parts import check_observation_parts
-from decisionllm.datasets.store import Store, open_store, with_texts
-from decisionllm.datasets.store_writer import check_episode, write
-from decisionllm.datasets.templates import constant_text, describe_unread_task
+from decisionllm.datasets.store import Store, open_store, replace_task_texts
+from decisionllm.datasets.store_writer import check_episode, write_store
+from decisionllm.datasets.templates import describe_unread_task, fixed_task_text
 from decisionllm.datasets.text_columns import NO_COLUMN, choose_column, read_episode_texts
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
 
-__all__ = ["blocks", "constant_text", "ends"]  # moved
 TEXTS = ("none", "constant", "episode")  # values of the option `text`
 
 
-@register("dataset", "arrays", text="${text}")
 def load(
     *,
     path: str,
@@ -82,17 +79,17 @@ def load(
 
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
-    fixed_text = constant_text("dataset", text, task, TEXTS)
+    fixed_text = fixed_task_text("dataset", text, task, TEXTS)
     check_bounds(low, high)
     if clip and not (len(low) or len(high)):
         raise ValueError("dataset.clip: expected dataset.low or dataset.high to clip to, got none")
     file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
-    check_ends(file, blocks(file, widths))
+    check_ends(file, read_blocks(file, widths))
     check_other_columns(file, ignore)
     column = find_text_column(file, text, task_from)
-    spec = infer_spec(split_episodes(blocks(file, widths)), horizon, num_actions, low, high)
-    episodes = split_episodes(blocks(file, widths), task=fixed_text)
+    spec = infer_spec(split_episodes(read_blocks(file, widths)), horizon, num_actions, low, high)
+    episodes = split_episodes(read_blocks(file, widths), task=fixed_text)
     if column:
         text = "episode"
         episodes = set_tasks(episodes, read_tasks(file, column))
@@ -103,7 +100,10 @@ def load(
     unread_keys = list_unread(file, [*KEYS, *widths, *ENDS, column])
     if unread_keys:
         info["unread"] = unread_keys
-    faults = [*describe_unread_task(text, task), *describe_next_observations(blocks(file, widths))]
+    faults = [
+        *describe_unread_task(text, task),
+        *describe_next_observations(read_blocks(file, widths)),
+    ]
     if faults:
         info["faults"] = faults
     return Source(spec, episodes, info)
@@ -112,7 +112,7 @@ def load(
 def check_bounds(low: object, high: object) -> None:
     """Raise a ValueError unless the options `low` and `high` are lists of numbers."""
     for key, bounds in {"low": low, "high": high}.items():
-        if not is_numbers(bounds):
+        if not is_number_list(bounds):
             raise ValueError(f"dataset.{key}: expected a list of numbers, got {bounds!r}")
 
 
@@ -123,15 +123,14 @@ def clip_actions(episodes: Iterable[Episode], spec: Spec) -> Iterator[Episode]:
         yield replace(episode, actions=np.clip(episode.actions, low, high))
 
 
-@register("dataset", "store")
 def open_folder(*, path: str, task_from: str = "") -> Store:
-    """Open a data store that `from_episodes` or `store_writer.write` wrote; the folder must stay.
+    """Open a data store that `from_episodes` or `store_writer.write_store` wrote; the folder must stay.
 
     Args:
         path: the folder.
         task_from: empty: episodes have their own texts; `none`: no texts are read.
     """
-    one_of("dataset.task_from", task_from, ("", NO_COLUMN))
+    check_one_of("dataset.task_from", task_from, ("", NO_COLUMN))
     return open_store(Path(path).expanduser())
 
 
@@ -139,7 +138,7 @@ def select_texts(store: Store, *, task_from: str = "", **options: object) -> Sto
     """Return the store with its texts, or without texts if `task_from` is `none`."""
     if task_from != NO_COLUMN or not any(store.tasks):
         return store
-    return with_texts(store, "none", [""] * len(store.task), {})
+    return replace_task_texts(store, "none", [""] * len(store.task), {})
 
 
 def files(*, path: str, **options: object) -> list[Path]:
@@ -190,7 +189,7 @@ def from_episodes(
         info["observation_parts"] = check_observation_parts(observation_parts, spec.observation_dim)
     if action_parts:
         info["action_parts"] = check_action_parts(action_parts, spec.num_actions)
-    store = write(Path(path).expanduser(), Source(spec, episodes, info))
+    store = write_store(Path(path).expanduser(), Source(spec, episodes, info))
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 
 
@@ -203,12 +202,12 @@ def split_episodes(blocks: Iterable[Columns], *, task: str = "") -> Iterator[Epi
     `next_observations`.
 
     Args:
-        blocks: see `d4rl_files.blocks`.
+        blocks: see `d4rl_files.read_blocks`.
         task: text of every episode.
     """
     group = 0
-    for block in ending(blocks, ends):
-        after = np.flatnonzero(ends(block)) + 1
+    for block in regroup_blocks(blocks, episode_ends):
+        after = np.flatnonzero(episode_ends(block)) + 1
         bounds = np.unique([0, *after, len(block["rewards"])])
         for a, b in pairwise(bounds.tolist()):
             yield make_episode({key: x[a:b] for key, x in block.items()}, group, task)
@@ -291,7 +290,7 @@ def infer_spec(
     here. Actions that are integers without bounds are discrete, and C is the largest index plus 1.
     """
     S = A = longest = 0
-    actions = Moments()
+    actions = RunningStatistics()
     is_discrete = True
     for e, episode in enumerate(episodes):
         check_episode(f"episode {e}", episode)
@@ -301,7 +300,7 @@ def infer_spec(
             A = recorded.shape[1]
         longest = max(longest, len(episode.rewards))
         is_discrete = is_discrete and recorded.dtype.kind in "iub"
-        if recorded.shape[1] == A:  # `store_writer.write` refuses an episode of another size
+        if recorded.shape[1] == A:  # `store_writer.write_store` refuses an episode of another size
             actions.add(recorded)
     if not longest:
         raise ValueError("episodes: expected at least one, got none")
@@ -332,4 +331,4 @@ def infer_spec(
 # rounds observations visibly. Version 4: flags are 0 or 1. Version 5: texts of the file are read; the
 # card names the columns that are not, and has the faults of actions, rewards and final observations; a
 # column that marks other ends of episodes is refused.
-READER = DatasetReader(version=5, files=files, worded=select_texts)
+READER = DatasetReader(version=5, files=files, set_texts=select_texts)

@@ -5,9 +5,8 @@ from itertools import product
 
 import numpy as np
 
-from decisionllm.datasets.draws import Draw, of_step
+from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.datasets.store import Store
-from decisionllm.registry import register
 from decisionllm.schema import Window
 
 # The four quarter turns of a plane, each with and without a mirror.
@@ -18,7 +17,6 @@ TURNS = np.array(
 EXPECTED = "augment=symmetries: expected"
 
 
-@register("augment", "symmetries")
 def symmetries(
     sampler: Callable[[int], Window], store: Store, seed: int, among: np.ndarray
 ) -> Callable[[int], Window]:
@@ -44,7 +42,7 @@ def symmetries(
 
     def draw_window(step: int) -> Window:
         window = sampler(step)
-        rng = of_step(seed, step, Draw.SYMMETRIES)
+        rng = make_step_rng(seed, step, Stream.SYMMETRIES)
         symmetry = rng.integers(len(TURNS), size=len(window.mask))
         if window.team is not None:
             symmetry = symmetry[window.team]

@@ -8,11 +8,11 @@ import numpy as np
 
 from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import sampling
+from decisionllm.datasets.paraphrases import Paraphrases
 from decisionllm.datasets.sampling import Sampler, SamplerOptions, TextSampler
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import Steps, collate, of_store
-from decisionllm.datasets.wordings import Wordings
-from decisionllm.registry import build, is_none, required_function
+from decisionllm.datasets.windows import Steps, collate, load_steps
+from decisionllm.registry import build, get_function, is_none
 from decisionllm.schema import Batch, Json, Window
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     Raises:
         ValueError: the options do not fit the log.
     """
-    logged = of_store(store, return_horizon=config.model.return_horizon)
+    logged = load_steps(store, return_horizon=config.model.return_horizon)
     episodes, held_out = select_episodes(config, store, logged)
     steps = logged
     if store.action_weight is not None and fills_actions(config):
@@ -59,7 +59,7 @@ def open_data(config: TrainConfig, store: Store, shares: Sequence[float]) -> Dat
     # the loss on held-out windows is that of recorded actions alone
     held_out_steps = replace(steps, loss_mask=logged.loss_mask, action_weight=logged.action_weight)
     check_targets(config, store, steps, episodes)
-    paraphrases = wordings(store, config.text_wordings)
+    paraphrases = make_paraphrases(store, config.text_wordings)
     sampler = make_sampler(
         config,
         store,
@@ -94,7 +94,7 @@ def make_validators(
     store: Store,
     steps: Steps,
     held_out: np.ndarray,
-    paraphrases: Wordings | None,
+    paraphrases: Paraphrases | None,
 ) -> dict[str, Windows]:
     """Return samplers of the held-out windows of each part that has some, the same for every seed
     of training.
@@ -116,7 +116,7 @@ def read_windows(
     """Return the windows of these episodes, as a run with this config reads them but not augmented,
     and their texts by index.
     """
-    paraphrases = wordings(store, config.text_wordings)
+    paraphrases = make_paraphrases(store, config.text_wordings)
     sampler = make_sampler(config, store, steps, episodes, seed=config.seed)
     windows = draw_texts(sampler, store, paraphrases, texts=sampler.texts, seed=config.seed)
     return windows, window_texts(sampler, store, paraphrases)
@@ -242,7 +242,7 @@ def make_sampler(
         "discount": discount,
     }
     if not one_agent_reads(config):
-        make_team_sampler = required_function("sampler", config.team.execution, "team.execution")
+        make_team_sampler = get_function("sampler", config.team.execution, "team.execution")
         team_sampler: Sampler = make_team_sampler(steps, store, episodes, options)
         return team_sampler
     rows_per_text = config.data.rows_per_text
@@ -252,7 +252,7 @@ def make_sampler(
 
 
 def draw_texts(
-    sampler: Windows, store: Store, paraphrases: Wordings | None, *, texts: int, seed: int
+    sampler: Windows, store: Store, paraphrases: Paraphrases | None, *, texts: int, seed: int
 ) -> Windows:
     """Draw a text for each row of the windows of a sampler, where tasks have paraphrases.
 
@@ -269,7 +269,7 @@ def draw_texts(
     return paraphrases.sampler(sampler, task=store.task, among=among, texts=texts, seed=seed)
 
 
-def window_texts(sampler: Sampler, store: Store, paraphrases: Wordings | None) -> Sequence[str]:
+def window_texts(sampler: Sampler, store: Store, paraphrases: Paraphrases | None) -> Sequence[str]:
     """Return the texts that the windows of a sampler refer to. paraphrases: see `draw_texts`."""
     if paraphrases is not None:
         return paraphrases
@@ -290,13 +290,13 @@ def is_paraphrased(store: Store) -> np.ndarray:
     return is_drawn
 
 
-def wordings(store: Store, frames: int = 0) -> Wordings | None:
+def make_paraphrases(store: Store, frames: int = 0) -> Paraphrases | None:
     """Return the paraphrases of a store's tasks; None where each task has one text.
 
     frames: number of frames of a task, 0: all.
     """
     facts = store.info.get("wordings")
-    return Wordings(store.tasks, facts, frames=frames) if facts else None
+    return Paraphrases(store.tasks, facts, frames=frames) if facts else None
 
 
 def text_indices(store: Store, window: Window) -> np.ndarray:
@@ -304,7 +304,7 @@ def text_indices(store: Store, window: Window) -> np.ndarray:
     return store.task[window.episodes] if window.text_index is None else window.text_index
 
 
-def some_texts(data: Data) -> list[str]:
+def sample_texts(data: Data) -> list[str]:
     """Return the distinct texts of the first batches."""
     indices = [text_indices(data.store, data.sampler(step)) for step in range(8)]
     return [data.tasks[i] for i in np.unique(np.concatenate(indices))]

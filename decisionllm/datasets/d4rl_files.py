@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 
 from decisionllm.datasets.episode_markers import describe_contradiction, find_contradictions
-from decisionllm.datasets.row_blocks import Columns, ending, flags
+from decisionllm.datasets.row_blocks import Columns, regroup_blocks, to_flags
 from decisionllm.datasets.text_columns import is_text
-from decisionllm.files import AGAIN, explained
-from decisionllm.schema import Json, are_numbers
+from decisionllm.files import AGAIN, explain_errors
+from decisionllm.schema import Json, is_numeric
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
@@ -34,7 +34,7 @@ AMBIGUOUS_ENDS = ("dones", "done")  # may be set by the task or by a time limit
 HDF5_SUFFIXES = (".hdf5", ".h5", ".hdf")
 
 
-def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[Columns]:
+def read_blocks(path: Path, widths: Mapping[str, int]) -> Iterator[Columns]:
     """Yield blocks of rows of the checked columns of an .npz or HDF5 file in D4RL's layout.
 
     Args:
@@ -71,7 +71,7 @@ def _check_block(path: Path, block: Columns, start: int) -> Columns:
     for key, x in block.items():
         _check_finite(path, key, x, start)
         if key in ENDS:
-            checked[key] = flags(f"{path}: {key}", x.reshape(-1), start)
+            checked[key] = to_flags(f"{path}: {key}", x.reshape(-1), start)
         elif key == "rewards":
             checked[key] = x.reshape(-1)
         else:
@@ -84,7 +84,7 @@ def _explain_damage(path: Path) -> AbstractContextManager[None]:
     kind = "npz" if path.suffix == ".npz" else "HDF5"
     what = f"{path}: not a readable {kind} file, perhaps truncated"
     errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
-    return explained(what, *errors, remedy=AGAIN)
+    return explain_errors(what, *errors, remedy=AGAIN)
 
 
 def _open_columns(
@@ -173,7 +173,7 @@ def _check_shapes(
     Args:
         path: of the file.
         columns: with shape and dtype.
-        widths: as in `blocks`.
+        widths: as in `read_blocks`.
 
     Raises:
         ValueError: columns differ in length or have no row, or one has another shape or type, or
@@ -194,7 +194,7 @@ def _check_shapes(
 
 def _check_width(path: Path, key: str, column: np.ndarray | h5py.Dataset, width: int) -> None:
     """Raise a ValueError unless a column has rows of `width` numbers; 0: of one or more."""
-    is_table = len(column.shape) in (1, 2) and are_numbers(column.dtype)
+    is_table = len(column.shape) in (1, 2) and is_numeric(column.dtype)
     numbers = _count_numbers(column)
     fits = numbers == width if width else numbers > 0
     if not (is_table and fits):
@@ -267,7 +267,7 @@ class NpzColumn:
         return np.frombuffer(self.file.read(size), self.dtype).reshape(shape)
 
 
-def ends(columns: Columns) -> np.ndarray:
+def episode_ends(columns: Columns) -> np.ndarray:
     """Return which rows of D4RL's columns end an episode, (n,) bool."""
     ended = [columns[key].astype(bool) for key in ENDS if key in columns]
     return np.asarray(np.any(ended, axis=0))
@@ -291,7 +291,7 @@ def check_ends(path: Path, blocks: Iterable[Columns]) -> None:
     """
     rows = 0
     for block in blocks:
-        if ends(block).any():
+        if episode_ends(block).any():
             return
         rows += len(block["rewards"])
     raise ValueError(
@@ -330,10 +330,10 @@ def describe_next_observations(blocks: Iterable[Columns]) -> list[str]:
     shuffled rows; read the whole file where it has them.
     """
     steps = wrong = 0
-    for block in ending(blocks, ends):
+    for block in regroup_blocks(blocks, episode_ends):
         if "next_observations" not in block:
             return []
-        inside = ~ends(block)[:-1]
+        inside = ~episode_ends(block)[:-1]
         n = len(inside)
         following = block["observations"].reshape(n + 1, -1)[1:]
         stated = block["next_observations"].reshape(n + 1, -1)[:-1]

@@ -1,7 +1,7 @@
 """What a dataset reader tells the package beside its data: its version, its files, its texts.
 
 Task texts are made when a store is opened, so that another wording of the texts needs no new store.
-A reader has two functions for this, see `DatasetReader`: `data_options` and `worded`.
+A reader has two functions for this, see `DatasetReader`: `data_options` and `set_texts`.
 """
 
 from collections.abc import Callable
@@ -28,20 +28,20 @@ class DatasetReader:
             are made again.
         files: (**options) -> the files that are read. A store is made again when one of them
             changes.
-        readings: (**options) -> the config nodes of the other datasets that are read. A store is
+        input_datasets: (**options) -> the config nodes of the other datasets that are read. A store is
             made again when the version of one of their readers changes.
         data_options: (**options) -> the options that the data depend on: those given, with the
             canonical `text`. If `text` changes more than texts, the options keep the difference: a
             goal in the text of a Maze2D log also decides its rewards. None: all options.
-        worded: (store, **options) -> the store with the texts that the option `text` asks for, see
-            `store.with_texts`. None: its texts are data.
+        set_texts: (store, **options) -> the store with the texts that the option `text` asks for, see
+            `store.replace_task_texts`. None: its texts are data.
     """
 
     version: int | None = None
     files: Callable[..., list[Path]] | None = None
-    readings: Callable[..., list[Node]] | None = None
+    input_datasets: Callable[..., list[Node]] | None = None
     data_options: Callable[..., Json] | None = None
-    worded: Callable[..., Store] | None = None
+    set_texts: Callable[..., Store] | None = None
 
 
 def get_reader(node: Node) -> DatasetReader:
@@ -57,7 +57,7 @@ def get_reader(node: Node) -> DatasetReader:
     if "READER" in names:
         reader: DatasetReader = names["READER"]
         return reader
-    unused = [name for name in ("VERSION", "files", "data_options", "worded") if name in names]
+    unused = [name for name in ("VERSION", "files", "data_options", "set_texts") if name in names]
     if unused:
         raise ValueError(
             f"{module}: expected READER = decisionllm.datasets.dataset_reader.DatasetReader("
@@ -97,5 +97,5 @@ def set_task_texts(store: Store, dataset: Node) -> Store:
     """Return a store with the texts that the option `text` of its dataset asks for; the fingerprint
     is still that of the canonical texts.
     """
-    set_texts = get_reader(dataset).worded
+    set_texts = get_reader(dataset).set_texts
     return store if set_texts is None else set_texts(store, **reader_options(dataset))

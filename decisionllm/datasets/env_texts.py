@@ -56,7 +56,7 @@ def values_by_path(info: Mapping[str, Any], texts: Mapping[str, Any]) -> Values:
 
     Args:
         info: of a reset or a step, or of an episode with the values of all steps.
-        texts: the parts of an observation that are texts, see `spaces.text_values`.
+        texts: the parts of an observation that are texts, see `space_parts.text_values`.
     """
     return _flatten_mapping("info", info) | {
         f"observation.{name}": text for name, text in texts.items()
@@ -95,7 +95,7 @@ def to_list(value: Any) -> Any:
     return value
 
 
-def task_of(values: Values, task_from: str, option: str = "env.task_from") -> str:
+def get_task_text(values: Values, task_from: str, option: str = "env.task_from") -> str:
     """Return the task text at a path.
 
     Args:

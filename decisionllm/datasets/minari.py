@@ -8,13 +8,12 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.datasets.action_range import separate_bounds
 from decisionllm.datasets.action_spaces import action_parts, action_spec, encode_actions
 from decisionllm.datasets.arrays import check_bounds, clip_actions
@@ -26,20 +25,23 @@ from decisionllm.datasets.categorical import (
     grid_schema,
 )
 from decisionllm.datasets.dataset_reader import DatasetReader
-from decisionllm.datasets.env_texts import choose_task_from, task_of, values_by_path
-from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.env_texts import choose_task_from, get_task_text, values_by_path
+from decisionllm.datasets.running_statistics import RunningStatistics
 from decisionllm.datasets.space_parts import AnySpace, observation_parts, text_parts, text_values
 from decisionllm.datasets.spaces import flatten
-from decisionllm.datasets.templates import TEXTS, constant_text, describe_unread_task, writer
-from decisionllm.files import AGAIN, explained
+from decisionllm.datasets.templates import (
+    TEXTS,
+    describe_unread_task,
+    fixed_task_text,
+    make_text_writer,
+)
+from decisionllm.files import AGAIN, explain_errors
 from decisionllm.protocols import Source
-from decisionllm.registry import function_names, register, required_function
+from decisionllm.registry import function_names, get_function
 from decisionllm.schema import Episode, Json, Spec
 
 if TYPE_CHECKING:
     from minari import EpisodeData, MinariDataset
-
-    from decisionllm.datasets.minari_export import save as save  # moved
 
 
 class MinariRepair(Protocol):
@@ -63,7 +65,6 @@ class MinariRepair(Protocol):
         ...
 
 
-@register("dataset", "minari", text="${text}")
 def load(
     *,
     minari_id: str,
@@ -82,7 +83,7 @@ def load(
     Args:
         minari_id: its id, or the path of its folder.
         text: `none`; `constant`: the task, or else the dataset's id and description; `template`:
-            the task with the numbers of parts of the first observation, see `templates.writer`;
+            the task with the numbers of parts of the first observation, see `templates.make_text_writer`;
             `episode`: the text that `task_from` names.
         task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to
             {desired_goal}."
@@ -106,10 +107,10 @@ def load(
         FileNotFoundError: there is no such dataset.
         ValueError: it is damaged, or its spaces are not supported.
     """
-    one_of("dataset.text", text, TEXTS)
-    one_of("dataset.goal", goal, ("fixed", "own"))
+    check_one_of("dataset.text", text, TEXTS)
+    check_one_of("dataset.goal", goal, ("fixed", "own"))
     check_bounds(low, high)
-    dataset = find(minari_id)
+    dataset = open_dataset(minari_id)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
     if sizes and (len(low) or len(high) or clip):
         raise ValueError(
@@ -117,19 +118,19 @@ def load(
             f"{dataset.action_space}, got {list(low)}, {list(high)} and {clip}"
         )
     repair = find_repair(dataset)
-    part = part_read(dataset, goal)
+    part = policy_part(dataset, goal)
     reward_of_goal = None
     if repair is not None and goal == "fixed":
         reward_of_goal = repair.reward_of_fixed_goal()
-    space = observed_space(dataset.observation_space, part, categorical, "dataset.categorical")
+    space = policy_space(dataset.observation_space, part, categorical, "dataset.categorical")
     parts = observation_parts(space)
     names = text_parts(space)
     task_from = choose_task_from("dataset", task_from, text, names)
-    fixed_text = words_of("dataset", dataset, text, task)
+    fixed_text = resolve_task_text("dataset", dataset, text, task)
     write = None
     if text == "template":
         hint = "dataset.goal=own keeps the goal in the observation" if part else ""
-        write = writer("dataset.task", fixed_text, parts, texts=names, hint=hint)
+        write = make_text_writer("dataset.task", fixed_text, parts, texts=names, hint=hint)
 
     early_ends: list[int] = []  # episodes that go on after an end
     unread_paths: dict[str, None] = {}  # in their order
@@ -141,14 +142,14 @@ def load(
                 early_ends.append(e)
             try:
                 episode = _build_episode(dataset, raw, part, space, repair, reward_of_goal)
-                observed_texts = text_values(observed(raw.observations, part), space)
+                observed_texts = text_values(select_part(raw.observations, part), space)
                 values = values_by_path(raw.infos or {}, observed_texts)
                 task_text = fixed_text
                 if write is not None:
                     first = {name: str(texts[0]) for name, texts in observed_texts.items()}
                     task_text = write(episode.observations[0], first)
                 if task_from:
-                    task_text = task_of(values, task_from, "dataset.task_from")
+                    task_text = get_task_text(values, task_from, "dataset.task_from")
             except ValueError as error:
                 raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
             unread_paths.update(dict.fromkeys(values))
@@ -186,7 +187,7 @@ def find_repair(dataset: "MinariDataset") -> MinariRepair | None:
     """Return the repair that a world has for this dataset; None: it is read as it is."""
     for name in function_names("minari_repair"):
         repair: MinariRepair | None
-        repair = required_function("minari_repair", name, "minari_repair")(dataset)
+        repair = get_function("minari_repair", name, "minari_repair")(dataset)
         if repair is not None:
             return repair
     return None
@@ -198,7 +199,7 @@ def goes_on_after_end(raw: "EpisodeData") -> bool:
 
 
 def describe_early_ends(episodes: Sequence[int]) -> list[str]:
-    """Return the fault of these episodes, which go on after an end; see `faults.reported`."""
+    """Return the fault of these episodes, which go on after an end; see `data_quality.list_faults`."""
     if not episodes:
         return []
     return [
@@ -216,8 +217,8 @@ def _infer_spec(
 ) -> Spec:
     """Infer the spec of a dataset's episodes; horizon, low, high: see `load`."""
     S = 0
-    longest = evaluation(dataset).get("max_episode_steps") or 0
-    actions = Moments()
+    longest = read_env_spec(dataset).get("max_episode_steps") or 0
+    actions = RunningStatistics()
     for episode in episodes:
         S = episode.observations.shape[1]
         longest = max(longest, len(episode.rewards))
@@ -247,8 +248,8 @@ def _build_episode(
     Args:
         dataset: that holds it.
         raw: the episode as Minari reads it.
-        part: see `part_read`.
-        space: of this part, see `observed_space`.
+        part: see `policy_part`.
+        space: of this part, see `policy_space`.
         repair: of the observations; None: they stay as they are.
         reward_of_goal: the reward in place of the logged one, see `MinariRepair`.
     """
@@ -258,7 +259,7 @@ def _build_episode(
         observations = repair.repair_observations(observations)
     if reward_of_goal is not None:
         rewards = reward_of_goal(observations)
-    rows = flatten(observed(observations, part), space, dtype=None)
+    rows = flatten(select_part(observations, part), space, dtype=None)
     terminated = bool(raw.terminations[-1])
     return Episode(
         rows[:-1],
@@ -272,10 +273,10 @@ def _build_episode(
 
 def files(*, minari_id: str, **options: object) -> list[Path]:
     """Return the files that `load` reads with these options."""
-    return sorted(path for path in folder(minari_id).rglob("*") if path.is_file())
+    return sorted(path for path in data_folder(minari_id).rglob("*") if path.is_file())
 
 
-def folder(minari_id: str) -> Path:
+def data_folder(minari_id: str) -> Path:
     """Return the data folder of an id or of a path."""
     from minari.storage import get_dataset_path
 
@@ -285,27 +286,29 @@ def folder(minari_id: str) -> Path:
     return path / "data"
 
 
-def find(minari_id: str) -> "MinariDataset":
+def open_dataset(minari_id: str) -> "MinariDataset":
     """Open a Minari dataset by its id or the path of its folder."""
     import minari
 
-    data = folder(minari_id)
+    data = data_folder(minari_id)
     if not data.is_dir():
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
         raise FileNotFoundError(
             f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it"
         )
     what = f"{minari_id}: not a readable Minari dataset"
-    with explained(what, OSError, KeyError, ValueError, AssertionError, remedy=AGAIN):
+    with explain_errors(what, OSError, KeyError, ValueError, AssertionError, remedy=AGAIN):
         return minari.MinariDataset(str(data))
 
 
 def _read_raw_episodes(dataset: "MinariDataset") -> Iterator["EpisodeData"]:
-    with explained(f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN):
+    with explain_errors(
+        f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN
+    ):
         yield from dataset.iterate_episodes()
 
 
-def words_of(group: str, dataset: "MinariDataset", text: str, task: str) -> str:
+def resolve_task_text(group: str, dataset: "MinariDataset", text: str, task: str) -> str:
     """Return the task text, or its template, of a Minari dataset: in data (group `dataset`) as in
     environments (`env`). With text=constant it is the id and the description by default.
     """
@@ -313,10 +316,10 @@ def words_of(group: str, dataset: "MinariDataset", text: str, task: str) -> str:
     if text == "constant":
         description = dataset.storage.metadata.get("description") or ""
         default = f"{dataset.id}. {description}".strip()
-    return constant_text(group, text, task or default, TEXTS)
+    return fixed_task_text(group, text, task or default, TEXTS)
 
 
-def part_read(dataset: "MinariDataset", goal: str) -> str:
+def policy_part(dataset: "MinariDataset", goal: str) -> str:
     """Return the key of a Dict observation that a policy reads alone; empty: it reads all parts.
 
     goal: see `load`.
@@ -325,42 +328,30 @@ def part_read(dataset: "MinariDataset", goal: str) -> str:
     return repair.part_without_goal if repair is not None and goal == "fixed" else ""
 
 
-def observed(observation: Any, part: str) -> Any:
+def select_part(observation: Any, part: str) -> Any:
     """Return the part of an observation, or of its space, that a policy reads."""
     return observation[part] if part else observation
 
 
-def observed_space(
+def policy_space(
     space: AnySpace, part: str, categorical: Declaration, option: str = "categorical"
 ) -> AnySpace:
     """Return the space of the observations that a policy reads: in data as in environments.
 
     Args:
         space: of a dataset or an environment.
-        part: see `part_read`.
+        part: see `policy_part`.
         categorical, option: see `categorical.as_categorical`.
     """
-    return as_categorical(observed(space, part), categorical, option)
+    return as_categorical(select_part(space, part), categorical, option)
 
 
-def evaluation(dataset: "MinariDataset") -> Json:
+def read_env_spec(dataset: "MinariDataset") -> Json:
     """Return the spec of a dataset's evaluation environment, or else of the one it was collected in;
     empty without either.
     """
     metadata = dataset.storage.metadata
     return dict(json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}"))
-
-
-_MOVED = {
-    "save": "minari_export",
-    "check_new": "minari_export",
-}
-
-
-def __getattr__(name: str) -> Any:  # moved
-    if name not in _MOVED:
-        raise AttributeError(name)
-    return vars(import_module(f"decisionllm.datasets.{_MOVED[name]}"))[name]
 
 
 # Version 2: the card names the parts of an observation. The rows are those of version 1: Minari

@@ -14,7 +14,7 @@ from decisionllm.datasets.categorical import original_space
 from decisionllm.datasets.space_parts import AnySpace, replace_texts
 from decisionllm.datasets.spaces import unflatten
 from decisionllm.datasets.store import Store
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minari.data_collector import EpisodeBuffer
 
 
-def save(
+def export_store(
     minari_id: str,
     store: Store,
     *,
@@ -102,7 +102,9 @@ def check_new(minari_id: str) -> None:
     from minari.storage import get_dataset_path
 
     expected = "an id with a version, such as mine/maze-v0"
-    with explained(f"export=minari: expected {expected}, got {minari_id!r}", ValueError, TypeError):
+    with explain_errors(
+        f"export=minari: expected {expected}, got {minari_id!r}", ValueError, TypeError
+    ):
         parse_dataset_id(minari_id)
     if get_dataset_path(minari_id).exists():
         raise FileExistsError(

@@ -19,16 +19,15 @@ from decisionllm.datasets.dataset_reader import (
     list_files,
     set_task_texts,
 )
-from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.mixture_parts import Part, PartsOption, described
-from decisionllm.datasets.store import Store, with_texts
-from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare
+from decisionllm.datasets.mixture_parts import Part, PartsOption, parse_parts
+from decisionllm.datasets.rng import Stream, make_step_rng
+from decisionllm.datasets.store import Store, replace_task_texts
+from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, register
+from decisionllm.registry import Node, build
 from decisionllm.schema import Episode, Json, Spec
 from decisionllm.trust import check_nodes
 
-__all__ = ["Part", "described"]  # moved
 LAYOUT = ("observation_parts", "categorical", "action_parts")  # keys of a dataset's info
 # options that all parts of a mixture have in common, and why
 OF_ONE_SPACE = {"head": "a model", "tokenizer": "a model", "window": "a batch"}
@@ -43,7 +42,6 @@ class MixtureOptions(TypedDict, total=False):
     text_wordings: int
 
 
-@register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
 def load(
     opened: Callable[[Node], Source | Store] = build,
     *,
@@ -127,10 +125,10 @@ def common_spec(specs: Mapping[str, Spec]) -> Spec:
     """
     first, common = next(iter(specs.items()))
     for label, spec in specs.items():
-        if not same_space(common, spec):
+        if not is_same_space(common, spec):
             raise ValueError(
                 "dataset.parts: expected parts of one space, got "
-                f"{spaces({first: common, label: spec})}; a mixture of several spaces is "
+                f"{describe_spaces({first: common, label: spec})}; a mixture of several spaces is "
                 "dataset=embodiments, with a head for each"
             )
     return replace(common, horizon=max(spec.horizon for spec in specs.values()))
@@ -169,7 +167,7 @@ def data_options(**options: Unpack[MixtureOptions]) -> Node:
     parts, without options of texts, draws and environments.
     """
     nodes: Node = {}
-    for label, part in described(**options).items():
+    for label, part in parse_parts(**options).items():
         nodes[label] = data_node(part.dataset) | {"env": {}}
     return {"parts": nodes}
 
@@ -189,19 +187,19 @@ def set_texts(store: Store, **options: Unpack[MixtureOptions]) -> Store:
         texts[episodes] = [part_store.tasks[i] for i in part_store.task]
         infos[label] = part.card(part_store.info)
         wordings |= part_store.info.get("wordings", {})
-    mixture = with_texts(store, options.get("text", "none"), texts.tolist(), wordings)
+    mixture = replace_task_texts(store, options.get("text", "none"), texts.tolist(), wordings)
     # in the order in which the store was written, whatever the order of the option `parts`
     ordered = {label: infos[label] for label in store.part_infos}
     return replace(mixture, info=mixture.info | {"parts": ordered})
 
 
 def parse_mixture(**options: Unpack[MixtureOptions]) -> dict[str, Part]:
-    """Return the parts of one mixture, see `described`.
+    """Return the parts of one mixture, see `parse_parts`.
 
     Raises:
         ValueError: a part is a mixture itself, or has an option that only an embodiment can have.
     """
-    parts = described(**options)
+    parts = parse_parts(**options)
     for label, part in parts.items():
         if part.dataset["_target_"] == f"{__name__}.load":
             raise ValueError(
@@ -220,22 +218,22 @@ def parse_mixture(**options: Unpack[MixtureOptions]) -> dict[str, Part]:
 def files(**options: Unpack[MixtureOptions]) -> list[Path]:
     """Return the files that the readers of the parts read."""
     paths = []
-    for part in described(**options).values():
+    for part in parse_parts(**options).values():
         paths += list_files(part.dataset)
     return paths
 
 
 def input_datasets(**options: Unpack[MixtureOptions]) -> list[Node]:
     """Return the config nodes of the datasets of the parts."""
-    return [part.dataset for part in described(**options).values()]
+    return [part.dataset for part in parse_parts(**options).values()]
 
 
-def same_space(a: Spec, b: Spec) -> bool:
+def is_same_space(a: Spec, b: Spec) -> bool:
     """Return whether observations and actions have the same sizes and bounds; horizons may differ."""
     return replace(a, horizon=b.horizon) == b
 
 
-def spaces(specs: Mapping[str, Spec]) -> str:
+def describe_spaces(specs: Mapping[str, Spec]) -> str:
     """Return the sizes and bounds of specs, for a message."""
     descriptions = []
     for label, spec in specs.items():
@@ -246,7 +244,6 @@ def spaces(specs: Mapping[str, Spec]) -> str:
     return " and ".join(descriptions)
 
 
-@register("dataset", "embodiments", text="${text}", text_wordings="${text_wordings}")
 def embodiments(
     *,
     parts: PartsOption,
@@ -256,7 +253,7 @@ def embodiments(
 ) -> Source:
     """Name datasets of several spaces, each read by an embodiment of one language model.
 
-    Only `train` takes them, see `stores`.
+    Only `train` takes them, see `open_stores`.
 
     Args:
         parts, options, text, text_wordings: as in `mixture`; a part may be a mixture itself.
@@ -266,7 +263,7 @@ def embodiments(
     )
 
 
-def stores(
+def open_stores(
     dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
 ) -> dict[str, Store]:
     """Open the store of each embodiment.
@@ -274,20 +271,20 @@ def stores(
     Args:
         dataset: config node.
         cache_dir: of the stores.
-        transform: config node, see `store_cache.prepare`.
+        transform: config node, see `store_cache.prepare_store`.
 
     Returns:
         {embodiment: store}; {"": store} of a dataset of one space.
     """
     parts = embodiment_parts(dataset)
-    return {name: prepare(part.dataset, cache_dir, transform) for name, part in parts.items()}
+    return {name: prepare_store(part.dataset, cache_dir, transform) for name, part in parts.items()}
 
 
 def embodiment_parts(dataset: Node) -> dict[str, Part]:
-    """Return the parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
+    """Return the parts of dataset=embodiments, see `parse_parts`; {"": ...} of a dataset of one space."""
     if dataset["_target_"] != f"{__name__}.embodiments":
         return {"": Part(dataset=dataset)}
-    return described(**{key: value for key, value in dataset.items() if key != "_target_"})
+    return parse_parts(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
 def embodiment_config(config: TrainConfig, name: str) -> TrainConfig:
@@ -368,15 +365,19 @@ def part_shares(dataset: Node, stores: Mapping[str, Store]) -> dict[str, list[fl
     return shares
 
 
-def drawn_embodiment(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
+def draw_embodiment(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
     """Draw the embodiment whose windows are trained on at this step, by the shares of its parts."""
     if len(shares) == 1:
         return next(iter(shares))
     cumulative = np.cumsum([sum(weights) for weights in shares.values()])
-    uniform = of_step(seed, step, Draw.EMBODIMENT).random() * cumulative[-1]
+    uniform = make_step_rng(seed, step, Stream.EMBODIMENT).random() * cumulative[-1]
     return list(shares)[int(np.searchsorted(cumulative, uniform, side="right"))]
 
 
 READER = DatasetReader(
-    version=2, files=files, readings=input_datasets, data_options=data_options, worded=set_texts
+    version=2,
+    files=files,
+    input_datasets=input_datasets,
+    data_options=data_options,
+    set_texts=set_texts,
 )

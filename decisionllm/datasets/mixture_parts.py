@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from decisionllm.config import plain
+from decisionllm.config import to_plain_dicts
 from decisionllm.registry import Node, choice, discover, no_choice
 from decisionllm.schema import Json
 
@@ -43,7 +43,7 @@ class Part:
         return options | {"dataset": info}
 
 
-def described(
+def parse_parts(
     parts: PartsOption, options: Json | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, Part]:
     """Return the parts by label.
@@ -95,7 +95,7 @@ def _label_parts(parts: PartsOption) -> list[tuple[str, PartOption]]:
 def _parse_part(
     label: str, option: PartOption, options: Json, text: str, text_wordings: int
 ) -> Part:
-    """Return one part, see `described`; its nodes may refer to its dataset or to the texts."""
+    """Return one part, see `parse_parts`; its nodes may refer to its dataset or to the texts."""
     own: Json = {"dataset": option} if isinstance(option, str) else option
     _check_part(f"dataset.parts: {label}", own)
     name = own.get("dataset", label)
@@ -108,7 +108,7 @@ def _parse_part(
         nodes["head"] = _resolve_choice("head", own["head"])
     if own.get("tokenizer"):
         nodes["tokenizer"] = own["tokenizer"]
-    resolved = plain(_text_options(dataset, text, text_wordings) | nodes)
+    resolved = to_plain_dicts(_text_options(dataset, text, text_wordings) | nodes)
     draws: Json = {key: own.get(key) for key in ("step_discount", "window", "weight")}
     if "augment" in own:
         draws["augment"] = _resolve_choice("augment", own["augment"])

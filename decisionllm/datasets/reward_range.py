@@ -45,7 +45,7 @@ class RewardDigits:
 
     def faults(self, rewards: np.ndarray) -> list[str]:
         """Return the fault of returns that are rounded by more than a usual reward; see
-        `faults.reported`.
+        `data_quality.list_faults`.
 
         rewards: (n,) of all episodes.
         """

@@ -30,7 +30,7 @@ class Rounding:
 
     def faults(self) -> list[str]:
         """Return the fault of numbers of an observation that rounding changes visibly; see
-        `faults.reported`.
+        `data_quality.list_faults`.
         """
         if np.all(self.error == 0):
             return []

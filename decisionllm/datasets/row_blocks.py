@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from decisionllm.schema import refuse
+from decisionllm.schema import raise_for_first
 
 Columns = dict[str, np.ndarray]  # by name, (n, ...) each
 
 
-def ending(blocks: Iterable[Columns], ends: Callable[[Columns], np.ndarray]) -> Iterator[Columns]:
+def regroup_blocks(
+    blocks: Iterable[Columns], ends: Callable[[Columns], np.ndarray]
+) -> Iterator[Columns]:
     """Regroup blocks of rows, so that each ends with a row where `ends` (n,) is true.
 
     Rows after the last such row are the last block.
@@ -27,7 +29,7 @@ def ending(blocks: Iterable[Columns], ends: Callable[[Columns], np.ndarray]) -> 
         yield remainder
 
 
-def flags(place: str, column: np.ndarray, start: int = 0) -> np.ndarray:
+def to_flags(place: str, column: np.ndarray, start: int = 0) -> np.ndarray:
     """Convert a column of flags (n, ...) to bool.
 
     Args:
@@ -40,5 +42,5 @@ def flags(place: str, column: np.ndarray, start: int = 0) -> np.ndarray:
     """
     is_no_flag = (column != 0) & (column != 1)
     row = start + np.indices(column.shape)[0]
-    refuse(f"{place}: ", is_no_flag, "expected 0 or 1, got {} in row {}", column, row)
+    raise_for_first(f"{place}: ", is_no_flag, "expected 0 or 1, got {} in row {}", column, row)
     return np.asarray(column != 0)

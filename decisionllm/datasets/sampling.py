@@ -6,9 +6,9 @@ from typing import Required, TypedDict, Unpack
 import numpy as np
 
 from decisionllm import checks
-from decisionllm.datasets.draws import Draw, of_step
+from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import Steps, cut
+from decisionllm.datasets.windows import Steps, cut_windows
 from decisionllm.schema import Window
 
 
@@ -73,7 +73,7 @@ class Sampler:
         return np.sort(episodes)
 
     def __call__(self, step: int) -> Window:
-        return self.cut_windows(self.draw(of_step(self.seed, step, Draw.ROWS)))
+        return self.cut_windows(self.draw(make_step_rng(self.seed, step, Stream.ROWS)))
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Draw the first steps of the windows of a batch (B,), counted over `episodes` alone."""
@@ -81,7 +81,7 @@ class Sampler:
 
     def cut_windows(self, starts: np.ndarray) -> Window:
         """Return the windows that begin at these steps (B,), counted over `episodes` alone."""
-        return cut(self.steps, *self.locate(starts), self.T)
+        return cut_windows(self.steps, *self.locate(starts), self.T)
 
     def locate(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the episodes (B,) of these steps (B,), counted over `episodes` alone, and the steps
@@ -261,10 +261,10 @@ def select(
     Raises:
         ValueError: a share is not within 0 .. 1, `fraction` is 0, or no group is left to train on.
     """
-    checks.share("data.fraction", fraction)
-    checks.share("data.min_return_quantile", min_return_quantile)
-    checks.share("data.held_out", held_out)
-    checks.more_than_0("data.fraction", fraction)
+    checks.check_share("data.fraction", fraction)
+    checks.check_share("data.min_return_quantile", min_return_quantile)
+    checks.check_share("data.held_out", held_out)
+    checks.check_positive("data.fraction", fraction)
     training = []
     validation = []
     for episodes in store.parts.values():

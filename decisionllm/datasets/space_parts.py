@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 
 AnySpace = Space[Any]
 NamedPart = Sequence[str | int]  # its name, and how many numbers of an observation it has
@@ -89,7 +89,7 @@ def check_observation_parts(
     Raises:
         ValueError: a name comes twice, or the numbers do not add up to S.
     """
-    with explained(
+    with explain_errors(
         f"observation_parts: expected (name, numbers) of each part, got {parts!r}",
         ValueError,
         TypeError,
@@ -100,12 +100,12 @@ def check_observation_parts(
     if total != observation_dim or len(set(names)) < len(names):
         raise ValueError(
             "observation_parts: expected names that differ, and sizes that add up to "
-            f"{observation_dim}, the numbers of an observation; got {in_words(stated)}, {total} in all"
+            f"{observation_dim}, the numbers of an observation; got {describe_parts(stated)}, {total} in all"
         )
     return [list(part) for part in stated]
 
 
-def in_words(parts: Sequence[NamedPart]) -> str:
+def describe_parts(parts: Sequence[NamedPart]) -> str:
     """Return a layout for a message: "goal 1, pos 2"."""
     return ", ".join(f"{name} {size}" for name, size in parts)
 

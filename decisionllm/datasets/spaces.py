@@ -5,17 +5,16 @@ The columns of a row are in the order of the parts, see `space_parts`. Actions a
 """
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike
 
 from decisionllm.datasets.categorical import CategoricalBox
-from decisionllm.datasets.space_parts import VECTOR as VECTOR
-from decisionllm.datasets.space_parts import AnySpace as AnySpace
 from decisionllm.datasets.space_parts import (
+    VECTOR,
+    AnySpace,
     count_numbers,
     describe_space,
     has_numbers,
@@ -23,26 +22,10 @@ from decisionllm.datasets.space_parts import (
     join_name,
     list_entries,
     list_leaves,
+    observation_parts,
     value_counts,
 )
-from decisionllm.datasets.space_parts import observation_parts as observation_parts
-from decisionllm.schema import Json, are_numbers, refuse
-
-if TYPE_CHECKING:  # moved
-    from decisionllm.datasets.action_spaces import action_parts as action_parts
-    from decisionllm.datasets.action_spaces import action_spec as action_spec
-    from decisionllm.datasets.action_spaces import decode_actions as decode_actions
-    from decisionllm.datasets.action_spaces import encode_actions as encode_actions
-    from decisionllm.datasets.action_spaces import fits_actions as fits_actions
-    from decisionllm.datasets.categorical import Declaration as Declaration
-    from decisionllm.datasets.categorical import as_categorical as as_categorical
-    from decisionllm.datasets.categorical import categorical_columns as categorical_columns
-    from decisionllm.datasets.categorical import categorical_sizes as categorical_sizes
-    from decisionllm.datasets.categorical import grid_parts as grid_parts
-    from decisionllm.datasets.categorical import grid_schema as grid_schema
-    from decisionllm.datasets.space_parts import in_words as in_words
-    from decisionllm.datasets.space_parts import text_parts as text_parts
-    from decisionllm.datasets.space_parts import text_values as text_values
+from decisionllm.schema import Json, is_numeric, raise_for_first
 
 
 def flatten(values: Any, space: AnySpace, *, dtype: DTypeLike | None = np.float32) -> np.ndarray:
@@ -80,7 +63,7 @@ def _flatten_part(values: Any, space: AnySpace, name: str, dtype: DTypeLike | No
     array = _to_numbers(values, space)
     if isinstance(space, spaces.MultiBinary):
         message = f"expected 0 or 1 in {space}, got {{}}"
-        refuse("", ~np.isin(array, (0, 1)), message, array)
+        raise_for_first("", ~np.isin(array, (0, 1)), message, array)
     return np.asarray(array, dtype).reshape(len(array), -1)
 
 
@@ -136,7 +119,7 @@ def _to_numbers(values: Any, space: AnySpace) -> np.ndarray:
             aside.
     """
     array = np.asarray(values)
-    if not are_numbers(array.dtype):
+    if not is_numeric(array.dtype):
         raise ValueError(f"expected numbers of {describe_space(space)}, got {array.dtype}")
     shape = array.shape[1:]
     if [size for size in shape if size != 1] != [size for size in space.shape or () if size != 1]:
@@ -166,7 +149,7 @@ def to_indices(values: Any, space: spaces.Discrete | spaces.MultiDiscrete, name:
     outside = (index < 0) | (index >= value_counts(space)) | (index != np.rint(index))
     if isinstance(space, spaces.Discrete):
         message = f"expected a value of {space}, got {{}} in row {{}}"
-        refuse("", outside.any(axis=1), message, array, np.arange(len(array)))
+        raise_for_first("", outside.any(axis=1), message, array, np.arange(len(array)))
     elif outside.any():
         raise ValueError(_describe_outside(array, outside, space, name))
     return index.astype(int)
@@ -237,22 +220,24 @@ def to_box(rows: np.ndarray, space: spaces.Box) -> np.ndarray:
     values = rows.reshape(len(rows), *space.shape)
     values = np.where(space.low == space.high, space.low, values).astype(values.dtype)
     clipped = np.clip(values.astype(np.float64), space.low, space.high)
-    return as_dtype(np.where(clipped.astype(np.float32) == values, clipped, values), space.dtype)
+    return cast_to_dtype(
+        np.where(clipped.astype(np.float32) == values, clipped, values), space.dtype
+    )
 
 
-def as_dtype(values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+def cast_to_dtype(values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Return numbers of a policy in the type of a Box, rounded to the nearest integer.
 
     numpy alone would truncate them, and a policy that is nearly right would be off by one.
     """
     if np.issubdtype(dtype, np.integer):
         values = np.rint(values)
-    # A negative number has no value of an unsigned type; `fits` reports it
+    # A negative number has no value of an unsigned type; `contains_observations` reports it
     with np.errstate(invalid="ignore"):
         return np.asarray(values.astype(dtype))
 
 
-def fits(rows: np.ndarray, space: AnySpace) -> bool:
+def contains_observations(rows: np.ndarray, space: AnySpace) -> bool:
     """Return whether every row (n, S) is an observation of the space, which `flatten` turns into the
     same row.
     """
@@ -281,27 +266,3 @@ def stack(observations: Sequence[Any]) -> Any:
     if isinstance(first, tuple) and any(isinstance(part, dict) or np.ndim(part) for part in first):
         return tuple(stack(parts) for parts in zip(*observations, strict=True))
     return np.stack(observations)
-
-
-_MOVED = {
-    "action_parts": "action_spaces",
-    "action_spec": "action_spaces",
-    "decode_actions": "action_spaces",
-    "encode_actions": "action_spaces",
-    "fits_actions": "action_spaces",
-    "Declaration": "categorical",
-    "as_categorical": "categorical",
-    "categorical_columns": "categorical",
-    "categorical_sizes": "categorical",
-    "grid_parts": "categorical",
-    "grid_schema": "categorical",
-    "in_words": "space_parts",
-    "text_parts": "space_parts",
-    "text_values": "space_parts",
-}
-
-
-def __getattr__(name: str) -> Any:  # moved
-    if name not in _MOVED:
-        raise AttributeError(name)
-    return vars(import_module(f"decisionllm.datasets.{_MOVED[name]}"))[name]

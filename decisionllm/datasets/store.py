@@ -17,25 +17,16 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decisionllm.datasets import autoreset
 from decisionllm.datasets.row_blocks import Columns
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.registry import Node
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Json, Spec, StepColumns
-
-if TYPE_CHECKING:  # moved
-    from decisionllm.datasets.dataset_reader import DatasetReader as DatasetReader
-    from decisionllm.datasets.dataset_reader import data_node as data_node
-    from decisionllm.datasets.store_cache import NO_TRANSFORM as NO_TRANSFORM
-    from decisionllm.datasets.store_cache import prepare as prepare
-    from decisionllm.datasets.store_writer import write as write
 
 FORMAT = 1
 CARD_KEYS = ("format", "spec", "tasks", "info", "fingerprint", "arrays")
@@ -95,11 +86,11 @@ class Store(StepColumns[np.ndarray]):
             return {self.info.get("name", "dataset"): self.info}
         return {label: part["dataset"] for label, part in self.info["parts"].items()}
 
-    def episode_of(self, rows: np.ndarray) -> np.ndarray:
+    def find_episodes(self, rows: np.ndarray) -> np.ndarray:
         """Return the episode that each row is a step of, in the shape of `rows`."""
         return np.searchsorted(self.offsets, rows, side="right") - 1
 
-    def rows_of(self, episodes: np.ndarray) -> np.ndarray:
+    def list_rows(self, episodes: np.ndarray) -> np.ndarray:
         """Return the rows (n,) of these episodes, one episode after the other."""
         return np.concatenate([np.arange(*self.offsets[e : e + 2]) for e in episodes])
 
@@ -120,7 +111,7 @@ class Store(StepColumns[np.ndarray]):
         return has_final
 
     @cached_property
-    def followed(self) -> np.ndarray:
+    def has_next_observation(self) -> np.ndarray:
         """(n,) bool: the log has the observation after the step."""
         has_next = np.ones(len(self.rewards), bool)
         has_next[self.offsets[1:] - 1] = self.has_final
@@ -133,7 +124,7 @@ class Store(StepColumns[np.ndarray]):
         after, is_last = next_rows(rows, self.offsets[1:])
         observations: np.ndarray = self.observations[after]
         if self.final_observation is not None:
-            episodes = self.episode_of(rows[is_last])
+            episodes = self.find_episodes(rows[is_last])
             has_final = self.has_final[episodes]
             places = np.flatnonzero(is_last)[has_final]
             observations[places] = self.final_observation[episodes[has_final]]
@@ -184,7 +175,7 @@ def open_store(path: str | Path) -> Store:
         raise FileNotFoundError(
             f"{path}: expected a data store (a folder with card.json), found none"
         )
-    with explained(f"{path}/card.json is damaged", ValueError, remedy=REBUILD):
+    with explain_errors(f"{path}/card.json is damaged", ValueError, remedy=REBUILD):
         card = json.loads((path / "card.json").read_text(encoding="utf-8"))
         if not isinstance(card, dict):
             raise ValueError(f"expected {{KEY: VALUE}}, got {card!r}")
@@ -197,7 +188,7 @@ def open_store(path: str | Path) -> Store:
         )
     arrays: Columns = {}
     for name, (dtype, shape) in card["arrays"].items():
-        with explained(
+        with explain_errors(
             f"{path}/{name}.npy is damaged or missing",
             ValueError,
             OSError,
@@ -233,7 +224,9 @@ def read_and_verify(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
     """
     digest = hashlib.blake2b(digest_size=16)
     spec = asdict(store.spec)
-    yield from _hash_blocks(digest, spec, list(store.tasks), columns_of(store), blocks(store, size))
+    yield from _hash_blocks(
+        digest, spec, list(store.tasks), get_columns(store), iterate_blocks(store, size)
+    )
     fingerprint = digest.hexdigest()
     if fingerprint != store.fingerprint:
         raise ValueError(
@@ -242,14 +235,14 @@ def read_and_verify(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
         )
 
 
-def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
+def iterate_blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
     """Yield (episodes, rows) of blocks of whole episodes, about `size` rows each."""
     cuts = np.searchsorted(store.offsets[1:], np.arange(size, store.offsets[-1], size))
     for a, b in pairwise(np.unique([0, *cuts, len(store.lengths)]).tolist()):
         yield slice(a, b), slice(*store.offsets[[a, b]].tolist())
 
 
-def columns_of(store: Store) -> Columns:
+def get_columns(store: Store) -> Columns:
     """Return the arrays of a store by name."""
     columns: Columns = {}
     for name, array in vars(store).items():
@@ -325,7 +318,7 @@ def has_texts(stores: Iterable[Store]) -> bool:
     return any(any(store.tasks) for store in stores)
 
 
-def with_texts(
+def replace_task_texts(
     store: Store, text: str, texts: Sequence[str], wordings: Json | None = None
 ) -> Store:
     """Return a store with other task texts.
@@ -339,7 +332,7 @@ def with_texts(
     """
     info = {key: value for key, value in store.info.items() if key != "wordings"} | {"text": text}
     if wordings is None and text == "paraphrased":
-        wordings = dict(zip(texts, facts_of(store), strict=True))
+        wordings = dict(zip(texts, episode_facts(store), strict=True))
     if wordings:
         info["wordings"] = wordings
     number: dict[str, int] = {}
@@ -347,22 +340,7 @@ def with_texts(
     return replace(store, tasks=tuple(number), task=task, info=info)
 
 
-def facts_of(store: Store) -> list[Json]:
+def episode_facts(store: Store) -> list[Json]:
     """Return the facts of each episode of a store with canonical texts, (E,); {} without facts."""
     facts_by_task = [store.facts.get(task, {}) for task in store.tasks]
     return [facts_by_task[i] for i in store.task.tolist()]
-
-
-_MOVED = {
-    "DatasetReader": "dataset_reader",
-    "data_node": "dataset_reader",
-    "NO_TRANSFORM": "store_cache",
-    "prepare": "store_cache",
-    "write": "store_writer",
-}
-
-
-def __getattr__(name: str) -> Any:  # moved
-    if name not in _MOVED:
-        raise AttributeError(name)
-    return vars(import_module(f"decisionllm.datasets.{_MOVED[name]}"))[name]

@@ -17,15 +17,15 @@ from decisionllm.datasets.dataset_reader import (
     reader_options,
     set_task_texts,
 )
-from decisionllm.datasets.store import FORMAT, Store, columns_of, hash_store, open_store
-from decisionllm.datasets.store_writer import write
+from decisionllm.datasets.store import FORMAT, Store, get_columns, hash_store, open_store
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, is_none, no_choice, takes
+from decisionllm.registry import Node, build, has_option, is_none, no_choice
 
 NO_TRANSFORM = no_choice()
 
 
-def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> Store:
+def prepare_store(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> Store:
     """Open the store of a dataset as a transform changes it, with the texts of the dataset's option
     `text`; write it on first use.
 
@@ -51,7 +51,7 @@ def prepare(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
     if with_texts.tasks == store.tasks and np.array_equal(with_texts.task, store.task):
         return with_texts
     spec = asdict(with_texts.spec)
-    fingerprint = hash_store(spec, list(with_texts.tasks), columns_of(with_texts))
+    fingerprint = hash_store(spec, list(with_texts.tasks), get_columns(with_texts))
     return replace(with_texts, fingerprint=fingerprint)
 
 
@@ -70,15 +70,15 @@ def _open_canonical_store(dataset: Node, cache_dir: str | Path) -> Store:
     reader = get_reader(dataset)
     if reader.version:
         stamps.append(reader.version)
-    if reader.readings is not None:
-        sources = reader.readings(**reader_options(dataset))
+    if reader.input_datasets is not None:
+        sources = reader.input_datasets(**reader_options(dataset))
         stamps.append([get_reader(node).version for node in sources])
     name = f"{_folder_prefix(dataset)}-{_hash_json([FORMAT, dataset, stamps])}"
     path = Path(cache_dir).expanduser() / "stores" / name
     if (path / "card.json").is_file():
         return open_store(path)
-    if takes(dataset["_target_"], "opened"):
-        source = build(dataset, partial(prepare, cache_dir=cache_dir))
+    if has_option(dataset["_target_"], "opened"):
+        source = build(dataset, partial(prepare_store, cache_dir=cache_dir))
     else:
         source = build(dataset)
     if isinstance(source, Store):
@@ -104,7 +104,7 @@ def _write_once(path: Path, source: Source) -> Store:
         # This process has the lock, so that a partial store is left of a process that was killed.
         for partial_store in path.parent.glob(f".partial-*-{path.name}"):
             shutil.rmtree(partial_store)
-        return write(path, source)
+        return write_store(path, source)
 
 
 def _folder_prefix(node: Node) -> str:

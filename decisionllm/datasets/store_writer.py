@@ -14,15 +14,15 @@ from decisionllm.datasets.reward_range import RewardDigits
 from decisionllm.datasets.rounding import Rounding
 from decisionllm.datasets.row_blocks import Columns
 from decisionllm.datasets.store import FORMAT, Store, hash_store, open_store
-from decisionllm.files import atomic, explained
+from decisionllm.files import atomic, explain_errors
 from decisionllm.protocols import Source
-from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Json, Spec, refuse
+from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Json, Spec, raise_for_first
 
 HEADER = 128  # bytes, of each .npy file
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write(path: str | Path, source: Source) -> Store:
+def write_store(path: str | Path, source: Source) -> Store:
     """Write a Source to a folder, all or nothing, and open it. Episodes go to disk as they come.
 
     Raises:
@@ -49,7 +49,7 @@ def _write(path: Path, source: Source) -> Store:
             f"{path}: expected a new folder, or a store to replace; choose another path"
         )
     name = source.info.get("name", path)
-    with explained(
+    with explain_errors(
         f"{name}: expected info and facts that JSON can hold",
         TypeError,
         ValueError,
@@ -231,7 +231,9 @@ def _check_fits(name: str, episode: Episode, spec: Spec) -> None:
         allowed = np.take_along_axis(masks, episode.actions.astype(int), 1)[:, 0]
         is_wrong = ~allowed & _is_recorded(episode)
         message = "{}: the mask forbids the recorded action {:.0f}"
-        refuse(f"{name}, step ", is_wrong, message, np.arange(num_steps), episode.actions[:, 0])
+        raise_for_first(
+            f"{name}, step ", is_wrong, message, np.arange(num_steps), episode.actions[:, 0]
+        )
 
 
 def _is_recorded(episode: Episode) -> np.ndarray:
@@ -254,13 +256,13 @@ def _check_actions(place: str, episode: Episode, spec: Spec) -> None:
             "{}: expected the logarithm of a probability as action_log_prob, at most 0, got {}; "
             "np.log makes it of a probability"
         )
-        refuse(place, log_prob > 1e-4, message, steps, log_prob)
+        raise_for_first(place, log_prob > 1e-4, message, steps, log_prob)
     if spec.num_actions:
         outside = (actions != np.rint(actions)) | (actions < 0) | (actions >= spec.num_actions)
         space = f"an index below {spec.num_actions}"
         fix = ""
     else:
-        slack = action_range.slack(spec.low, spec.high)
+        slack = action_range.bound_tolerance(spec.low, spec.high)
         outside = (actions < np.subtract(spec.low, slack)) | (actions > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
         fix = (
@@ -268,7 +270,7 @@ def _check_actions(place: str, episode: Episode, spec: Spec) -> None:
             "dataset.high, or Spec)"
         )
     message = f"{{}}: expected an action {space}, got {{}}{fix}"
-    refuse(place, outside.any(1) & _is_recorded(episode), message, steps, actions)
+    raise_for_first(place, outside.any(1) & _is_recorded(episode), message, steps, actions)
 
 
 def check_episode(name: str, episode: object) -> None:
@@ -293,8 +295,12 @@ def _check_columns(name: str, episode: Episode) -> None:
         if values.dtype.kind == "f" and values.dtype != np.float32:
             with np.errstate(over="ignore"):
                 is_infinite = ~np.isfinite(values.astype(np.float32))
-            refuse(f"{name}: ", is_infinite, f"expected {column} within float32, got {{}}", values)
+            raise_for_first(
+                f"{name}: ", is_infinite, f"expected {column} within float32, got {{}}", values
+            )
     weights = episode.action_weight
     if weights is not None:
         outside = (weights < 0) | (weights > 1)
-        refuse(f"{name}: ", outside, "expected action_weight within 0 .. 1, got {}", weights)
+        raise_for_first(
+            f"{name}: ", outside, "expected action_weight within 0 .. 1, got {}", weights
+        )

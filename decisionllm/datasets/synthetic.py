@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 STEP = 0.5
@@ -19,8 +18,6 @@ MOVES = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)], np.float32)
 GOALS = {"north": (0.0, 2.0), "south": (0.0, -2.0), "east": (2.0, 0.0), "west": (-2.0, 0.0)}
 
 
-@register("dataset", "synthetic", text="${text}")
-@register("dataset", "synthetic-discrete", text="${text}", discrete=True)
 def load(
     *,
     text: str = "none",
@@ -38,7 +35,7 @@ def load(
         episodes: how many.
         seed: of the starts and the noise.
     """
-    one_of("dataset.text", text, ("none", "goal"))
+    check_one_of("dataset.text", text, ("none", "goal"))
     rng = np.random.default_rng(seed)
     names = [list(GOALS)[e % len(GOALS)] for e in range(episodes)]
     walks = []

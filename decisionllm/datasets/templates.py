@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.datasets.space_parts import VECTOR
 
 # values of the option `text` of Minari data and Gymnasium environments
@@ -20,7 +20,7 @@ TEXTS = (
 NAME = re.compile(r"\{([^{}]*)\}")  # str.format would read the dot of a nested name as an attribute
 
 
-def writer(
+def make_text_writer(
     option: str,
     template: str,
     parts: Sequence[tuple[str, int]],
@@ -76,7 +76,7 @@ def _format_numbers(numbers: np.ndarray) -> str:
     return ", ".join(f"{number:.2f}".rstrip("0").rstrip(".") for number in rounded)
 
 
-def constant_text(
+def fixed_task_text(
     group: str,
     text: str,
     task: str,
@@ -90,7 +90,7 @@ def constant_text(
         task: the option `task`.
         choices: values of the option `text`.
     """
-    one_of(f"{group}.text", text, choices)
+    check_one_of(f"{group}.text", text, choices)
     if text in ("none", "episode"):
         return ""
     if not task:
@@ -99,7 +99,7 @@ def constant_text(
 
 
 def describe_unread_task(text: str, task: str) -> list[str]:
-    """Return the fault of a task text that is given but not read; see `faults.reported`."""
+    """Return the fault of a task text that is given but not read; see `data_quality.list_faults`."""
     if not task or text not in ("none", "episode"):
         return []
     return [f"the task text {task!r} is not read, since text={text}"]

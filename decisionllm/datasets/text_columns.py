@@ -7,8 +7,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from decisionllm.checks import unknown
-from decisionllm.files import explained
+from decisionllm.checks import unknown_name_message
+from decisionllm.files import explain_errors
 
 # names that other libraries and logs give to a column of task texts, in lower case
 TEXT_NAMES = (
@@ -77,7 +77,9 @@ def choose_column(path: Path, columns: Mapping[str, Column], task_from: str) -> 
         return ""
     if task_from:
         if task_from not in columns:
-            raise ValueError(f"dataset.task_from: {path}: {unknown('column', task_from, columns)}")
+            raise ValueError(
+                f"dataset.task_from: {path}: {unknown_name_message('column', task_from, columns)}"
+            )
         if not is_text(columns[task_from]):
             raise no_texts_error(path, task_from, columns[task_from])
         return task_from
@@ -202,7 +204,7 @@ def check_size(
 
 def to_texts(path: Path, key: str, column: Column, rows: slice) -> np.ndarray:
     """Return rows of a column, texts as str and numbers as they are: (m,)."""
-    with explained(
+    with explain_errors(
         f"{path}: expected {key} as texts in UTF-8",
         UnicodeDecodeError,
         remedy="encode it again, or take dataset.task_from=none",

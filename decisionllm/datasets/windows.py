@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decisionllm.datasets.row_blocks import Columns
-from decisionllm.datasets.store import Store, blocks
+from decisionllm.datasets.store import Store, iterate_blocks
 from decisionllm.schema import (
     OPTIONAL_STEP_FIELDS,
     Batch,
     History,
     StepColumns,
     Window,
-    shaped,
+    array_field,
 )
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
     lengths = np.diff(offsets)
     distinct_lengths = np.unique(lengths)
     if len(distinct_lengths) == 1:  # of a rollout: nothing needs to be gathered
-        received = received_before(rewards.reshape(len(lengths), -1)).ravel()
+        received = sum_past_rewards(rewards.reshape(len(lengths), -1)).ravel()
     else:
         received = np.zeros(len(rewards))
         for length in distinct_lengths:
             first = offsets[:-1][lengths == length]
             rows = first[:, None] + np.arange(length)  # (e, length)
-            received[rows] = received_before(rewards[rows])
+            received[rows] = sum_past_rewards(rewards[rows])
     return np.asarray(np.repeat(np.asarray(totals, np.float64), lengths) - received)
 
 
-def received_before(rewards: np.ndarray) -> np.ndarray:
+def sum_past_rewards(rewards: np.ndarray) -> np.ndarray:
     """Sum the rewards that each episode received before each step, (E, T) -> (E, T) float64."""
     received = np.zeros(rewards.shape)
     np.cumsum(rewards[:, :-1], axis=1, dtype=np.float64, out=received[:, 1:])
@@ -68,9 +68,9 @@ class Steps(StepColumns[np.ndarray]):
     the current step.
     """
 
-    returns_to_go: np.ndarray = shaped("n")
-    first: np.ndarray = shaped("E")  # row of each episode's first step
-    end: np.ndarray = shaped("E")  # row after its last
+    returns_to_go: np.ndarray = array_field("n")
+    first: np.ndarray = array_field("E")  # row of each episode's first step
+    end: np.ndarray = array_field("E")  # row after its last
 
     def blocks(self, episodes: np.ndarray, size: int = BLOCK) -> Iterator[np.ndarray]:
         """Yield the rows of these episodes, end to end, at most `size` at a time."""
@@ -83,7 +83,7 @@ class Steps(StepColumns[np.ndarray]):
             yield first[episode] + step - steps_before[episode]
 
 
-def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
+def load_steps(store: Store, *, return_horizon: int = 0) -> Steps:
     """Return the steps of a log with their returns-to-go.
 
     Args:
@@ -94,7 +94,7 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
             the sum of what follows is known.
     """
     togo: np.ndarray = np.empty(len(store.rewards), np.float32)
-    for episodes, rows in blocks(store, BLOCK):
+    for episodes, rows in iterate_blocks(store, BLOCK):
         offsets = store.offsets[episodes.start : episodes.stop + 1] - rows.start
         returns = store.returns[episodes]
         if return_horizon and store.return_after_exit is not None:
@@ -157,7 +157,7 @@ def rollout_returns_to_go(
     return returns_to_go(rewards, target_returns, offsets)
 
 
-def of_histories(
+def concatenate_histories(
     histories: Sequence[History], target_returns: np.ndarray, *, return_horizon: int = 0
 ) -> Steps:
     """Return the steps of N histories with these target returns (N,).
@@ -199,7 +199,7 @@ def _concatenate_masks(histories: Sequence[History]) -> np.ndarray | None:
     return np.concatenate(filled_masks)
 
 
-def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Window:
+def cut_windows(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Window:
     """Cut windows of T steps that begin at these steps (B,) of these episodes (B,), padded where
     they leave the episode.
     """
@@ -279,7 +279,7 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
     )
 
 
-def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+def deduplicate_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """Return the distinct texts, sorted, and the index (B,) of each of these texts (B,)."""
     distinct_texts = sorted(set(texts))
     index = {text: i for i, text in enumerate(distinct_texts)}

@@ -11,9 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.checks import at_least, unknown
-from decisionllm.command_line import with_defaults
-from decisionllm.estimates.acting import policy_actions
+from decisionllm.checks import check_at_least, unknown_name_message
+from decisionllm.command_line import fill_defaults
 from decisionllm.estimates.compared_log import (
     check_one_space,
     check_run,
@@ -24,23 +23,24 @@ from decisionllm.estimates.compared_log import (
     split_episodes,
 )
 from decisionllm.estimates.comparison_report import (
-    Judged,
+    ComparedPolicy,
     draw_estimates,
     list_warnings,
     make_table,
     write_comparison,
 )
 from decisionllm.estimates.fitted_q import discounted_returns
-from decisionllm.estimates.log import estimate_mean, logged
+from decisionllm.estimates.logged_episodes import build_logged, estimate_mean
+from decisionllm.estimates.policy_actions import policy_actions
 from decisionllm.estimates.support import Support
-from decisionllm.files import check_writable, explained
-from decisionllm.policy.opening import OpenedRun, open_runs, run_directories
+from decisionllm.files import check_writable, explain_errors
+from decisionllm.policy.open_runs import OpenedRun, open_runs, run_directories
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
-from decisionllm.registry import Node, build, function, function_names
-from decisionllm.trust import trusting_user
+from decisionllm.registry import Node, build, find_function, function_names
+from decisionllm.trust import trust_user_modules
 
 
-@trusting_user
+@trust_user_modules
 def compare(config: Node) -> Path:
     """Estimate the return of each run of config["run"] from a log.
 
@@ -54,7 +54,7 @@ def compare(config: Node) -> Path:
         ValueError: an option is wrong, a run does not fit the data, or the data cannot be used.
         FileNotFoundError: a run is not there or has no checkpoint.
     """
-    config = with_defaults("compare", config)
+    config = fill_defaults("compare", config)
     check_options(config)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     paths = run_directories(config["run"])
@@ -73,7 +73,7 @@ def compare(config: Node) -> Path:
     fitting, held_out = split_episodes(store, runs[0], config, other=is_other_log)
     for run in runs:
         print_overlap(console, run, store, held_out)
-    log = logged(store, fitting, held_out)
+    log = build_logged(store, fitting, held_out)
     print_log(console, store, log)
 
     # -- estimates --
@@ -81,7 +81,7 @@ def compare(config: Node) -> Path:
     estimators = build_estimators(options, log, config["discount"], config["seed"])
     by_name = dict(zip(name_candidates(runs), runs, strict=True))
     candidates = [make_candidate(run, log, name) for name, run in by_name.items()]
-    judged = judge(candidates, log, estimators, seed=config["seed"])
+    judged = estimate_candidates(candidates, log, estimators, seed=config["seed"])
 
     # -- results --
     of_log = log_return(log, config["discount"])
@@ -105,7 +105,7 @@ def check_options(config: Node) -> None:
         raise ValueError(f"estimators: expected one or more of {', '.join(names)}, got none")
     for name in config["estimators"]:
         if name not in names:
-            raise ValueError(f"estimators: {unknown('estimator', name, names)}")
+            raise ValueError(f"estimators: {unknown_name_message('estimator', name, names)}")
     unused = [name for name in config["options"] if name not in config["estimators"]]
     if unused:
         raise ValueError(
@@ -118,7 +118,7 @@ def check_options(config: Node) -> None:
     if held_out is not None and not 0 < held_out < 1:
         raise ValueError(f"held_out: expected a share above 0 and below 1, got {held_out}")
     for key in ("episodes", "fit_episodes", "least_episodes"):
-        at_least(key, config[key], 1)
+        check_at_least(key, config[key], 1)
 
 
 def build_estimators(
@@ -134,7 +134,7 @@ def build_estimators(
     """
     estimators: dict[str, Estimator] = {}
     for name, estimator_options in options.items():
-        estimator_class = function("estimator", name)
+        estimator_class = find_function("estimator", name)
         assert estimator_class is not None, name
         node = {"_target_": f"{estimator_class.__module__}.{estimator_class.__qualname__}"}
         estimators[name] = build(node | estimator_options, log, discount, seed)
@@ -161,7 +161,7 @@ def make_candidate(run: OpenedRun, log: Logged, name: str) -> Candidate:
         for first, end in pairwise(log.offsets):
             actions.append(policy.act(log.observations[first:end]))
         return Candidate(name, np.concatenate(actions), begin)
-    with explained(str(run.path), ValueError):
+    with explain_errors(str(run.path), ValueError):
         acted = policy_actions(policy, log)
     # A mode that is always taken has no density: another action never comes. A plan has none
     # either: it replaces the head's sample.
@@ -169,19 +169,21 @@ def make_candidate(run: OpenedRun, log: Logged, name: str) -> Candidate:
     return Candidate(name, acted.actions, begin, acted.log_prob if draws else None)
 
 
-def judge(
+def estimate_candidates(
     candidates: Sequence[Candidate],
     log: Logged,
     estimators: Mapping[str, Estimator],
     *,
     seed: int,
-) -> list[Judged]:
+) -> list[ComparedPolicy]:
     """Estimate each candidate, the best by the first estimator first."""
     support = Support(log, seed)
     judged = []
     for candidate in candidates:
         estimates = {name: estimator.estimate(candidate) for name, estimator in estimators.items()}
-        judged.append(Judged(candidate.name, support.far_share(candidate.actions), estimates))
+        judged.append(
+            ComparedPolicy(candidate.name, support.far_share(candidate.actions), estimates)
+        )
     first = next(iter(estimators))
     return sorted(judged, key=lambda policy: -policy.estimates[first].value)
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from decisionllm.config import merged
+from decisionllm.config import merge
 from decisionllm.datasets import sampling
-from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
-from decisionllm.estimates.log import FEWEST_GROUPS
+from decisionllm.datasets.store import Store
+from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
+from decisionllm.estimates.logged_episodes import FEWEST_GROUPS
 from decisionllm.estimates.networks import has_shared_texts
 from decisionllm.estimates.support import sample_rows
-from decisionllm.files import explained
-from decisionllm.policy.opening import OpenedRun
+from decisionllm.files import explain_errors
+from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Logged
 from decisionllm.registry import Node
@@ -29,14 +30,14 @@ def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
     transform = first.config.get("transform", NO_TRANSFORM)
     cache = first.config["cache_dir"]
     if not overrides:
-        return prepare(dataset, cache, transform), False
+        return prepare_store(dataset, cache, transform), False
     if "_target_" not in overrides:
-        node = merged(dataset, overrides)
+        node = merge(dataset, overrides)
     else:
         node = overrides
         if node.get("text", "") is None:
             node["text"] = config["text"] or first.config["text"]
-    return prepare(node, cache), True
+    return prepare_store(node, cache), True
 
 
 def get_log_text(first: OpenedRun, config: Node) -> str:
@@ -107,7 +108,7 @@ def split_episodes(
     elif share is None:
         share = first.config["data"].get("held_out", 0.0)
         seed = first.config["data"]["seed"]
-    with explained("held_out", ValueError):
+    with explain_errors("held_out", ValueError):
         fitting, held_out = sampling.select(store, held_out=share, seed=seed)
     rng = np.random.default_rng(config["seed"])
     fitting = sample_rows(fitting, config["fit_episodes"], rng)

@@ -13,7 +13,7 @@ from scipy import stats
 from decisionllm.datasets.store import Store
 from decisionllm.eval.pictures import figure
 from decisionllm.files import write_json
-from decisionllm.policy.opening import OpenedRun
+from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.protocols import Estimate, Logged
 from decisionllm.registry import Node
 from decisionllm.runs import directory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ComparedPolicy:
     """A candidate, its estimates by estimator, and the share of its actions far from the log."""
 
     name: str
@@ -31,7 +31,7 @@ class Judged:
     estimates: Mapping[str, Estimate]
 
 
-def rank_policies(judged: Sequence[Judged], name: str) -> list[int]:
+def rank_policies(judged: Sequence[ComparedPolicy], name: str) -> list[int]:
     """Return the rank of each candidate by this estimator, 1 the best; equal values share the
     better.
     """
@@ -40,7 +40,7 @@ def rank_policies(judged: Sequence[Judged], name: str) -> list[int]:
 
 
 def make_table(
-    judged: Sequence[Judged], log: Logged, of_log: Estimate, dataset: str, discount: float
+    judged: Sequence[ComparedPolicy], log: Logged, of_log: Estimate, dataset: str, discount: float
 ) -> Table:
     """Candidates by estimator: rank and value, and below them the 95 % interval.
 
@@ -71,7 +71,7 @@ def make_table(
     return results
 
 
-def list_warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
+def list_warnings(judged: Sequence[ComparedPolicy], most_far: float) -> list[str]:
     """List what a reader must know beside the numbers, a line each."""
     lines = []
     for policy in judged:
@@ -88,7 +88,7 @@ def list_warnings(judged: Sequence[Judged], most_far: float) -> list[str]:
 
 def write_comparison(
     out: Path,
-    judged: Sequence[Judged],
+    judged: Sequence[ComparedPolicy],
     runs: Mapping[str, OpenedRun],
     log: Logged,
     of_log: Estimate,
@@ -132,7 +132,7 @@ def write_comparison(
     return out / "compare.json"
 
 
-def draw_estimates(judged: Sequence[Judged], of_log: Estimate) -> "Figure":
+def draw_estimates(judged: Sequence[ComparedPolicy], of_log: Estimate) -> "Figure":
     """A panel for each estimator: policies with their intervals, and the return of the log."""
     names = list(judged[0].estimates)
     drawing = figure(1.5 + 4 * len(names), 0.35 * len(judged) + 1.2)

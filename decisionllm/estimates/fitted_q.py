@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decisionllm.datasets import moments
+from decisionllm.datasets import running_statistics
 from decisionllm.datasets.store import next_rows
-from decisionllm.estimates.log import estimate_mean
+from decisionllm.estimates.logged_episodes import estimate_mean
 from decisionllm.estimates.networks import (
     Members,
     Units,
@@ -29,11 +29,9 @@ from decisionllm.estimates.networks import (
     task_texts,
 )
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
-from decisionllm.registry import register
 from decisionllm.schema import Json
 
 
-@register("estimator", "fqe")
 class FittedQ(Estimator):
     """Mean Q of the policy's first actions in held-out episodes.
 
@@ -85,7 +83,7 @@ class FittedQ(Estimator):
         # units of Q: returns of the log around their mean
         togo = discounted_returns(log.rewards, log.offsets, discount)[rows]
         self.shift = float(togo.mean())
-        self.scale = float(moments.scale(togo.mean(), togo.std()))
+        self.scale = float(running_statistics.standard_scale(togo.mean(), togo.std()))
         self.least = float(togo.min()) / self.scale
         self.most = float(togo.max()) / self.scale
         self.rewards = torch.from_numpy(log.rewards[rows]).float() / self.scale

@@ -2,15 +2,13 @@
 
 import numpy as np
 
-from decisionllm.estimates.log import resampling_units
+from decisionllm.estimates.logged_episodes import resampling_units
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
-from decisionllm.registry import register
 
 RESAMPLES = 2000  # of the bootstrap
 FEWEST = 10.0  # episodes that the weights are worth, below which the estimate says so
 
 
-@register("estimator", "importance")
 class Importance(Estimator):
     """Per-decision weighted importance sampling on the held-out episodes.
 

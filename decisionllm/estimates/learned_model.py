@@ -6,9 +6,9 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import functional as F
 
-from decisionllm.datasets import moments
+from decisionllm.datasets import running_statistics
 from decisionllm.datasets.store import next_rows
-from decisionllm.estimates.log import estimate_mean
+from decisionllm.estimates.logged_episodes import estimate_mean
 from decisionllm.estimates.networks import (
     Members,
     Units,
@@ -17,13 +17,11 @@ from decisionllm.estimates.networks import (
     task_texts,
 )
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
-from decisionllm.registry import register
 from decisionllm.schema import Json
 
 CHUNK = 16384  # rows of a forward pass
 
 
-@register("estimator", "model")
 class LearnedModel(Estimator):
     """Mean return of rollouts in a learned model, from the first observations of held-out episodes.
 
@@ -93,11 +91,11 @@ class LearnedModel(Estimator):
         self.low = observations.min(0)
         self.high = observations.max(0)
         self.change_mean = changes[follows].mean(0).astype(np.float64)
-        self.change_scale = moments.scale(
+        self.change_scale = running_statistics.standard_scale(
             self.change_mean, changes[follows].std(0).astype(np.float64)
         )
         self.reward_mean = float(rewards.mean())
-        self.reward_scale = float(moments.scale(rewards.mean(), rewards.std()))
+        self.reward_scale = float(running_statistics.standard_scale(rewards.mean(), rewards.std()))
         targets = np.column_stack(
             [
                 (changes - self.change_mean) / self.change_scale,

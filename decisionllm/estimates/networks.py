@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from decisionllm.datasets import moments
+from decisionllm.datasets import running_statistics
 from decisionllm.models.fitting import minimise
-from decisionllm.models.imagined import TEXTS, codes
+from decisionllm.models.value_planner import TEXTS, codes
 from decisionllm.protocols import Logged
 
 
@@ -76,9 +76,11 @@ class Units:
         action_mean = actions.mean(0)
         return cls(
             observation_mean=observation_mean,
-            observation_scale=moments.scale(observation_mean, observations.std(0)),
+            observation_scale=running_statistics.standard_scale(
+                observation_mean, observations.std(0)
+            ),
             action_mean=action_mean,
-            action_scale=moments.scale(action_mean, actions.std(0)),
+            action_scale=running_statistics.standard_scale(action_mean, actions.std(0)),
             num_actions=log.spec.num_actions,
             horizon=int(log.lengths.max()),
             reads_text=has_shared_texts(log),

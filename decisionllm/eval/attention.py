@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decisionllm.backbones.library import attention_to_text
+from decisionllm.backbones.hf_reference import attention_to_text
 from decisionllm.eval.pictures import figure
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Episode, History

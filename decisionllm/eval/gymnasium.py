@@ -10,42 +10,35 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets import minari
-from decisionllm.datasets.arrays import constant_text
-from decisionllm.datasets.env_results import (
-    ERRORS,
-    explain_call,
-    in_short,
-    read_flag,
-    read_reward,
+from decisionllm.datasets.action_spaces import (
+    action_parts,
+    action_spec,
+    decode_actions,
+    encode_actions,
 )
+from decisionllm.datasets.categorical import Declaration, categorical_sizes
 from decisionllm.datasets.env_texts import (
     Values,
     choose_task_from,
     find_texts,
-    task_of,
+    get_task_text,
     to_text,
     values_by_path,
 )
-from decisionllm.datasets.spaces import (
-    Declaration,
-    action_parts,
-    action_spec,
-    categorical_sizes,
-    decode_actions,
-    encode_actions,
-    flatten,
-    flatten_one,
-    observation_parts,
-    stack,
-    text_parts,
-    text_values,
+from decisionllm.datasets.space_parts import observation_parts, text_parts, text_values
+from decisionllm.datasets.spaces import flatten, flatten_one, stack
+from decisionllm.datasets.templates import TEXTS, fixed_task_text, make_text_writer
+from decisionllm.eval.env_results import (
+    ERRORS,
+    describe_result,
+    explain_call,
+    read_flag,
+    read_reward,
 )
-from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.eval.rollout import ScriptedPlayer
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.protocols import Begin, Env
 from decisionllm.randomness import derive_seeds
-from decisionllm.registry import register
 
 RESET = "reset(seed=None, options=None) to return (observation, info)"
 STEP = "step(action) to return (observation, reward, terminated, truncated, info)"
@@ -53,7 +46,7 @@ STEP = "step(action) to return (observation, reward, terminated, truncated, info
 
 def two_returns(reference: Sequence[float]) -> tuple[float, float]:
     """Read the option `reference`, which normalises scores; a ValueError unless it is two returns."""
-    with explained("env.reference: expected two numbers", TypeError, ValueError):
+    with explain_errors("env.reference: expected two numbers", TypeError, ValueError):
         low, high = (float(number) for number in reference)
     if not np.isfinite([low, high]).all() or low == high:
         raise ValueError(
@@ -74,7 +67,7 @@ class GymnasiumEnv(Env):
             MultiDiscrete, MultiBinary, or Dict or Tuple of these, laid out as
             `datasets.spaces.flatten` says; actions: Box, Discrete or MultiDiscrete (an index, as
             `datasets.spaces.encode_actions` says).
-        task: the text of every episode, or its template, see `datasets.templates.writer`.
+        task: the text of every episode, or its template, see `datasets.templates.make_text_writer`.
         text: the text option it was made with; `template`: the texts are those of the last reset.
         reference: returns of a random policy and of an expert, for normalised scores; empty: the
             score is the return.
@@ -121,8 +114,8 @@ class GymnasiumEnv(Env):
             self.action_range = action["low"], action["high"]
         self.action_parts = action_parts(self.space)
         self.part = part
-        with explained(f"env {self.name}", *ERRORS):
-            self.observation_space = minari.observed_space(
+        with explain_errors(f"env {self.name}", *ERRORS):
+            self.observation_space = minari.policy_space(
                 envs[0].observation_space, part, categorical, "env.categorical"
             )
             self.observation_parts = observation_parts(self.observation_space)
@@ -132,7 +125,7 @@ class GymnasiumEnv(Env):
         self.text = "episode" if self.task_from else text
         self.write = None
         if text == "template":
-            self.write = writer("env.task", task, self.observation_parts, texts=texts)
+            self.write = make_text_writer("env.task", task, self.observation_parts, texts=texts)
 
     def reset(self, seed: int) -> np.ndarray:
         """Start episode i as `env.reset(seed=derive_seeds(seed, N)[i])` does."""
@@ -142,10 +135,10 @@ class GymnasiumEnv(Env):
             with explain_call(self.name, f"reset(seed={start})", RESET):
                 result = env.reset(seed=start)
                 if not isinstance(result, tuple) or len(result) != 2:
-                    raise ValueError(f"expected two values, got {in_short(result)}")
+                    raise ValueError(f"expected two values, got {describe_result(result)}")
                 observation, info = result
                 if not isinstance(info, Mapping):
-                    raise ValueError(f"expected a dict as info, got {in_short(info)}")
+                    raise ValueError(f"expected a dict as info, got {describe_result(info)}")
             self.observations.append(observation)
             infos.append(info)
         self.ended = np.zeros(len(self.envs), bool)
@@ -153,7 +146,7 @@ class GymnasiumEnv(Env):
         rows = self._rows()
         if self.task_from:
             values = [self._values(i, info) for i, info in enumerate(infos)]
-            self.tasks = [task_of(each, self.task_from) for each in values]
+            self.tasks = [get_task_text(each, self.task_from) for each in values]
         elif self.write is not None:
             self.tasks = [self.write(row, self._texts(i)) for i, row in enumerate(rows)]
         else:
@@ -162,7 +155,7 @@ class GymnasiumEnv(Env):
 
     def _texts(self, episode: int) -> dict[str, str]:
         """Return the parts of the last observation of an episode that are texts, by name."""
-        seen = minari.observed(self.observations[episode], self.part)
+        seen = minari.select_part(self.observations[episode], self.part)
         return text_values(seen, self.observation_space)
 
     def _values(self, episode: int, info: Mapping[str, Any]) -> Values:
@@ -185,7 +178,7 @@ class GymnasiumEnv(Env):
             for i, action in zip(running, env_actions, strict=True):
                 result = self.envs[i].step(action)
                 if not isinstance(result, tuple) or len(result) != 5:
-                    raise ValueError(f"expected five values, got {in_short(result)}")
+                    raise ValueError(f"expected five values, got {describe_result(result)}")
                 self.observations[i], reward, ended, cut, infos[i] = result
                 rewards[i] = read_reward(reward)
                 terminated[i] = read_flag("terminated", ended)
@@ -200,8 +193,8 @@ class GymnasiumEnv(Env):
     def _rows(self) -> np.ndarray:
         """Return the last observations as a policy reads them, (N, S)."""
         fix = "return observations of env.observation_space, or correct the space"
-        with explained(f"env {self.name}: observation", *ERRORS, remedy=fix):
-            observations = [minari.observed(seen, self.part) for seen in self.observations]
+        with explain_errors(f"env {self.name}: observation", *ERRORS, remedy=fix):
+            observations = [minari.select_part(seen, self.part) for seen in self.observations]
             space = self.observation_space
             try:
                 return flatten(stack(observations), space)
@@ -250,13 +243,6 @@ class GymnasiumEnv(Env):
         return {"random": sample}
 
 
-@register(
-    "env",
-    "gymnasium",
-    task="${oc.select:dataset.task,''}",
-    text="${text}",
-    categorical="${oc.select:dataset.categorical,null}",
-)
 def make(
     num_episodes: int,
     *,
@@ -292,7 +278,7 @@ def make(
     """
     import gymnasium
 
-    words = constant_text("env", text, task, TEXTS)
+    words = fixed_task_text("env", text, task, TEXTS)
     try:
         envs = []
         for _ in range(num_episodes):
@@ -318,16 +304,6 @@ def make(
     )
 
 
-@register(
-    "env",
-    "minari",
-    minari_id="${dataset.minari_id}",
-    goal="${dataset.goal}",
-    task_from="${oc.select:dataset.task_from,''}",
-    task="${oc.select:dataset.task,''}",
-    text="${text}",
-    categorical="${oc.select:dataset.categorical,null}",
-)
 def recover(
     num_episodes: int,
     *,
@@ -354,11 +330,11 @@ def recover(
     """
     from gymnasium.error import Error
 
-    dataset = minari.find(minari_id)
+    dataset = minari.open_dataset(minari_id)
     errors = (ValueError, ImportError, AttributeError, Error)
     message = f"{minari_id}: its environment could not be made"
     options = {"eval_env": True, "max_episode_steps": horizon or None}
-    with explained(message, *errors, remedy="env=none trains without one"):
+    with explain_errors(message, *errors, remedy="env=none trains without one"):
         envs = [dataset.recover_environment(**options) for _ in range(num_episodes)]
     metadata = dataset.storage.metadata
     reference = [metadata.get("ref_min_score"), metadata.get("ref_max_score")]
@@ -366,10 +342,10 @@ def recover(
         reference = []
     return GymnasiumEnv(
         envs,
-        task=minari.words_of("env", dataset, text, task),
+        task=minari.resolve_task_text("env", dataset, text, task),
         text=text,
         reference=reference,
-        part=minari.part_read(dataset, goal),
+        part=minari.policy_part(dataset, goal),
         task_from=task_from,
         categorical=categorical,
     )

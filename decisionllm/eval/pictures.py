@@ -36,7 +36,7 @@ def figure(width: float, height: float, title: str = "") -> "Figure":
     return picture
 
 
-def wrapped(name: str, letters: int = NAME) -> str:
+def wrap_name(name: str, letters: int = NAME) -> str:
     """Break a name into lines of so many letters: a long one leaves the picture its place."""
     return "\n".join(textwrap.wrap(name, letters)) or name
 
@@ -56,7 +56,7 @@ def draw_scores(
     protocols = list(group_by(results, "protocol"))
     heights = []
     for name, members in by_world.items():
-        policies = [wrapped(policy) for policy in group_by(members, "policy")]
+        policies = [wrap_name(policy) for policy in group_by(members, "policy")]
         beside = count_lines([*policies, *published.get(name, {})])
         if has_curves(members):
             heights.append(max(4.5, LINE * beside + 0.5))
@@ -127,7 +127,7 @@ def draw_score_curves(
         x = [percentage[row["protocol"]] for row in rows]
         color = f"C{k % 10}"
         style = STYLES[k // 10 % len(STYLES)]
-        label = wrapped(rows[0]["policy"])
+        label = wrap_name(rows[0]["policy"])
         low = values(rows, "low")
         high = values(rows, "high")
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
@@ -165,7 +165,7 @@ def draw_policies(
     count = len(names) + len(published)
     axis.plot(list(published.values()), range(len(names), count), "o", color="lightgrey")
     names += [f"{name}, published" for name in published]
-    axis.set_yticks(range(count), [wrapped(name) for name in names], fontsize=7)
+    axis.set_yticks(range(count), [wrap_name(name) for name in names], fontsize=7)
     axis.invert_yaxis()
 
 
@@ -193,7 +193,7 @@ def draw_curves(runs: Mapping[str, str]) -> "Figure":
     logs = {run: read_lines(Path(run) / "metrics.jsonl") for run in sorted(runs)}
     has_scores = any("score" in line for line in chain(*logs.values()))
     count, height = (2, 6.0) if has_scores else (1, 3.5)
-    labels = [wrapped(f"{runs[run]} ({Path(run).name})", 2 * NAME) for run in logs]
+    labels = [wrap_name(f"{runs[run]} ({Path(run).name})", 2 * NAME) for run in logs]
     # the legend is below the panels: of many runs it would hide the curves
     picture = figure(8, height + LINE * count_lines(labels))
     panels = [*picture.subplots(count, squeeze=False, sharex=True)[:, 0]]

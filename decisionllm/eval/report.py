@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
-from decisionllm.eval import identity, intervals, word_probe
+from decisionllm.eval import intervals, result_groups, word_probe
 from decisionllm.eval.pictures import (
     NORMALISED,
     Published,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Row = Json
 
 # rows that agree in these, in their configuration and in how they were evaluated are one result,
-# over seeds: see `identity.group_rows`
+# over seeds: see `result_groups.group_rows`
 KEYS = (
     "world",
     "dataset",
@@ -144,9 +144,9 @@ def policy_names(rows: Sequence[Row]) -> list[str]:
 
 def named_groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Return the name and the rows of each result."""
-    groups = identity.group_rows(rows, [key for key in KEYS if key != "target_return"])
+    groups = result_groups.group_rows(rows, [key for key in KEYS if key != "target_return"])
     groups = join_equal_players(groups)
-    return list(zip(identity.name_results(groups), groups, strict=True))
+    return list(zip(result_groups.name_results(groups), groups, strict=True))
 
 
 def join_equal_players(groups: Sequence[list[Row]]) -> list[list[Row]]:
@@ -224,8 +224,8 @@ def score_cells(results: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, 
             policy += " (sweep)"
         count = f"{result['seeds']} x {result['n'] // result['seeds']}"
         row = cells[policy, distinct_target(result["target_return"], targets), count]
-        interval = f"{number(result['low'])}..{number(result['high'])}"
-        row[result["protocol"]] = f"{number(result['score'])}\n{interval}"
+        interval = f"{format_number(result['low'])}..{format_number(result['high'])}"
+        row[result["protocol"]] = f"{format_number(result['score'])}\n{interval}"
     return cells
 
 
@@ -246,19 +246,19 @@ def shared_prefix(protocols: Sequence[str]) -> str:
     return ", ".join(commonprefix(parts))
 
 
-def target_words(target: float | None) -> str:
+def format_target(target: float | None) -> str:
     """Format a target return; "-" for None."""
-    return "-" if target is None else number(target)
+    return "-" if target is None else format_number(target)
 
 
 def distinct_target(target: float | None, others: Iterable[float | None]) -> str:
     """Format a target return with as many digits as tell it from the others."""
-    words = target_words(target)
-    is_shared = any(target_words(other) == words for other in others if other != target)
+    words = format_target(target)
+    is_shared = any(format_target(other) == words for other in others if other != target)
     return f"{target:.7g}" if is_shared else words
 
 
-def number(x: float) -> str:
+def format_number(x: float) -> str:
     """Format a number with one digit after the point; one below 1, of which that leaves little, with
     three significant digits.
     """
@@ -299,7 +299,7 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         headings=headings_of(results),
         captions={name: picture_caption(name) for name in images},
         conclusions=conclusions(rows, results),
-        number=number,
+        number=format_number,
         results=results,
         published=published,
         labels=labels,
@@ -340,11 +340,11 @@ def conclusions(rows: Sequence[Row], results: Sequence[Row]) -> list[str]:
         is_headline = [result for result in members if result["headline"]]
         players = [each for each in is_headline if (world, each["policy"]) in scripted]
         policies = [each for each in is_headline if (world, each["policy"]) not in scripted]
-        beside = "".join(f"; {each['policy']}: {number(each['score'])}" for each in players)
+        beside = "".join(f"; {each['policy']}: {format_number(each['score'])}" for each in players)
         for protocol, contenders in group_by(policies, "protocol").items():
             best = contenders[0]  # they are sorted
-            interval = f"{number(best['low'])} .. {number(best['high'])}"
-            score = f"{number(best['score'])} ({interval})"
+            interval = f"{format_number(best['low'])} .. {format_number(best['high'])}"
+            score = f"{format_number(best['score'])} ({interval})"
             if len(contenders) > 1:
                 score += f", the best of {len(contenders)} policies"
             lines.append(f"{world}, {protocol}: {best['policy']} has {score}{beside}.")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.protocols import Begin, Env, Player
-from decisionllm.schema import Episode, Targets, are_numbers, refuse
+from decisionllm.schema import Episode, Targets, is_numeric, raise_for_first
 
 if TYPE_CHECKING:
     from decisionllm.baselines.d3rlpy import Baseline
@@ -170,13 +170,13 @@ def checked_step(
             refuse_shape(place, name, f"({N},)", column)
         columns.append(column)
     rewards, terminated, truncated = columns
-    if not are_numbers(rewards.dtype):
+    if not is_numeric(rewards.dtype):
         raise ValueError(f"{place}: expected rewards of numbers, got {rewards.dtype}")
     if not are_surely_finite(rewards):
         with np.errstate(over="ignore"):
             unknown = ~np.isfinite(rewards[running].astype(np.float32))
         finite = "expected finite rewards, got {} in episode {}"
-        refuse(f"{place}: ", unknown, finite, rewards[running], running)
+        raise_for_first(f"{place}: ", unknown, finite, rewards[running], running)
     for name, flags in {"terminated": terminated, "truncated": truncated}.items():
         if flags.dtype != bool:
             raise ValueError(f"{place}: expected {name} of bool, got {flags.dtype}")
@@ -204,14 +204,14 @@ def _observations(
     """
     observations = values
     if not isinstance(observations, np.ndarray):
-        with explained(f"{place}: expected observations as one array", ValueError, TypeError):
+        with explain_errors(f"{place}: expected observations as one array", ValueError, TypeError):
             observations = np.asarray(values)
     N, size = shape
     if observations.ndim != 2 or len(observations) != N:
         refuse_shape(place, "observations", f"({N}, S)", observations)
     if size not in (None, observations.shape[1]):
         refuse_shape(place, "observations", f"({N}, {size}) as at the start", observations)
-    if not are_numbers(observations.dtype):
+    if not is_numeric(observations.dtype):
         raise ValueError(f"{place}: expected observations of numbers, got {observations.dtype}")
     if are_surely_finite(observations):
         return observations.astype(np.float32)
@@ -220,7 +220,7 @@ def _observations(
     episode, column = np.broadcast_arrays(running[:, None], np.arange(rows.shape[1]))
     finite = "expected finite observations, got {} in episode {}, number {}"
     unknown = ~np.isfinite(rows[running])
-    refuse(f"{place}: ", unknown, finite, observations[running], episode, column)
+    raise_for_first(f"{place}: ", unknown, finite, observations[running], episode, column)
     return rows
 
 
@@ -237,7 +237,7 @@ def refuse_shape(place: str, name: str, expected: str, got: np.ndarray) -> None:
     raise ValueError(f"{place}: expected {name} of shape {expected}, got {got.shape}")
 
 
-def begin_in(
+def begin_session(
     policy: "Policy | Baseline", env: Env, target_returns: Targets, seed: int, tasks: Sequence[str]
 ) -> Player:
     """Begin a session of a `Policy`, or of a baseline, in an environment.

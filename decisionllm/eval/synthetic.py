@@ -2,14 +2,11 @@
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.datasets.synthetic import GOALS, HORIZON, MOVES, move, start, task_text
 from decisionllm.protocols import Env
-from decisionllm.registry import register
 
 
-@register("env", "synthetic", text="${text}")
-@register("env", "synthetic-discrete", text="${text}", discrete=True)
 class PointEnv(Env):
     """N points that start anywhere; an episode ends at the goal or after 20 steps. The score is the
     return.
@@ -35,7 +32,7 @@ class PointEnv(Env):
         discrete: bool = False,
         goal: str = "north",
     ) -> None:
-        one_of("env.goal", goal, GOALS)
+        check_one_of("env.goal", goal, GOALS)
         self.goal = np.array(GOALS[goal])
         self.text = text
         self.discrete = discrete

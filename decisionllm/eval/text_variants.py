@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from decisionllm.datasets.wordings import (
+from decisionllm.datasets.paraphrases import (
     Facts,
-    contrast_texts,
-    contrastable,
+    group_contrastable,
     held_out_kinds,
-    spread,
+    render_contrasts,
+    render_frames,
 )
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 
 # what the actions should do under a variant
 KEEP = "keep"
@@ -76,11 +76,11 @@ class TaskTexts:
             return
         kinds = held_out_kinds(facts.values())
         if "contrast" in kinds and any(
-            len(members) < 2 for members in contrastable(list(facts.values()))
+            len(members) < 2 for members in group_contrastable(list(facts.values()))
         ):
             kinds.remove("contrast")  # a task has no other one of its world
         for held_out in (False, True):
-            wordings = spread(facts, held_out=held_out, frames=frames or 0, kinds=kinds)
+            wordings = render_frames(facts, held_out=held_out, frames=frames or 0, kinds=kinds)
             for task, texts in wordings.items():
                 for kind, text in texts:
                     self.wordings[task].setdefault(kind, []).append(text)
@@ -117,7 +117,7 @@ class TaskTexts:
         own_facts = self.facts.get(self.task_of(text))
         other_facts = self.facts.get(self.task_of(other))
         if self.is_paraphrased and own_facts and other_facts:
-            sentences = contrast_texts(other_facts, own_facts)
+            sentences = render_contrasts(other_facts, own_facts)
             return {"contrast": sentences[rng.integers(len(sentences))]} if sentences else {}
         return {
             "contrast": f"Not this: {text} But this: {other}",
@@ -211,7 +211,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     """
     path = Path(path).expanduser()
     expected = f"probe_pairs={path}: expected a YAML, JSON or CSV file"
-    with explained(expected, OSError, UnicodeDecodeError, yaml.YAMLError, csv.Error):
+    with explain_errors(expected, OSError, UnicodeDecodeError, yaml.YAMLError, csv.Error):
         content = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
             rows: object = [*csv.DictReader(content.splitlines())]

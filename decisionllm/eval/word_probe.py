@@ -11,9 +11,9 @@ import numpy as np
 
 from decisionllm.eval import intervals
 from decisionllm.eval.instruction_probe import probe_texts
-from decisionllm.eval.pictures import figure, wrapped
+from decisionllm.eval.pictures import figure, wrap_name
 from decisionllm.eval.text_variants import Pair, TaskTexts, check_pairs, read_pairs
-from decisionllm.policy.opening import OpenedRun
+from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Env
 from decisionllm.registry import Node
@@ -228,7 +228,7 @@ def draw(probes: Sequence[WorldProbe]) -> "Figure":
             share, low, high = values
             y = places + (k + 0.5) * thickness - 0.4
             errors = [np.maximum(share - low, 0), np.maximum(high - share, 0)]
-            axis.barh(y, share, thickness, xerr=errors, color=f"C{k % 10}", label=wrapped(policy))
+            axis.barh(y, share, thickness, xerr=errors, color=f"C{k % 10}", label=wrap_name(policy))
         labels = [f"{variant} ({should})" for variant, should in probe.should.items()]
         axis.set_yticks(range(len(variants)), labels, fontsize=7)
         axis.invert_yaxis()

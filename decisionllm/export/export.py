@@ -17,27 +17,27 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import Dim
 
-from decisionllm.backbones.merged import save_merged
-from decisionllm.checks import one_of
-from decisionllm.datasets.action_range import widths
-from decisionllm.export.exported_policy import FORMAT, ExportedPolicy
-from decisionllm.files import absent, check_writable, explained, sealed
+from decisionllm.backbones.export_hf import save_merged
+from decisionllm.checks import check_one_of
+from decisionllm.datasets.action_range import action_widths
+from decisionllm.files import atomic_folder, check_writable, explain_errors, new_path
 from decisionllm.policy import loading
+from decisionllm.policy.exported_policy import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node
 from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import History, Json
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 # kept of the dataset's info
 ALSO = ("name", "env", "observation", "context_features", "reward", "text")
 EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
-@trusting_user
+@trust_user_modules
 def export(config: Node) -> None:
     """Export a run (see configs/export.yaml)."""
-    one_of("format", config["format"], ("onnx", "transformers"))
+    check_one_of("format", config["format"], ("onnx", "transformers"))
     run = Path(config["run"])
     path = Path(config["path"] or run / config["format"])
     if config["format"] == "transformers":
@@ -49,9 +49,9 @@ def export(config: Node) -> None:
                 "format=transformers: expected no part and no act, which are of a policy, got "
                 f"{', '.join(rejected)}"
             )
-        return language_model(run, path)
+        return export_language_model(run, path)
     policy = loading.load_policy(run, part=config["part"], **config["act"])
-    write(policy, path, policy.info, name=run.name)
+    write_onnx(policy, path, policy.info, name=run.name)
     largest_difference = measure_difference(policy, path)
     print(
         f"exported {run} to {path}, {folder_megabytes(path):.1f} MB; over 20 random histories its "
@@ -65,7 +65,7 @@ def folder_megabytes(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
-def language_model(run: Path, path: Path) -> None:
+def export_language_model(run: Path, path: Path) -> None:
     """Write the language model of a run as a folder that transformers reads alone.
 
     See `merged.save_merged`.
@@ -78,13 +78,13 @@ def language_model(run: Path, path: Path) -> None:
         FileExistsError: the path is there already.
         ValueError: a baseline, or the run is damaged.
     """
-    path = absent(path)
+    path = new_path(path)
     config, info = directory.read(run)
     if "policy" in config:
         raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     check_writable(path.parent, option="path=...")
     backbone = checkpoint.load_model(run, config, info).backbone
-    with explain_write_errors(path), sealed(path) as partial:
+    with explain_write_errors(path), atomic_folder(path) as partial:
         largest_difference = save_merged(backbone, partial)
     merged = ", adapters merged in float32" if backbone.tune == "lora" else ""
     print(
@@ -97,7 +97,7 @@ def language_model(run: Path, path: Path) -> None:
 
 def explain_write_errors(path: Path) -> AbstractContextManager[None]:
     """Explain an error of writing a folder, such as a full disk."""
-    return explained(
+    return explain_errors(
         f"{path}: could not be written",
         OSError,
         SafetensorError,
@@ -106,7 +106,7 @@ def explain_write_errors(path: Path) -> AbstractContextManager[None]:
     )
 
 
-def write(
+def write_onnx(
     policy: Policy,
     path: str | Path,
     run_info: Json,
@@ -127,8 +127,8 @@ def write(
         ValueError: the policy cannot be exported, or the folder holds something else.
     """
     path = Path(path)
-    with explained(
-        "export needs onnx and onnxscript: pip install 'decisionllm[onnx]'",
+    with explain_errors(
+        "export needs onnx and onnxscript: pip install -e '.[onnx]'",
         ImportError,
         raised=ImportError,
     ):
@@ -146,7 +146,7 @@ def write(
         model.backbone.model.merge_adapter()
     decoder = Decoder(policy)
     info = describe_policy(policy, decoder, run_info, name)
-    with explain_write_errors(path), sealed(path) as partial:
+    with explain_write_errors(path), atomic_folder(path) as partial:
         outputs = ["actions", "return_to_go", "longer_cache"]
         write_graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
         if directory.has_texts(run_info):
@@ -365,4 +365,4 @@ def measure_difference(policy: Policy, path: str | Path) -> float:
         actions = rng.uniform(low, high, (t, spec.action_dim)).round(digits)
         histories.append(History(observations.astype(np.float32), actions, rng.random(t)))
     differences = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
-    return float((differences / widths(low, high)).max())
+    return float((differences / action_widths(low, high)).max())

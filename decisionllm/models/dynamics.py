@@ -15,8 +15,8 @@ from decisionllm.models.fitting import minimise
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Transitions as Transitions
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.trajectory import numbers
-from decisionllm.tokenizers.waves import beside_waves
+from decisionllm.tokenizers.fourier_features import append_fourier_features
+from decisionllm.tokenizers.trajectory import action_inputs
 
 MEMBERS = 2  # of the ensemble
 BATCH = 4096  # rows of a training step
@@ -75,7 +75,7 @@ class FourierMLP(nn.Module):
         S = self.frequencies.shape[1]
         phases = (x[..., None, :S] * self.frequencies).flatten(-2)
         with torch.autocast(x.device.type, enabled=False):
-            hidden = F.silu(self.first(beside_waves(x, phases)))
+            hidden = F.silu(self.first(append_fourier_features(x, phases)))
         hidden = F.silu(self.middle(hidden))
         with torch.autocast(x.device.type, enabled=False):
             if self.gate is not None:
@@ -117,7 +117,7 @@ class Dynamics(nn.Module):
         """Return the input of a network (..., x + A) of states or observations (..., x) and
         actions.
         """
-        return torch.cat([states, numbers(actions, self.spec.num_actions)], -1)
+        return torch.cat([states, action_inputs(actions, self.spec.num_actions)], -1)
 
     def step(self, member: nn.Module, states: Tensor, actions: Tensor) -> Tensor:
         """Return the next states (..., S + K), as this member predicts them."""

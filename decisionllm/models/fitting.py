@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from decisionllm.progress import tracked
+from decisionllm.progress import track
 
 # the learning rate of an optimiser over so many steps
 Schedule = Callable[[Optimizer, int], LRScheduler]
@@ -43,7 +43,7 @@ def minimise(
     net.requires_grad_(True)
     optimizer = torch.optim.Adam(net.parameters(), lr)
     scheduler = schedule(optimizer, steps)
-    for step in tracked(range(steps), title):
+    for step in track(range(steps), title):
         optimizer.zero_grad()
         loss(step).backward()
         optimizer.step()

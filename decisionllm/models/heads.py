@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from decisionllm.checks import at_least, more_than_0
+from decisionllm.checks import check_at_least, check_positive
 from decisionllm.protocols import Head
-from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import bins
-from decisionllm.tokenizers.entities import entity_blocks, inner
+from decisionllm.tokenizers.entities import entity_blocks, entity_width
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ def tanh_that_returns(x: Tensor) -> Tensor:
     return mean + missing * zero_of_slope_1
 
 
-@register("head", "gaussian")
 class GaussianHead(nn.Module):
     """A Gaussian of fixed deviation, whose mean is a tanh: its loss is the squared error.
 
@@ -103,7 +101,7 @@ class GaussianHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
         _check_continuous(spec, "gaussian")
-        more_than_0("head.deviation", deviation)
+        check_positive("head.deviation", deviation)
         self.out = nn.Linear(width, spec.action_dim)
         self.deviation = deviation
         self.loss_floor = spec.action_dim * _log_normaliser(deviation)
@@ -139,7 +137,7 @@ class Bins:
         indices = bins.encode(actions, self.count)
         logits = self.logits.log_softmax(-1).expand(*indices.shape, -1)
         each = logits.gather(-1, indices[..., None])[..., 0]
-        return (each - math.log(bins.width(self.count))).sum(-1)
+        return (each - math.log(bins.bin_width(self.count))).sum(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -157,7 +155,6 @@ class Bins:
         return bins.decode(indices, self.count)
 
 
-@register("head", "bins")
 class BinsHead(nn.Module):
     """A categorical over bins per action dimension: keeps several modes, which a squared error
     would average.
@@ -176,9 +173,9 @@ class BinsHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, num_bins: int = 33) -> None:
         super().__init__()
         _check_continuous(spec, "bins")
-        at_least("head.num_bins", num_bins, 2)
+        check_at_least("head.num_bins", num_bins, 2)
         self.shape = (spec.action_dim, num_bins)
-        self.loss_floor = spec.action_dim * math.log(bins.width(num_bins))
+        self.loss_floor = spec.action_dim * math.log(bins.bin_width(num_bins))
         self.out = nn.Linear(width, spec.action_dim * num_bins)
 
     def forward(
@@ -222,7 +219,6 @@ class Discrete:
         return indices[..., None].float()
 
 
-@register("head", "discrete")
 class DiscreteHead(nn.Module):
     """A categorical over the discrete actions that the mask allows.
 
@@ -255,7 +251,6 @@ class DiscreteHead(nn.Module):
         return Discrete.masked(self.out(hidden), action_masks)
 
 
-@register("head", "pointer")
 class PointerHead(nn.Module):
     """Discrete actions, of which the last ones are each aimed at one entity: attention from the
     hidden state to the entities.
@@ -292,8 +287,8 @@ class PointerHead(nn.Module):
                 f"{spec.num_actions} actions and kind {kind!r} of {kinds}"
             )
         self.out = nn.Linear(width, spec.num_actions - count)
-        self.query = nn.Linear(width, inner(width))
-        self.key = nn.Linear(inner(width), inner(width))
+        self.query = nn.Linear(width, entity_width(width))
+        self.key = nn.Linear(entity_width(width), entity_width(width))
 
     def forward(
         self,

@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decisionllm.datasets import moments
-from decisionllm.datasets.action_range import recorded_range
-from decisionllm.datasets.store import Store, columns_of
+from decisionllm.datasets import running_statistics
+from decisionllm.datasets.action_range import measure_recorded_actions
+from decisionllm.datasets.store import Store, get_columns
 from decisionllm.datasets.windows import Steps
 from decisionllm.models.fitting import minimise
 from decisionllm.models.heads import BinsHead, DiscreteHead
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution
-from decisionllm.randomness import seeded
-from decisionllm.registry import register
+from decisionllm.randomness import temporary_seed
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.mlp import mlp
 
@@ -123,7 +122,9 @@ class InverseDynamics(nn.Module):
         mean, variance = self.norm.running_mean, self.norm.running_var
         assert mean is not None
         assert variance is not None
-        varies = torch.from_numpy(moments.varies(mean.numpy(), variance.sqrt().numpy()))
+        varies = torch.from_numpy(
+            running_statistics.is_varying(mean.numpy(), variance.sqrt().numpy())
+        )
         variance[~varies] = 1.0
 
     @torch.no_grad()
@@ -137,7 +138,6 @@ class InverseDynamics(nn.Module):
         return self.units.raw_actions(distribution.mean[0]), self.trust * certainty
 
 
-@register("fill_actions", "inverse_dynamics")
 def fill(
     store: Store, steps: Steps, episodes: np.ndarray, seed: int, *, updates: int = 1000
 ) -> Steps:
@@ -147,7 +147,7 @@ def fill(
 
     Args:
         store: of the log.
-        steps: of the store, see `windows.of_store`.
+        steps: of the store, see `windows.load_steps`.
         episodes: whose recorded actions are trained on.
         seed: of weights and batches.
         updates: of training.
@@ -159,19 +159,19 @@ def fill(
         return steps
     if (store.action_weight > 0).all():
         return steps
-    rows = store.rows_of(episodes)
-    rows = rows[steps.loss_mask[rows] & store.followed[rows]]
+    rows = store.list_rows(episodes)
+    rows = rows[steps.loss_mask[rows] & store.has_next_observation[rows]]
     if not len(rows):
         raise ValueError(
             "fill_actions: expected recorded actions with a next observation to learn from, got none"
         )
-    with seeded(seed):
+    with temporary_seed(seed):
         model = InverseDynamics(store.spec)
-        model.units.fit_actions(store.spec, recorded_range(columns_of(store)))
+        model.units.fit_actions(store.spec, measure_recorded_actions(get_columns(store)))
         model.fit(partial(inputs, store), rows, updates, seed)
     actions = np.array(store.actions)
     weight = np.array(store.action_weight)
-    missing = np.flatnonzero((weight == 0) & store.followed)
+    missing = np.flatnonzero((weight == 0) & store.has_next_observation)
     for part in np.split(missing, range(ROWS, len(missing), ROWS)):
         columns, _, masks = inputs(store, part)
         filled, certainty = model.fill(columns, masks)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decisionllm.datasets import moments
+from decisionllm.datasets import running_statistics
 from decisionllm.datasets.action_range import action_units
-from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.running_statistics import RunningStatistics
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import entity_blocks
 
@@ -55,9 +55,9 @@ class Normalizer(nn.Module):
         Args:
             blocks: observations (n, S) and returns-to-go (n,), raw units.
         """
-        whole = Moments()
-        togo = Moments()
-        kinds = [Moments() for _ in self.blocks]  # of the entities that are present
+        whole = RunningStatistics()
+        togo = RunningStatistics()
+        kinds = [RunningStatistics() for _ in self.blocks]  # of the entities that are present
         for observations, returns_to_go in blocks:
             whole.add(observations)
             togo.add(returns_to_go)
@@ -86,7 +86,7 @@ class Normalizer(nn.Module):
         self.return_range[1].clamp_(min=float(returns_to_go.max()))
 
     @torch.no_grad()
-    def fit_actions(self, spec: Spec, actions: Moments) -> None:
+    def fit_actions(self, spec: Spec, actions: RunningStatistics) -> None:
         """Fit to the recorded actions of a log, raw units: bounds that are far wider than these are
         not the unit.
         """
@@ -101,7 +101,7 @@ class Normalizer(nn.Module):
         """Fit to blocks of changes of the observation from one step to the next (m, S), raw
         units.
         """
-        changes = Moments()
+        changes = RunningStatistics()
         for change in blocks:
             changes.add(change)
         _standardize(self.change_mean, self.change_scale, changes)
@@ -159,7 +159,7 @@ def one_hot_scale(columns: int) -> float:
     return float(np.sqrt(categories - 1) / categories)
 
 
-def _standardize(mean: Tensor, scale: Tensor, data: Moments) -> None:
+def _standardize(mean: Tensor, scale: Tensor, data: RunningStatistics) -> None:
     """Fill mean and scale (...) by the moments of the data."""
     mean.copy_(torch.as_tensor(data.mean))
-    scale.copy_(torch.as_tensor(moments.scale(data.mean, data.deviation)))
+    scale.copy_(torch.as_tensor(running_statistics.standard_scale(data.mean, data.deviation)))

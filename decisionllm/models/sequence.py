@@ -13,13 +13,12 @@ from decisionllm.config import ModelOptions
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective, Planner
-from decisionllm.registry import Node, build, choice, is_none, register
+from decisionllm.registry import Node, build, choice, is_none
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer
 
 
-@register("model", "per_agent")
 class SequenceModel(nn.Module):
     """A language model that reads a task text and a trajectory, and predicts the action at each
     observation.

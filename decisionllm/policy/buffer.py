@@ -10,13 +10,13 @@ import numpy as np
 
 from decisionllm.datasets.windows import rollout_returns_to_go
 from decisionllm.protocols import Player
-from decisionllm.schema import History, Spec, Targets, refuse
+from decisionllm.schema import History, Spec, Targets, raise_for_first
 
 Rows = slice | np.ndarray | Sequence[int]
 ALL = slice(None)
 
 
-def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
+def fill_targets(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     """Target returns (N,) float64, where None is the policy's own.
 
     NaN in the result, from an own target of None, is the predicted maximum return.
@@ -27,7 +27,7 @@ def resolved(targets: Sequence[float | None], own: float | None) -> np.ndarray:
     resolved_targets = np.array(targets, np.float64)  # None becomes NaN
     left_out = np.array([target is None for target in targets], bool)
     wrong = ~np.isfinite(resolved_targets) & ~left_out
-    refuse("target_return", wrong, ": expected a finite number, got {}", resolved_targets)
+    raise_for_first("target_return", wrong, ": expected a finite number, got {}", resolved_targets)
     if own is not None:
         resolved_targets[left_out] = own
     return resolved_targets
@@ -215,7 +215,7 @@ def check_sizes(spec: Spec, histories: Sequence[History]) -> None:
 def check_allowed(masks: np.ndarray) -> None:
     """Raise a ValueError if some row of masks (M, C) allows no action."""
     allowed = np.any(masks, axis=1)  # (M,)
-    refuse(
+    raise_for_first(
         "action_masks",
         np.logical_not(allowed),
         ": expected an allowed action in every row, got none",
@@ -230,4 +230,4 @@ def _check_step(name: str, numbers: np.ndarray, shape: tuple[int, ...]) -> None:
     array = np.asarray(numbers)
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, a row an episode, got {array.shape}")
-    refuse(name, ~np.isfinite(array), ": expected finite numbers, got {}", array)
+    raise_for_first(name, ~np.isfinite(array), ": expected finite numbers, got {}", array)

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decisionllm.hardware import usable
+from decisionllm.hardware import resolve_device
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node, build
 from decisionllm.runs.checkpoint import checkpoint_folder, load_model
-from decisionllm.runs.directory import content, of_part, read, target
+from decisionllm.runs.directory import part_config, read, read_file, target_return
 from decisionllm.schema import Json
-from decisionllm.trust import trusting
+from decisionllm.trust import trust_modules
 
 if TYPE_CHECKING:
     from decisionllm.baselines.d3rlpy import Baseline
@@ -48,7 +48,7 @@ def load(
             would execute code that is not trusted.
     """
     parts = [] if part is None else [part]
-    with trusting(trust):
+    with trust_modules(trust):
         return load_parts(run, parts, device=device, **acting)[-1]
 
 
@@ -94,9 +94,9 @@ def load_parts(
         ValueError: a file is damaged or does not fit the others, or an option or a part cannot be.
     """
     config, info = read(path)
-    device = usable(device)
+    device = resolve_device(device)
     if "policy" in config:
-        tensors = content(checkpoint_folder(path) / "model.safetensors")
+        tensors = read_file(checkpoint_folder(path) / "model.safetensors")
         baseline: Baseline = build(config["policy"], tensors, device)
         baseline.config = config
         baseline.info = info
@@ -110,10 +110,10 @@ def load_parts(
         labels = ", ".join(info_by_part)
         raise ValueError(f"{path}: its parts have spaces of their own; give part=, one of {labels}")
     model = load_model(path, config, info).to(device)
-    return policies_of(model, config, info, parts, acting | {"device": device})
+    return build_policies(model, config, info, parts, acting | {"device": device})
 
 
-def policies_of(
+def build_policies(
     model: Model, config: Node, info: Json, parts: Sequence[str], acting: Json
 ) -> list[Policy]:
     """Build the policy of a model for each of these parts of its data, or as a whole; see
@@ -129,7 +129,7 @@ def policies_of(
         policies.append(
             build_policy(
                 model_by_embodiment[embodiment],
-                of_part(config, part, part_info),
+                part_config(config, part, part_info),
                 info | info.get("embodiments", {}).get(embodiment, {}) | part_info,
                 acting,
             )
@@ -154,7 +154,7 @@ def build_policy(model: SequenceModel, config: Node, info: Json, acting: Json) -
     options |= {key: value for key, value in acting.items() if value is not None}
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if options["target_return"] is None and not model.predicts_return:
-        options["target_return"] = target(info, act["target_quantile"])
+        options["target_return"] = target_return(info, act["target_quantile"])
     return_horizon = config["model"]["return_horizon"]
     return Policy(
         model, config["window"], return_horizon=return_horizon, config=config, info=info, **options

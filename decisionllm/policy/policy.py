@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.checks import one_of, share
+from decisionllm.checks import check_one_of, check_share
 from decisionllm.config import DECODES
 from decisionllm.models.heads import check_decode
 from decisionllm.policy.buffer import EpisodeBuffer, check_allowed
-from decisionllm.policy.deciding import Direct, ValuePlan
-from decisionllm.policy.one_step import Decide, step_columns, trace_step
-from decisionllm.policy.reading import WindowReader
+from decisionllm.policy.deciders import Direct, ValuePlan
 from decisionllm.policy.session import Session
+from decisionllm.policy.traced_step import Decide, step_columns, trace_step
+from decisionllm.policy.window_reader import WindowReader
 from decisionllm.registry import Node
 from decisionllm.schema import History, Json, Targets, to_number
 
@@ -56,8 +56,8 @@ class Policy(WindowReader):
     def __post_init__(self) -> None:
         model = self.model
         self._check_numbers()
-        one_of("decode", self.decode, DECODES)
-        one_of("team.execution", self.execution, ("per_agent", "joint"))
+        check_one_of("decode", self.decode, DECODES)
+        check_one_of("team.execution", self.execution, ("per_agent", "joint"))
         check_decode(self.decode, model.head)
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
@@ -97,7 +97,7 @@ class Policy(WindowReader):
         steps = to_number("act.planning_horizon", self.planning_horizon, np.int64)
         self.planning_horizon = int(steps)
         value = to_number("act.planning_value", self.planning_value, np.float64)
-        share("act.planning_value", float(value))
+        check_share("act.planning_value", float(value))
         if self.target_return is not None:
             to_number("target_return", self.target_return, np.float32)
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.backbones.cache import NONE, KVCache, SessionCache
-from decisionllm.datasets.windows import Steps, collate, cut, window_start
+from decisionllm.backbones.kv_cache import NONE, SessionCache, TextPrefix
+from decisionllm.datasets.windows import Steps, collate, cut_windows, window_start
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, check_sizes
-from decisionllm.policy.reading import WindowReader
+from decisionllm.policy.window_reader import WindowReader
 from decisionllm.schema import History, Targets
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 
@@ -229,7 +229,7 @@ class Session(EpisodeBuffer):
         device = self.policy.device
         now = self.now[rows]
         begin = self._window_start(rows) if whole else now - 1
-        window = cut(self._steps(), rows, begin, int((now - begin).max()) + 1)
+        window = cut_windows(self._steps(), rows, begin, int((now - begin).max()) + 1)
         batch = collate(window, NO_TEXT, np.zeros(len(rows), int)).to(device)
         null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
         tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
@@ -263,7 +263,7 @@ class Session(EpisodeBuffer):
                 index, [self.tasks[i] for i in rows], self._read_distinct
             )
 
-    def _read_distinct(self, tasks: Sequence[str]) -> KVCache:
+    def _read_distinct(self, tasks: Sequence[str]) -> TextPrefix:
         """Keys and values of these texts."""
         return self.policy.model.backbone.read_texts(tasks)
 

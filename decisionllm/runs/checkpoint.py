@@ -21,15 +21,15 @@ from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.lora import ADAPTER_FILE, by_own_names, save_adapter
+from decisionllm.backbones.lora import ADAPTER_FILE, save_adapter, select_own_names
 from decisionllm.config import TrainConfig, train_config
-from decisionllm.datasets.mixture import same_space, spaces
-from decisionllm.distributed import whole
-from decisionllm.files import explained, sealed
+from decisionllm.datasets.mixture import describe_spaces, is_same_space
+from decisionllm.distributed import gather_tensor
+from decisionllm.files import atomic_folder, explain_errors
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import Node
-from decisionllm.runs.directory import ROOM, UPGRADE, content, read, specs
+from decisionllm.runs.directory import ROOM, UPGRADE, read, read_file, read_specs
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
@@ -55,20 +55,20 @@ def save(
     adapters = {}
     for name, weight in model.backbone.model.named_parameters():
         if "lora_" in name:
-            adapters[name] = whole(weight)
+            adapters[name] = gather_tensor(weight)
     if not write:
         return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
         shutil.rmtree(partial, ignore_errors=True)
     earlier = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
-    errors = explained(
+    errors = explain_errors(
         f"{folder}: could not be written",
         OSError,
         SafetensorError,
         remedy=f"{earlier}; {ROOM}",
         raised=OSError,
     )
-    with errors, sealed(folder) as partial:
+    with errors, atomic_folder(folder) as partial:
         save_file(own, partial / "model.safetensors")
         if adapters:
             save_adapter(model.backbone.model, adapters, partial / "adapter")
@@ -99,7 +99,7 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 def trained_steps(path: str | Path) -> int:
     """Return the training steps of a run's last checkpoint."""
-    step: int = content(checkpoint_folder(path) / "trainer.json")["step"]
+    step: int = read_file(checkpoint_folder(path) / "trainer.json")["step"]
     return step
 
 
@@ -110,7 +110,7 @@ def interrupted_step(path: str | Path) -> int | None:
     folder = find(path)
     if folder is None or not (folder / "trainer.json").is_file():
         return None
-    state = content(folder / "trainer.json")
+    state = read_file(folder / "trainer.json")
     return None if state.get("finished", True) else int(state["step"])
 
 
@@ -127,14 +127,14 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     """
     folder = checkpoint_folder(path)
     expected = _own_state(model)
-    own = todays_names(content(folder / "model.safetensors"), expected)
+    own = rename_old_tensors(read_file(folder / "model.safetensors"), expected)
     adapter = {}
     if model.backbone.tune == "lora":
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         in_model = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
-        saved = content(folder / "adapter" / ADAPTER_FILE)
-        adapter = by_own_names(saved, in_model, model.backbone.core)
+        saved = read_file(folder / "adapter" / ADAPTER_FILE)
+        adapter = select_own_names(saved, in_model, model.backbone.core)
         expected |= in_model
     differences = _differences(own | adapter, expected)
     if differences:
@@ -152,7 +152,7 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     model.load_state_dict(own, strict=False)
 
 
-def todays_names(
+def rename_old_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by the names that a model expects now.
@@ -176,11 +176,11 @@ def load_model(path: str | Path, config: Node, info: Json) -> Model:
     `directory.read`.
     """
     # first, since the options of an earlier version may be others
-    with explained(
+    with explain_errors(
         "the options of this run are not those of this version", ValueError, remedy=UPGRADE
     ):
         options = train_config(config)
-    model = make_model(options, specs(info))
+    model = make_model(options, read_specs(info))
     restore(weights_folder(path, options), model, info)
     return model
 
@@ -214,7 +214,7 @@ def copy_weights(path: str | Path, model: Model, config: TrainConfig) -> set[str
         _copy(path, source.backbone, model.backbone)
     started = set()
     for name, member in members(model).items():
-        similar = [other for other, one in sources.items() if same_space(one.spec, member.spec)]
+        similar = [other for other, one in sources.items() if is_same_space(one.spec, member.spec)]
         if similar:
             _copy(path, sources[name if name in similar else similar[0]], member)
             started.add(name)
@@ -242,7 +242,7 @@ def _other_space(
         owner = f"the run ({name})" if name else "the run"
         specs_by_owner[owner] = source.spec
     return (
-        f"init_from={path}: expected a run of the data's space, got {spaces(specs_by_owner)}; a new "
+        f"init_from={path}: expected a run of the data's space, got {describe_spaces(specs_by_owner)}; a new "
         "space is a new label of dataset=embodiments, or takes the backbone alone by "
         f"backbone=pretrained backbone.folder={path}"
     )
@@ -284,7 +284,7 @@ def _own_state(model: Model) -> dict[str, Tensor]:
         if not is_frozen_backbone or name.startswith("backbone.features."):
             names.add(name)
     tensors = model.state_dict()
-    return {name: whole(tensor) for name, tensor in tensors.items() if name in names}
+    return {name: gather_tensor(tensor) for name, tensor in tensors.items() if name in names}
 
 
 def _differences(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

@@ -24,21 +24,21 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from decisionllm.config import GROUPS, TrainConfig, default_options, flat
+from decisionllm.config import GROUPS, TrainConfig, default_options, flatten
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
     DIGESTS,
     PARTIAL,
     atomic,
     check_bytes,
-    explained,
-    own_change,
+    explain_errors,
+    explain_own_change,
     read_lines,
     seal,
     write_json,
     write_lines,
 )
-from decisionllm.registry import Node, with_option_defaults
+from decisionllm.registry import Node, fill_option_defaults
 from decisionllm.schema import Json, Spec
 from decisionllm.trust import check_config, check_nodes
 
@@ -71,7 +71,7 @@ def create(path: Path, config: Node, stores: Mapping[str, Store], **keys: object
     Args:
         path: the run directory.
         config: of the run.
-        stores: by embodiment, see `mixture.stores`.
+        stores: by embodiment, see `mixture.open_stores`.
         keys: further keys of run.json.
     """
     described = {name: _describe_dataset(store) for name, store in stores.items()}
@@ -81,7 +81,7 @@ def create(path: Path, config: Node, stores: Mapping[str, Store], **keys: object
     else:
         info |= {"embodiments": described, "fingerprint": data_fingerprint(stores)}
     info |= {"made_by": command_line(), "versions": versions(), **keys}
-    with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
+    with explain_errors(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
@@ -136,23 +136,23 @@ def has_texts(info: Json) -> bool:
     return any(info["tasks"])
 
 
-def may_differ(config: Mapping[str, object]) -> tuple[str, ...]:
+def options_that_may_differ(config: Mapping[str, object]) -> tuple[str, ...]:
     """Return the options that do not change what a run becomes. config: of a run, flat."""
     if config.get("log.keep_best") == "loss":  # the least of the losses that were measured
         return MAY_DIFFER
     return MAY_DIFFER + WHEN_LOSSES_ARE_MEASURED
 
 
-def same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
+def check_same_run(path: Path, config: TrainConfig, stores: Mapping[str, Store]) -> Json:
     """Return the run_info of a run that was begun with this config and this data; a ValueError if
     it was not.
     """
     run_config, info = read(path)
     options = asdict(config)
-    earlier = flat(default_options()) | flat(_add_new_options(run_config, options))
+    earlier = flatten(default_options()) | flatten(_add_new_options(run_config, options))
     changes = {}  # option: its value when the run was begun, and now
-    unimportant = may_differ(earlier)
-    for key, value in flat(options).items():
+    unimportant = options_that_may_differ(earlier)
+    for key, value in flatten(options).items():
         if key not in unimportant and earlier.get(key) != value:
             changes[key] = (earlier.get(key), value)
     if changes and changes.keys() <= {"steps", "minutes"}:
@@ -185,7 +185,7 @@ def _add_new_options(run_config: Node, options: Node) -> Node:
         is_same = node.get("_target_") == today.get("_target_")
         # only then, since a run that goes on needs no environment
         if is_same and today.keys() - node.keys():
-            completed[group] = with_option_defaults(node)
+            completed[group] = fill_option_defaults(node)
     return completed
 
 
@@ -233,13 +233,13 @@ def _is_config(file: Path) -> bool:
     if not file.stat().st_size:
         return True
     try:
-        return {"dataset", "run"} <= content(file).keys()
+        return {"dataset", "run"} <= read_file(file).keys()
     except ValueError:
         return False
 
 
 @contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def lock_run(path: str | Path) -> Iterator[None]:
     """Hold a run directory for one training, until the end of the block or of the process; it is
     removed if nothing came into it.
 
@@ -248,9 +248,9 @@ def locked(path: str | Path) -> Iterator[None]:
         OSError: it cannot be written.
     """
     file = Path(path) / ".lock"
-    with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
+    with explain_errors(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with explained(
+        with explain_errors(
             f"{path}: another training is running in this directory",
             Timeout,
             remedy="wait for it, or choose another run=...",
@@ -279,8 +279,8 @@ def read(path: str | Path) -> tuple[Json, Json]:
     path = Path(path)
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    config = content(path / "config.yaml")
-    info = content(path / "run.json")
+    config = read_file(path / "config.yaml")
+    info = read_file(path / "run.json")
     if info.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; "
@@ -291,14 +291,14 @@ def read(path: str | Path) -> tuple[Json, Json]:
     return config, info
 
 
-def content(path: Path) -> Json:
+def read_file(path: Path) -> Json:
     """Read a file of a run: named tensors, or a YAML or JSON object; a ValueError if it is damaged
     or missing.
     """
     errors = OSError, ValueError, SafetensorError, yaml.YAMLError
     # an adapter is a part of its checkpoint
     folder = path.parents[1] if path.parent.name == "adapter" else path.parent
-    with explained(f"{path} is damaged or missing", *errors, remedy=_repair(folder)):
+    with explain_errors(f"{path} is damaged or missing", *errors, remedy=_repair(folder)):
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -326,11 +326,11 @@ def _repair(folder: Path) -> str:
     if folder.name == "checkpoint" and old.is_dir():
         return f"{words}; {old} holds the checkpoint before: move it to {folder}"
     if (folder / DIGESTS).is_file() and (folder / "run.json").is_file():
-        return f"{words}; {own_change(folder)}"
+        return f"{words}; {explain_own_change(folder)}"
     return words
 
 
-def specs(info: Json) -> Spec | dict[str, Spec]:
+def read_specs(info: Json) -> Spec | dict[str, Spec]:
     """Return the spec that run.json holds, or those of its embodiments by name."""
     each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
     return each or Spec.of(info["spec"])
@@ -341,7 +341,7 @@ def data_fingerprint(stores: Mapping[str, Store]) -> str:
     return "+".join(store.fingerprint for store in stores.values())
 
 
-def target(info: Json, quantile: float) -> float:
+def target_return(info: Json, quantile: float) -> float:
     """Return the return at this quantile of the training returns, raw reward units; a ValueError if
     the run did not record it.
     """
@@ -354,7 +354,7 @@ def target(info: Json, quantile: float) -> float:
     return float(targets[str(float(quantile))])
 
 
-def of_part(config: Node, part: str, info: Json) -> Json:
+def part_config(config: Node, part: str, info: Json) -> Json:
     """Return the config of a run as that of one of its parts: its env, its window, and its text,
     which another env takes too.
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from decisionllm.backbones.readers import attach
+from decisionllm.backbones.text_encoders import attach_text_encoder
 from decisionllm.config import TrainConfig
-from decisionllm.datasets.mixture import Part, embodiment_parts
+from decisionllm.datasets.mixture import embodiment_parts
+from decisionllm.datasets.mixture_parts import Part
 from decisionllm.models.generalist import Generalist, Model
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.randomness import seeded
-from decisionllm.registry import build, required_function
+from decisionllm.randomness import temporary_seed
+from decisionllm.registry import build, get_function
 from decisionllm.schema import Spec
 
 
@@ -20,7 +21,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     backbone = build(config.backbone, config.seed)
-    model_class = required_function("model", config.team.execution, "team.execution")
+    model_class = get_function("model", config.team.execution, "team.execution")
 
     def make_sequence_model(spec: Spec, part: Part) -> SequenceModel:
         head = part.head or config.head
@@ -32,7 +33,7 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
         )
         return model
 
-    with seeded(config.seed):
+    with temporary_seed(config.seed):
         model: Model
         if isinstance(spec, Spec):
             model = make_sequence_model(spec, Part(dataset=config.dataset))
@@ -42,5 +43,5 @@ def make_model(config: TrainConfig, spec: Spec | Mapping[str, Spec]) -> Model:
             for name, own_spec in spec.items():
                 by_name[name] = make_sequence_model(own_spec, parts[name])
             model = Generalist(by_name)
-        attach(backbone, config.text_encoder, config.seed)
+        attach_text_encoder(backbone, config.text_encoder, config.seed)
     return model

@@ -56,7 +56,7 @@ def moments_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     tensors = {}
     for weight, state in optimizer.state.items():
         for moment, value in state.items():
-            tensors[f"{names[weight]}/{moment}"] = distributed.whole(value)
+            tensors[f"{names[weight]}/{moment}"] = distributed.gather_tensor(value)
     return tensors
 
 
@@ -68,4 +68,4 @@ def load_moments(
     for name, value in tensors.items():
         path, _, moment = name.rpartition("/")
         weight = weights[path]
-        optimizer.state[weight][moment] = distributed.placed(value, weight)
+        optimizer.state[weight][moment] = distributed.place_like(value, weight)

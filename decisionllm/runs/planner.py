@@ -15,7 +15,7 @@ from decisionllm.runs.units import observation_changes
 def fit_planner(planner: Planner, units: Normalizer, data: Data, config: TrainConfig) -> None:
     """Fit a planner to the training steps whose action is known, in the model's units."""
     units.fit_changes(observation_changes(data))
-    uses_bf16 = hardware.precision("cpu", config.optim.precision) == "bf16"
+    uses_bf16 = hardware.resolve_precision("cpu", config.optim.precision) == "bf16"
     transitions = training_transitions(planner, units, data)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=uses_bf16):
         planner.fit(transitions, units, seed=config.seed)
@@ -37,7 +37,7 @@ def training_transitions(planner: Planner, units: Normalizer, data: Data) -> Tra
     codes = planner.text_codes([store.tasks[i] for i in tasks])
 
     lengths = store.lengths[data.episodes]
-    rows = store.rows_of(data.episodes)
+    rows = store.list_rows(data.episodes)
     terminated = np.repeat(store.terminated[data.episodes], lengths)
     text = np.repeat(text_by_episode, lengths)
     if data.steps.action_weight is not None:

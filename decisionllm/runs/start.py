@@ -11,7 +11,7 @@ import numpy as np
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
-from decisionllm.datasets.batches import Data, some_texts
+from decisionllm.datasets.batches import Data, sample_texts
 from decisionllm.datasets.store import Store, has_texts
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.heads import check_decode
@@ -45,7 +45,7 @@ def new_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
     if model.backbone.features is not None:
         texts: list[str] = []
         for each in data.values():
-            texts += some_texts(each)
+            texts += sample_texts(each)
         model.backbone.features.fit(*model.backbone.encode(texts))
     return model
 

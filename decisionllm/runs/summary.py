@@ -6,7 +6,7 @@ import numpy as np
 
 from decisionllm.config import TrainConfig
 from decisionllm.datasets.batches import Data
-from decisionllm.datasets.faults import reported
+from decisionllm.datasets.data_quality import list_faults
 from decisionllm.models.generalist import Model
 
 
@@ -53,9 +53,9 @@ def data_summary(data: Data, *, held_out_share: float) -> Iterator[str]:
             f"note: no episode has more than {longest:,} steps, and windows have {data.window:,}, "
             f"the rest of which is padding; window={longest} reads as much"
         )
-    for fault in reported(data.store.info):
+    for fault in list_faults(data.store.info):
         yield f"fault: {fault}"
-    unread = reported(data.store.info, "unread")
+    unread = list_faults(data.store.info, "unread")
     if unread:
         yield f"note: not read of the log: {', '.join(unread)}"
 

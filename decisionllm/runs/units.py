@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from decisionllm.datasets.action_range import recorded_range
+from decisionllm.datasets.action_range import measure_recorded_actions
 from decisionllm.datasets.batches import Data
-from decisionllm.datasets.store import columns_of, next_rows
+from decisionllm.datasets.store import get_columns, next_rows
 from decisionllm.models.normalizer import Normalizer
 
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
@@ -19,7 +19,7 @@ def fit_units(normalizer: Normalizer, data: Data) -> None:
     observations = data.store.observations
     returns_to_go = data.steps.returns_to_go
     normalizer.fit((observations[rows], returns_to_go[rows]) for rows in training_rows(data))
-    normalizer.fit_actions(data.store.spec, recorded_range(columns_of(data.store)))
+    normalizer.fit_actions(data.store.spec, measure_recorded_actions(get_columns(data.store)))
 
 
 def widen_returns(normalizer: Normalizer, data: Data) -> None:

@@ -7,8 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
-from decisionllm.config import merged
-from decisionllm.datasets.mixture import same_space
+from decisionllm.config import merge
+from decisionllm.datasets.mixture import is_same_space
 from decisionllm.registry import Node
 from decisionllm.scaling import ledger
 from decisionllm.scaling.initial_weights import digest_weights, list_initial_weights
@@ -67,7 +67,9 @@ class Grid:
     def find_reference_cell(self, cell: Cell) -> Cell:
         """Return the first cell whose observations and actions have the space of this one."""
         spec = self.stores[cell].spec
-        return next(other for other, store in self.stores.items() if same_space(store.spec, spec))
+        return next(
+            other for other, store in self.stores.items() if is_same_space(store.spec, spec)
+        )
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
         """One run: everything that its result depends on."""
@@ -79,7 +81,7 @@ class Grid:
             "data": {"fraction": float(fraction)},
             "optim": {"lr": lr, "lr_backbone": share},
         }
-        config = merged(config, changes)
+        config = merge(config, changes)
         if "flops" in self.budget:
             steps = self.budget["flops"] / flops_per_step(config, self.count(*cell))
             config["steps"] = max(round(steps), 1)

@@ -20,7 +20,7 @@ BATCH = 128  # windows in one forward pass of the held-out loss
 
 
 @torch.no_grad()
-def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str, float]:
+def measure_losses(policy: Policy, config: Node, store: Store, count: int) -> dict[str, float]:
     """Losses on windows of the held-out groups, the same windows for every run of a study.
 
     Args:
@@ -60,7 +60,7 @@ def read_held_out_windows(
     options = replace(run_options, seed=0, optim=replace(run_options.optim, batch_size=BATCH))
     data = options.data
     _, episodes = sampling.select(store, held_out=data.held_out, seed=data.seed)
-    steps = windows.of_store(store, return_horizon=options.model.return_horizon)
+    steps = windows.load_steps(store, return_horizon=options.model.return_horizon)
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     return read_windows(options, store, steps, episodes)
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from decisionllm.files import atomic, explained, write_json
+from decisionllm.files import atomic, explain_errors, write_json
 from decisionllm.schema import Json
 
 ENDED = ("done", "failed")
@@ -103,7 +103,7 @@ def load_result(folder: str | Path) -> Json:
     """Load the result of a run that is done, or the reason and last lines of one that failed."""
     paths = [Path(folder) / f"{name}.json" for name in ENDED]
     path = next(path for path in paths if path.exists())
-    with explained(
+    with explain_errors(
         f"{path} was edited or is damaged", ValueError, KeyError, TypeError, remedy=REMEDY
     ):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def read_job_bytes(folder: str | Path) -> bytes:
     path = f"{folder}/job.json"
     not_found = FileNotFoundError
     with (
-        explained(
+        explain_errors(
             f"{path}: expected a planned run, found none",
             not_found,
             remedy=REMEDY,

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 
 import torch
 
-from decisionllm.backbones.cut import blocks_of
+from decisionllm.backbones.text_layers import get_blocks
 from decisionllm.commands.train import train
 from decisionllm.config import train_config
 from decisionllm.files import read_lines
@@ -64,7 +64,7 @@ def list_skipped_modules(model: Model) -> list[torch.nn.Module]:
     backbone = model.backbone
     modules: list[torch.nn.Module] = []
     if backbone.text_layers:
-        modules += blocks_of(backbone.core)[: backbone.text_layers]
+        modules += get_blocks(backbone.core)[: backbone.text_layers]
         modules += [backbone.summary] if backbone.summary is not None else []
     elif isinstance(backbone.features, torch.nn.Module):
         modules.append(backbone.features)

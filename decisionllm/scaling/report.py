@@ -11,7 +11,7 @@ import pandas as pd
 
 from decisionllm.eval.intervals import over_runs
 from decisionllm.eval.report import write_page
-from decisionllm.files import explained, write_json
+from decisionllm.files import explain_errors, write_json
 from decisionllm.scaling import figures, law
 from decisionllm.scaling.grid import best_rate
 from decisionllm.scaling.study_options import is_excluded
@@ -45,7 +45,7 @@ def read_study(path: str | Path) -> Json:
     """Read study.json as it was written, without what `write_report` derives; the runs are not
     needed.
     """
-    with explained(
+    with explain_errors(
         f"{path}: expected the study.json of a study, could not read it",
         OSError,
         ValueError,

@@ -11,19 +11,20 @@ import torch
 
 from decisionllm import executors
 from decisionllm.commands.evaluate import evaluate
-from decisionllm.config import flat
+from decisionllm.config import flatten
 from decisionllm.datasets import sampling
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.store import Store
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.files import read_lines
 from decisionllm.policy import loading
 from decisionllm.registry import Node, is_none
 from decisionllm.runs import directory
-from decisionllm.scaling.held_out_loss import measure
+from decisionllm.scaling.held_out_loss import measure_losses
 from decisionllm.scaling.initial_weights import digest_weights, list_initial_weights
 from decisionllm.scaling.launch import launch
 from decisionllm.scaling.model_size import count_parameters, flops_per_step
 from decisionllm.schema import Json, Report, Spec
-from decisionllm.trust import trusting
+from decisionllm.trust import trust_modules
 
 
 def execute(
@@ -55,11 +56,11 @@ def execute(
     Raises:
         ValueError: the data, or the weights that the run begins with, changed since it was planned.
     """
-    threads = threads or executors.cores()
+    threads = threads or executors.count_cores()
     torch.set_num_threads(threads)
     options = {"cache_dir": cache_dir, "device": device, "fresh": False, "trust": list(trust)}
     # here, since a worker is another process than the command
-    with trusting(trust, typed=job):
+    with trust_modules(trust, typed=job):
         return train_and_measure(folder, job, job["train"] | options, keep, processes, threads)
 
 
@@ -69,12 +70,12 @@ def train_and_measure(
     """Train and measure a run, see `execute`. config: of the training."""
     began = time.monotonic()
     cache_dir = config["cache_dir"]
-    store = prepare(config["dataset"], cache_dir, config["transform"])
-    reference = prepare(job["reference"], cache_dir)
+    store = prepare_store(config["dataset"], cache_dir, config["transform"])
+    reference = prepare_store(job["reference"], cache_dir)
     check_unchanged(job, config, store)
     run = launch(config | {"run": str(folder / "run-0")}, processes, threads)
     policy = loading.load_policy(run, device=config["device"])
-    losses = measure(policy, policy.config, reference, job["windows"])
+    losses = measure_losses(policy, policy.config, reference, job["windows"])
     score, metrics = roll_out(run, job, config["device"])
     lines = read_lines(run / "metrics.jsonl")
     if not keep:
@@ -174,7 +175,7 @@ def extract_metrics(row: Json) -> dict[str, float]:
     """Return the numbers of a row of results that are not columns of every row."""
     columns = {"return", *(field.name for field in fields(Report))}
     metrics = {}
-    for key, value in flat(row).items():
+    for key, value in flatten(row).items():
         if isinstance(value, float) and key.partition(".")[0] not in columns:
             metrics[key] = value
     return metrics

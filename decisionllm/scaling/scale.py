@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from decisionllm import executors
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.files import check_writable
 from decisionllm.registry import Node
 from decisionllm.runs import directory
@@ -14,12 +14,12 @@ from decisionllm.scaling import cost, grid, ledger, report, study_options, worke
 from decisionllm.scaling.model_size import FLOPS
 from decisionllm.scaling.run import execute
 from decisionllm.schema import Json
-from decisionllm.trust import trusting_user
+from decisionllm.trust import trust_user_modules
 
 ACTIONS = ("plan", "run", "status", "retry", "report")
 
 
-@trusting_user
+@trust_user_modules
 def scale(config: Node) -> Path:
     """Apply config["action"] to config["study"].
 
@@ -36,7 +36,7 @@ def scale(config: Node) -> Path:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     say = console.print
     action = config["action"]
-    one_of("action", action, ACTIONS)
+    check_one_of("action", action, ACTIONS)
     out = Path(config["out"])
     if config["read"]:
         return report.write_report(
@@ -48,7 +48,7 @@ def scale(config: Node) -> Path:
         check_writable(out, "study.json", "report.html")
     if action in ("run", "retry"):
         # an executor that is not available fails first
-        with executors.from_config(config) as executor:
+        with executors.build_executor(config) as executor:
             runs = grid.Grid(study, config["cache_dir"])
             if action == "retry":
                 failed = ledger.retry(out, runs.all_jobs(out))

@@ -9,8 +9,9 @@ import numpy as np
 
 from decisionllm.config import train_config
 from decisionllm.datasets import sampling
-from decisionllm.datasets.store import Store, prepare
-from decisionllm.eval.before import check_environments
+from decisionllm.datasets.store import Store
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.eval.env_checks import check_environments
 from decisionllm.registry import Node
 
 Cell = tuple[str, str]  # size and quality
@@ -92,7 +93,7 @@ def open_stores(
     configs: dict[Cell, Node], cache_dir: str | Path, fraction: float
 ) -> dict[Cell, Store]:
     """Open and check the data of each cell. fraction: the smallest of the study."""
-    open_store = cache(lambda node: prepare(*json.loads(node)))
+    open_store = cache(lambda node: prepare_store(*json.loads(node)))
     stores = {}
     for cell, config in configs.items():
         store = open_store(json.dumps([config["dataset"], str(cache_dir), config["transform"]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.registry import Node
 
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
@@ -96,7 +96,7 @@ def is_in_grid(entry: object, grid_values: dict[str, list[str]]) -> bool:
 def check_rule(group: str, options: Node) -> None:
     """Raise a ValueError if a rule of the study is unknown or lacks a value that it reads."""
     rule: str = options.get("rule", "")
-    one_of(f"study.{group}.rule", rule, RULES[group])
+    check_one_of(f"study.{group}.rule", rule, RULES[group])
     for key in RULES[group][rule]:
         value = options.get(key)
         if key == "values":

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import product
 
-from decisionllm.command_line import UsageError, checked_options
-from decisionllm.config import merged
+from decisionllm.command_line import UsageError, check_options
+from decisionllm.config import merge
 from decisionllm.registry import Node
 from decisionllm.scaling.study_data import Cell
 
@@ -46,7 +46,7 @@ def compose_train_configs(study: Node) -> dict[Cell, Node]:
             )
         config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
         if quantile is not None:
-            config = merged(config, {"data": {"min_return_quantile": quantile}})
+            config = merge(config, {"data": {"min_return_quantile": quantile}})
         config_by_cell[size, name] = config
     return config_by_cell
 
@@ -84,7 +84,7 @@ def compose(command: str, overrides: Iterable[object]) -> Node:
     try:
         config = hydra.compose(command, line, return_hydra_config=True)
         OmegaConf.set_struct(config, False)
-        return checked_options(config, command, config.pop("hydra").runtime.choices, line)
+        return check_options(config, command, config.pop("hydra").runtime.choices, line)
     except (HydraException, OmegaConfBaseException, UsageError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(

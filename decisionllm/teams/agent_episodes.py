@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.datasets import action_range
-from decisionllm.datasets.windows import received_before
-from decisionllm.schema import Episode, Json, differs
-from decisionllm.teams.formats.team_log import MISSING, Log, TableRows
-from decisionllm.teams.layout import (
+from decisionllm.datasets.windows import sum_past_rewards
+from decisionllm.schema import Episode, Json, row_changes
+from decisionllm.teams.entity_layout import (
     Schema,
     build_entity_schema,
     fill_in_blocks,
     rows_to_entity_layout,
 )
+from decisionllm.teams.formats.team_log import MISSING, Log, TableRows
 
 Task = tuple[int, str]  # size of a team, and the name of an agent's type in meta["types"]
 
@@ -152,7 +152,7 @@ def build_agent_episodes(log: Log, *, capacity: int, returns: str, team: int) ->
         clock.lengths,
     )
 
-    begins = differs(members.world, agent) | np.append(True, np.diff(step) != 1)
+    begins = row_changes(members.world, agent) | np.append(True, np.diff(step) != 1)
     has_died = np.zeros(len(rows), bool)
     if "terminated" in rows:
         has_died = rows["terminated"]
@@ -189,7 +189,7 @@ def _read_clock(log: Log, team: int) -> Clock:
     """Return the steps of a team's worlds, after checks of the steps of all teams."""
     rows = log.sort_rows("steps", "group", "team", "step")
     group, step = rows["group"], rows["step"]
-    same_world = ~differs(group, rows["team"])  # as the row before
+    same_world = ~row_changes(group, rows["team"])  # as the row before
 
     advance = np.append(0, np.diff(step))
     rows.refuse(
@@ -210,7 +210,7 @@ def _read_clock(log: Log, team: int) -> Clock:
         "this world",
     )
 
-    ends_apart = ~differs(group[is_last]) & differs(step[is_last])
+    ends_apart = ~row_changes(group[is_last]) & row_changes(step[is_last])
     rows.take(is_last).refuse(
         ends_apart, "expected the world to end for all of its teams in one step"
     )
@@ -228,14 +228,14 @@ def _read_clock(log: Log, team: int) -> Clock:
 def _read_members(log: Log, team: int, clock: Clock) -> Members:
     """Return the rows of a team's agents, after checks of the rows of all agents."""
     all_rows = log.sort_rows("agents", "group", "agent", "step")
-    same_agent = ~differs(all_rows["group"], all_rows["agent"])
+    same_agent = ~row_changes(all_rows["group"], all_rows["agent"])
     all_rows.refuse(
-        same_agent & ~differs(all_rows["step"]),
+        same_agent & ~row_changes(all_rows["step"]),
         "expected one row for each group, step and agent, got a second one",
     )
     for name in ("team", "agent_type"):
         all_rows.refuse(
-            same_agent & differs(all_rows[name]),
+            same_agent & row_changes(all_rows[name]),
             f"{name}: expected the same for an agent throughout its group, got another",
         )
 
@@ -252,7 +252,7 @@ def _read_members(log: Log, team: int, clock: Clock) -> Members:
         has_no_step, "expected a row of this group, step and team in the table of steps, got none"
     )
 
-    arrives = differs(world, rows["agent"])
+    arrives = row_changes(world, rows["agent"])
     team_size = np.bincount(world[arrives], minlength=len(groups))
     return Members(rows, clock.offsets[world] + step, world, team_size)
 
@@ -267,7 +267,7 @@ def _read_rewards(
     """
     log = members.rows.log
     kind = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
-    one_of("dataset.returns", kind, ("team", "own", "mean"))
+    check_one_of("dataset.returns", kind, ("team", "own", "mean"))
     rows = clock.steps if kind == "team" else members.rows
     if "reward" not in rows:
         raise ValueError(
@@ -296,7 +296,7 @@ def sum_later_rewards(rewards: np.ndarray, clock: Clock) -> np.ndarray:
     for length in np.unique(clock.lengths):
         first = clock.offsets[:-1][clock.lengths == length]
         rows = first[:, None] + np.arange(length)[::-1]  # (worlds, length)
-        later[rows] = received_before(rewards[rows])
+        later[rows] = sum_past_rewards(rewards[rows])
     return later
 
 
@@ -331,7 +331,7 @@ def _read_actions(rows: TableRows) -> tuple[np.ndarray, np.ndarray | None, np.nd
         "recorded, got {}; a list that is too short is read with NaN at its end",
         actions,
     )
-    slack = action_range.slack(low, high)
+    slack = action_range.bound_tolerance(low, high)
     out_of_bounds = (actions < low - slack) | (actions > high + slack)
     rows.refuse(
         out_of_bounds.any(1),

@@ -13,7 +13,7 @@ CHOICES = {
     },
     "env": {
         "pettingzoo": dict(
-            _target_="decisionllm.teams.pettingzoo.PettingZooTeams",
+            _target_="decisionllm.teams.pettingzoo.env.PettingZooTeams",
             path="${oc.select:dataset.path,''}",
             meta="${oc.select:dataset.meta,''}",
             team="${oc.select:dataset.team,0}",
@@ -52,7 +52,7 @@ CHOICES = {
         "tag-flee": dict(_target_="decisionllm.teams.spread.tag.flee"),
     },
     "env_imports": {
-        "pettingzoo": dict(_target_="decisionllm.teams.partners.pettingzoo_imports"),
+        "pettingzoo": dict(_target_="decisionllm.teams.pettingzoo.partners.pettingzoo_imports"),
     },
     "export": {
         "team": dict(_target_="decisionllm.teams.dataset.save"),

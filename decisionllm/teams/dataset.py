@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.datasets.action_range import separate_bounds
-from decisionllm.datasets.store import DatasetReader, Store
-from decisionllm.files import explained
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.store import Store
+from decisionllm.files import explain_errors
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json, Spec
 from decisionllm.teams.agent_episodes import AgentEpisodes, Task, build_agent_episodes
 from decisionllm.teams.formats import marl_archives
@@ -24,7 +24,7 @@ from decisionllm.teams.formats.team_log import Log
 from decisionllm.teams.formats.team_parquet import read, read_meta, write
 from decisionllm.teams.pettingzoo.collect import collect
 from decisionllm.teams.texts import TEXTS, task_text, team_facts
-from decisionllm.tokenizers.entities import vectors
+from decisionllm.tokenizers.entities import vector_columns
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 # keys of meta that a store repeats
@@ -41,7 +41,6 @@ COPIED = (
 )
 
 
-@register("dataset", "team", text="${text}")
 def load(
     *,
     path: str,
@@ -107,7 +106,7 @@ def _overlay_meta(log_meta: Json, path: str, meta: str) -> Json:
         name = f"team@{file.parent.name}-{file.stem}"
     overlay: Json = {}
     types: Json = {}
-    with explained(
+    with explain_errors(
         f"dataset.meta: expected a JSON file that describes a log, got {meta}",
         OSError,
         ValueError,
@@ -120,7 +119,7 @@ def _overlay_meta(log_meta: Json, path: str, meta: str) -> Json:
         for name_of_type, agent_type in log_meta["types"].items():
             types[name_of_type] = agent_type | overlay_types.get(name_of_type, {})
     for name_of_type in overlay_types:
-        one_of("dataset.meta, types", name_of_type, types)
+        check_one_of("dataset.meta, types", name_of_type, types)
     return {"name": name} | log_meta | overlay | {"types": types}
 
 
@@ -170,7 +169,7 @@ def source(
     Raises:
         ValueError: a row that cannot be, with its table, number and key.
     """
-    one_of("dataset.text", text, TEXTS)
+    check_one_of("dataset.text", text, TEXTS)
     parts = partial(list, [logs]) if isinstance(logs, Log) else logs
     read_episodes = partial(build_agent_episodes, capacity=capacity, returns=returns, team=team)
 
@@ -245,11 +244,10 @@ def build_info(meta: Json, episodes: AgentEpisodes) -> Json:
         if key in meta:
             info[key] = meta[key]
     if meta.get("plane"):
-        info["vectors"] = vectors(episodes.schema, len(meta["types"]))
+        info["vectors"] = vector_columns(episodes.schema, len(meta["types"]))
     return info
 
 
-@register("export", "team")
 def save(folder: str, store: Store) -> None:
     """Write the log that a store was made of, see `write`.
 

@@ -8,22 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decisionllm.checks import at_least
-from decisionllm.datasets.store import DatasetReader
+from decisionllm.checks import check_at_least
+from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams import dataset as team
 from decisionllm.teams.formats.team_log import Log, concat_logs
 from decisionllm.teams.joint_steps import JointSteps
 from decisionllm.teams.learned_world import TeamWorld
-from decisionllm.teams.teacher import TeamTD3, train_team_td3
+from decisionllm.teams.td3 import TeamTD3, train_team_td3
 
 # Standard deviation of the noise on played actions, in half ranges; stored actions are without it
 NOISE = 0.1
 
 
-@register("dataset", "team_imagined", text="${text}")
 def load(
     *,
     path: str,
@@ -53,7 +51,7 @@ def load(
     """
     counts = {"worlds": worlds, "updates": updates, "rounds": rounds}
     for name, count in counts.items():
-        at_least(f"dataset.{name}", count, 1)
+        check_at_least(f"dataset.{name}", count, 1)
     log = concat_logs(list(team.make_log_reader(path, meta, cut)()))
     steps = JointSteps.from_log(log)
     world = TeamWorld(steps, seed=seed)

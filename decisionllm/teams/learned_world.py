@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.datasets import moments
-from decisionllm.datasets.action_range import widths
+from decisionllm.datasets import running_statistics
+from decisionllm.datasets.action_range import action_widths
 from decisionllm.datasets.augment import TURNS
 from decisionllm.models.fitting import minimise
-from decisionllm.randomness import seeded
+from decisionllm.randomness import temporary_seed
 from decisionllm.teams.joint_steps import JointSteps
 from decisionllm.tokenizers.entities import EntitySchema, entity_columns
+from decisionllm.tokenizers.fourier_features import append_fourier_features
 from decisionllm.tokenizers.mlp import mlp
-from decisionllm.tokenizers.waves import beside_waves
 
 MEMBERS = 2  # of the ensemble
 WORLDS = 512  # joint steps of a training step
@@ -43,7 +43,7 @@ class OffsetEncoder(nn.Module):
 
     def forward(self, offsets: Tensor) -> Tensor:
         phases = offsets @ self.frequencies
-        encoded: Tensor = self.encode(beside_waves(offsets / self.scale, phases))
+        encoded: Tensor = self.encode(append_fourier_features(offsets / self.scale, phases))
         return encoded
 
 
@@ -129,12 +129,12 @@ class TeamWorld(nn.Module):
         # what follows is not known of the last step of a world
         rewards = steps.rewards[:, :-1]
         self.reward_mean = float(rewards.mean())
-        self.reward_scale = float(moments.scale(rewards.mean(), rewards.std()))
+        self.reward_scale = float(running_statistics.standard_scale(rewards.mean(), rewards.std()))
         self.reward_low = float(rewards.min())
         self.reward_high = float(rewards.max())
         self.low = to_tensor(steps.low)
         self.high = to_tensor(steps.high)
-        with seeded(seed):
+        with temporary_seed(seed):
             inputs = N * (size + A)
             nets = (silu_mlp(inputs, INNER, INNER, size) for _ in range(MEMBERS))
             self.members = nn.ModuleList(nets)
@@ -156,7 +156,7 @@ class TeamWorld(nn.Module):
         """Train on random joint steps; worlds in a plane are turned and mirrored at random."""
         observations = to_tensor(self.steps.observations)
         middle = (self.high + self.low) / 2
-        half = to_tensor(widths(self.low.numpy(), self.high.numpy())) / 2
+        half = to_tensor(action_widths(self.low.numpy(), self.high.numpy())) / 2
         actions = (to_tensor(self.steps.actions) - middle) / half
         rewards = (to_tensor(self.steps.rewards) - self.reward_mean) / self.reward_scale
         W, T = rewards.shape[:2]
@@ -231,4 +231,6 @@ def fit_units(columns: np.ndarray) -> tuple[nn.Buffer, nn.Buffer]:
     """
     rows = columns.reshape(-1, columns.shape[-1])
     mean = rows.mean(0)
-    return nn.Buffer(to_tensor(mean)), nn.Buffer(to_tensor(moments.scale(mean, rows.std(0))))
+    return nn.Buffer(to_tensor(mean)), nn.Buffer(
+        to_tensor(running_statistics.standard_scale(mean, rows.std(0)))
+    )

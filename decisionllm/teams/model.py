@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.policy.reading import WindowReader
-from decisionllm.registry import register
+from decisionllm.policy.window_reader import WindowReader
 from decisionllm.schema import Batch, Targets
 from decisionllm.teams.session import TeamSession
 from decisionllm.teams.tokenizer import TeamTokenizer, TokenLayout
 
 
-@register("model", "joint")
-@register("model", "both")
 class TeamSequenceModel(SequenceModel):
     """`SequenceModel` whose rows are the members of teams; a row without a team is a team of one.
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.backbones.cache import SessionCache
-from decisionllm.datasets.windows import collate, distinct, window_start
+from decisionllm.backbones.kv_cache import SessionCache
+from decisionllm.datasets.windows import collate, deduplicate_texts, window_start
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
-from decisionllm.policy.reading import WindowReader
+from decisionllm.policy.window_reader import WindowReader
 from decisionllm.schema import Batch, Targets, Window
 from decisionllm.teams.tokenizer import POOL
 from decisionllm.tokenizers import text
@@ -77,7 +77,7 @@ class TeamSession(EpisodeBuffer):
         self.identity = draw(len(team_sizes), POOL).argsort(1)[team, number][rows]
         self.cached = cached and model.backbone.layout is not None
         self.present = np.zeros((N, horizon), bool)
-        texts, text_of_team = distinct(merge_texts_by_team(tasks, team))
+        texts, text_of_team = deduplicate_texts(merge_texts_by_team(tasks, team))
         self.texts = model.backbone.encode(texts)
         self.text_index = text_of_team[self.team]
         self.start = -1  # where the cached window begins; -1: nothing is cached
@@ -195,7 +195,7 @@ def merge_texts_by_team(tasks: Sequence[str], team: np.ndarray) -> list[str]:
     members: dict[int, list[str]] = {}
     for number, task in zip(team.tolist(), tasks, strict=True):
         members.setdefault(number, []).append(task)
-    return [text.of_team(members[number]) for number in sorted(members)]
+    return [text.merge_team_texts(members[number]) for number in sorted(members)]
 
 
 def rank_in_group(labels: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.randomness import derive_seeds
 from decisionllm.schema import Json
 from decisionllm.teams.formats.team_log import Log, concat_tables
@@ -94,7 +94,7 @@ def generate(
             draws.
     """
     teachers = list(game.teachers)
-    one_of("dataset.log", log, (*teachers, "mixed"))
+    check_one_of("dataset.log", log, (*teachers, "mixed"))
     if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
         raise ValueError(
             f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and "

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from decisionllm.datasets.store import Store
-from decisionllm.registry import register
-from decisionllm.schema import differs
+from decisionllm.schema import row_changes
 
 
-@register("summary", "agents")
 def summarise_agents(store: Store) -> Iterator[str]:
     """Yield lines of text about a log of many agents for its card; none of another log.
 
@@ -26,7 +24,7 @@ def summarise_agents(store: Store) -> Iterator[str]:
     group = np.repeat(store.group, store.lengths)
     agent = np.repeat(store.agent, store.lengths)
     order = np.lexsort((agent, step, group))
-    first = np.flatnonzero(differs(group[order], step[order]))  # row of each joint step
+    first = np.flatnonzero(row_changes(group[order], step[order]))  # row of each joint step
     steps = len(first)
 
     team_size = np.diff(np.append(first, len(order)))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
-from decisionllm.datasets.wordings import is_held_out, turns
+from decisionllm.datasets.paraphrases import assign_texts, uses_held_out_frames
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode, Json
-from decisionllm.teams.layout import build_entity_schema, to_entity_layout
+from decisionllm.teams.entity_layout import build_entity_schema, to_entity_layout
 from decisionllm.teams.simulated_logs import Game, W
 from decisionllm.teams.texts import task_text, team_facts
 
@@ -81,7 +81,7 @@ class TeamEnv(Env):
         self.labels = labels
         self.condition = np.repeat(np.arange(len(labels)), num_episodes)
         self.text = text
-        self.held_out = is_held_out(wordings, text)
+        self.held_out = uses_held_out_frames(wordings, text)
         self.text_wordings = frames
 
     def write_texts(self, meta: Json, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
@@ -94,7 +94,7 @@ class TeamEnv(Env):
         for task, (n, name) in zip(tasks, rows, strict=True):
             facts[task] = team_facts(meta, n, name)
         self.facts = facts
-        wordings = turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)
+        wordings = assign_texts(tasks, facts, held_out=self.held_out, frames=self.text_wordings)
         return [wording for _, wording in wordings]
 
     def world_outcomes(self) -> dict[str, np.ndarray]:

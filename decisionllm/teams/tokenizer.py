@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer, numbers
+from decisionllm.tokenizers.trajectory import ModelUnits, TrajectoryTokenizer, action_inputs
 
 POOL = 16  # identities; the members of a window have different ones
 
@@ -62,7 +62,7 @@ class TeamTokenizer(nn.Module):
         """
         lists = arrange_tokens(mask, team, tokenizer.returns is not None)
         x = tokenizer.observations(units.observations) + self.identities(identity)[:, None]
-        moves = numbers(units.actions, tokenizer.num_actions)
+        moves = action_inputs(units.actions, tokenizer.num_actions)
         o = x + self._embed_own_action(tokenizer.actions(moves), loss_mask)
         q = x + self._embed_previous_member(moves, mask, loss_mask, lists.first[team])
         team_of_token = team[:, None].expand_as(mask)

@@ -8,17 +8,15 @@ from typing import Unpack
 
 import numpy as np
 
-from decisionllm.datasets.draws import Draw, of_step
+from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.datasets.sampling import Sampler, SamplerOptions
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import Steps, cut
-from decisionllm.registry import register
-from decisionllm.schema import Window, differs
+from decisionllm.datasets.windows import Steps, cut_windows
+from decisionllm.schema import Window, row_changes
 from decisionllm.teams.tokenizer import POOL
-from decisionllm.tokenizers.text import of_team
+from decisionllm.tokenizers.text import merge_team_texts
 
 
-@register("sampler", "joint")
 def sample_teams(
     steps: Steps, store: Store, episodes: np.ndarray, options: SamplerOptions
 ) -> "TeamSampler":
@@ -26,7 +24,6 @@ def sample_teams(
     return TeamSampler(steps, store, episodes, **options)
 
 
-@register("sampler", "both")
 def sample_teams_and_agents(
     steps: Steps, store: Store, episodes: np.ndarray, options: SamplerOptions
 ) -> "TeamSampler":
@@ -42,7 +39,7 @@ class TeamSampler(Sampler):
     window. Members that are not among the selected episodes are observed and no training targets.
 
     Args:
-        steps: of the store, see `windows.of_store`.
+        steps: of the store, see `windows.load_steps`.
         store: of the episodes.
         episodes: indices of the selected episodes.
         alone: this share of the windows is split into teams of one.
@@ -72,7 +69,7 @@ class TeamSampler(Sampler):
         # the episodes of each group; an agent that came back has several
         self.members = np.lexsort((self.agent, self.group))
         self.first = np.cumsum(self.count) - self.count
-        nth = np.cumsum(differs(self.group[self.members], self.agent[self.members]))
+        nth = np.cumsum(row_changes(self.group[self.members], self.agent[self.members]))
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
         self._check(store)
@@ -97,7 +94,7 @@ class TeamSampler(Sampler):
 
     def _write_texts(self, store: Store) -> None:
         """Set the texts of agents and teams, and which one each episode and each group has."""
-        text_of = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
+        text_of = cache(lambda kinds: merge_team_texts(store.tasks[i] for i in kinds))
         teams = np.split(store.task[self.members], self.first[1:])
         texts = [text_of(frozenset(kinds.tolist())) for kinds in teams]
         self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
@@ -107,7 +104,7 @@ class TeamSampler(Sampler):
 
     def __call__(self, step: int) -> Window:
         """Return the batch of a step: windows of up to T steps, one row a member."""
-        rng = of_step(self.seed, step, Draw.ROWS)
+        rng = make_step_rng(self.seed, step, Stream.ROWS)
         B = self.batch_size
         episodes, within = self.locate(self.draw(rng))
         begin = self.start[episodes] + within
@@ -135,7 +132,7 @@ class TeamSampler(Sampler):
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
         split = window < round(self.alone * B)
-        batch = cut(self.steps, member, offset, self.T)
+        batch = cut_windows(self.steps, member, offset, self.T)
         return replace(
             batch,
             timesteps=(batch.timesteps + self.start[member, None]) * batch.mask,

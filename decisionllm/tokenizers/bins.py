@@ -25,6 +25,6 @@ def decode(bins: Tensor, num_bins: int) -> Tensor:
     return bins / (num_bins - 1) * 2 - 1
 
 
-def width(num_bins: int) -> float:
+def bin_width(num_bins: int) -> float:
     """Distance between the centres of neighbouring bins."""
     return 2 / (num_bins - 1)

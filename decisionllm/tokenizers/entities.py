@@ -15,7 +15,7 @@ EntitySchema = Sequence[Sequence[Any]]
 HEADS = 4
 
 
-def inner(width: int) -> int:
+def entity_width(width: int) -> int:
     """Width of an entity's encoding, for a backbone of this width."""
     return min(width, 64) // HEADS * HEADS
 
@@ -35,7 +35,7 @@ def entity_blocks(entity_schema: EntitySchema) -> list[EntityBlock]:
     return [block for block in entity_columns(entity_schema) if not block.is_own]
 
 
-def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> list[int]:
+def vector_columns(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> list[int]:
     """The columns where each (x, y) begins, of an observation that is pairs of numbers.
 
     Other numbers are the presence of an entity, which is first, and the one-hot of several types of
@@ -146,7 +146,7 @@ class EntityEncoder(EntityMaps):
         layers: int = 0,
         hide: float = 0.0,
     ) -> None:
-        D = inner(width)
+        D = entity_width(width)
 
         def make_map(size: int) -> nn.Module:
             # drawn before the first layer: the weights of published models depend on it

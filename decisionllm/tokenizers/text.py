@@ -25,7 +25,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = 919  # tokens of `own_tokenizer`, so that a model can be built without loading it
 
 
-def of_team(tasks: Iterable[str]) -> str:
+def merge_team_texts(tasks: Iterable[str]) -> str:
     """Combine the members' task texts: each sentence once, in the order of the sorted texts."""
     different = sorted(set(tasks))
     if len(different) == 1:
@@ -56,7 +56,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> tuple[
         ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all
         texts are empty.
     """
-    return padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
+    return pad_ids([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
 
 def check_ids(ids: Tensor, vocabulary: int) -> None:
@@ -71,7 +71,7 @@ def check_ids(ids: Tensor, vocabulary: int) -> None:
         )
 
 
-def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad_ids(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Lists of token ids as ids (U, L) and mask (U, L), padded on the right."""
     sizes = torch.tensor([len(row) for row in ids], dtype=torch.long)
     rows = torch.zeros(len(ids), max(map(len, ids), default=0), dtype=torch.long)

@@ -8,13 +8,18 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.checks import at_least, more_than_0, one_of, ranges, share
-from decisionllm.registry import register
+from decisionllm.checks import (
+    check_at_least,
+    check_one_of,
+    check_positive,
+    check_share,
+    parse_ranges,
+)
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, entity_blocks
 from decisionllm.tokenizers.entity_tokens import EntityTokens
+from decisionllm.tokenizers.fourier_features import FourierFeatures
 from decisionllm.tokenizers.mlp import mlp
-from decisionllm.tokenizers.waves import FourierFeatures
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 
@@ -28,7 +33,6 @@ class ModelUnits(NamedTuple):
     timesteps: Tensor  # (B, T) since the start of the episode, or of the group of a team
 
 
-@register("tokenizer", "trajectory")
 class TrajectoryTokenizer(nn.Module):
     """Returns-to-go, observations and actions in the model's units -> tokens (B, k T, D).
 
@@ -77,13 +81,13 @@ class TrajectoryTokenizer(nn.Module):
         hide_entities: float = 0.0,
     ) -> None:
         super().__init__()
-        one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
-        one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
-        more_than_0("tokenizer.scale", scale)
-        one_of("tokenizer.entities", entities, ("pooled", "current", "all"))
-        at_least("tokenizer.entity_layers", entity_layers, 0)
-        share("tokenizer.hide_actions", hide_actions)
-        share("tokenizer.hide_entities", hide_entities)
+        check_one_of("tokenizer.embedding", embedding, ("linear", "mlp", "waves"))
+        check_one_of("tokenizer.timesteps", timesteps, ("learned", "none"))
+        check_positive("tokenizer.scale", scale)
+        check_one_of("tokenizer.entities", entities, ("pooled", "current", "all"))
+        check_at_least("tokenizer.entity_layers", entity_layers, 0)
+        check_share("tokenizer.hide_actions", hide_actions)
+        check_share("tokenizer.hide_entities", hide_entities)
         for option, value, without in (
             ("entities", entities, "pooled"),
             ("hide_entities", hide_entities, 0),
@@ -128,7 +132,7 @@ class TrajectoryTokenizer(nn.Module):
         else:
             self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)
-        self.hidden_observations = ranges(
+        self.hidden_observations = parse_ranges(
             "tokenizer.hide_observations",
             hide_observations,
             nothing="none",
@@ -162,7 +166,7 @@ class TrajectoryTokenizer(nn.Module):
             (B, k T, D) tokens.
         """
         seen = self.observations(observations)
-        acted = self.actions(numbers(actions, self.num_actions))
+        acted = self.actions(action_inputs(actions, self.num_actions))
         if self.hidden_action is not None and (self.training or self.hide_actions == 1):
             hidden = torch.rand(actions.shape[:2], device=actions.device) < self.hide_actions
             acted = torch.where(hidden[..., None], self.hidden_action.to(acted.dtype), acted)
@@ -207,7 +211,7 @@ class TrajectoryTokenizer(nn.Module):
         return slice(self.tokens - 2, None, self.tokens)
 
 
-def numbers(actions: Tensor, num_actions: int) -> Tensor:
+def action_inputs(actions: Tensor, num_actions: int) -> Tensor:
     """Actions (..., A) as the input of a linear map: a discrete one as a one-hot vector (...,
     C)."""
     if not num_actions:

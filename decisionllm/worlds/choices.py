@@ -2,8 +2,6 @@
 
 LOAD_MAZE = "decisionllm.worlds.maze2d.dataset.load"
 MAZE = "decisionllm.worlds.maze2d.env.Maze2D"
-LOAD_POINTS = "decisionllm.worlds.synthetic.dataset.load"
-POINTS = "decisionllm.worlds.synthetic.env.PointEnv"
 TEXT = {"text": "${text}"}
 TEXTS = {"text": "${text}", "frames": "${text_wordings}"}
 
@@ -18,8 +16,6 @@ CHOICES = {
         "maze2d-medium-dense": dict(_target_=LOAD_MAZE, maze="medium", dense=True, **TEXT),
         "maze2d-large-dense": dict(_target_=LOAD_MAZE, maze="large", dense=True, **TEXT),
         "ogbench": dict(_target_="decisionllm.worlds.ogbench.dataset.load", **TEXT),
-        "synthetic": dict(_target_=LOAD_POINTS, **TEXT),
-        "synthetic-discrete": dict(_target_=LOAD_POINTS, discrete=True, **TEXT),
     },
     "env": {
         "babyai": dict(
@@ -38,12 +34,13 @@ CHOICES = {
         "ogbench": dict(
             _target_="decisionllm.worlds.ogbench.env.PointMaze", name="${dataset.name}", **TEXT
         ),
-        "synthetic": dict(_target_=POINTS, **TEXT),
-        "synthetic-discrete": dict(_target_=POINTS, discrete=True, **TEXT),
     },
     # functions that the package looks up by name, see `registry.FUNCTIONS`
     "final_observations": {
         "maze2d": dict(_target_="decisionllm.worlds.maze2d.dataset.final_observations"),
+    },
+    "minari_repair": {
+        "pointmaze": {"_target_": "decisionllm.worlds.maze2d.pointmaze.find_pointmaze"},
     },
     "export": {
         "hdf5": dict(_target_="decisionllm.worlds.maze2d.dataset.save"),

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from decisionllm.backbones import library
+from decisionllm.backbones import hf_reference as library
 from decisionllm.backbones.attention import Grid, TextAttention, attend, attend_fused
 from tests.backbones.test_backbones import small_backbone
 from tests.conftest import near

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decisionllm import hardware
-from decisionllm.backbones import library
+from decisionllm.backbones import hf_reference as library
 from decisionllm.backbones.build import fingerprint, pretrained
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import _Packed, linear
-from decisionllm.backbones.readers import attach
+from decisionllm.backbones.text_encoders import attach_text_encoder
 from decisionllm.config import OptimOptions
 from decisionllm.policy import loading
 from decisionllm.registry import build
@@ -503,7 +503,7 @@ def test_a_backbone_that_reads_later_tokens_is_refused(family, options, dtype, t
     folder = str(write(tmp_path, family, **options))
     model = pretrained(0, folder=folder, dtype=dtype, tune="frozen")
     with pytest.raises(ValueError, match=f"expected a language model .*, got {family}.*text_enco"):
-        attach(model, {"_target_": "none"}, 0)
+        attach_text_encoder(model, {"_target_": "none"}, 0)
 
 
 def test_weights_are_of_the_folder_or_drawn_from_the_seed(qwen2_folder):

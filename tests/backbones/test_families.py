@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaModel
 
-from decisionllm.backbones import attention, layouts, library
+from decisionllm.backbones import attention, layouts
+from decisionllm.backbones import hf_reference as library
 from decisionllm.backbones.blocks import TokenPlaces, plan_attention
 from decisionllm.backbones.build import pretrained
 from decisionllm.backbones.families import FAMILIES, layout_of, uncomputed_fields

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from decisionllm.bidding.auctions import Draws, realised_value, settle
+from decisionllm.bidding.market.auctions import Draws, realised_value, settle
 
 
 class AuctionNetDraws(Draws):

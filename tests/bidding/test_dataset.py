@@ -14,10 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from decisionllm.bidding import auctionnet, auctionnet_columns, dataset, teacher
-from decisionllm.bidding.advertisers import PUBLISHED
-from decisionllm.bidding.auctionnet_columns import TRAFFIC, TRAJECTORIES
-from decisionllm.bidding.campaign import CONTEXT, STATE, Campaigns, score
+from decisionllm.bidding import dataset, teacher
 from decisionllm.bidding.dataset import (
     files,
     load,
@@ -28,13 +25,18 @@ from decisionllm.bidding.dataset import (
     rewards,
     save,
 )
-from decisionllm.bidding.days import find_day_files, read_day
-from decisionllm.bidding.market import Market
-from decisionllm.bidding.observation import ObservationSpec, task_text
-from decisionllm.bidding.rules import behaviour_roster
-from decisionllm.bidding.traffic import scaled_traffic
+from decisionllm.bidding.logs import auctionnet, auctionnet_columns
+from decisionllm.bidding.logs.auctionnet_columns import TRAFFIC, TRAJECTORIES
+from decisionllm.bidding.logs.replay_days import find_day_files, read_day
+from decisionllm.bidding.market.advertisers import PUBLISHED
+from decisionllm.bidding.market.bidders import behaviour_roster
+from decisionllm.bidding.market.campaigns import CONTEXT, STATE, Campaigns, score
+from decisionllm.bidding.market.market import Market
+from decisionllm.bidding.market.observation import ObservationSpec, task_text
+from decisionllm.bidding.market.traffic import scaled_traffic
 from decisionllm.commands.data import card, data
-from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.datasets.store_writer import write_store
 from tests.conftest import episode, make_store, near, node
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
@@ -269,7 +271,7 @@ def test_context_features_are_those_of_live_campaigns():
 
 def test_a_store_lists_its_campaigns_in_episode_order(tmp_path):
     source = load(path=str(put(tmp_path / "some.csv.gz", traffic())), text="informative")
-    store = write(tmp_path / "store", source)
+    store = write_store(tmp_path / "store", source)
     assert store.info["name"] == "auction@some-periods-3" and store.info["env"] == "auction"
     assert (
         store.info["campaigns"] == [[3, 0, 0, 100.0, 10.0, 2.0], [3, 1, 5, 4.0, 5.0, 0.0]]
@@ -280,7 +282,7 @@ def test_a_store_lists_its_campaigns_in_episode_order(tmp_path):
         (float(np.float32(60)),),
     )
     assert [store.tasks[i] for i in store.task] == [task_text(100, 10, 0), task_text(4, 5, 5)]
-    assert prepare(
+    assert prepare_store(
         node("dataset", "auction", path=str(tmp_path / "some.csv.gz")), tmp_path / "home"
     ).lengths.tolist() == [
         48,
@@ -517,7 +519,7 @@ def test_an_opportunity_without_a_number_is_left_out_and_counted(tmp_path):
         i for i in range(144) if columns["timeStepIndex"][i] == 1 and columns["pvIndex"][i] == 1
     )
     columns["bid"][row], columns["pValue"][row + 1] = "", "NaN"
-    store = write(tmp_path / "store", load(path=str(put(tmp_path / "log.csv", columns))))
+    store = write_store(tmp_path / "store", load(path=str(put(tmp_path / "log.csv", columns))))
     assert store.info["repairs"] == {"rows without a number, left out": 2}
     assert not any("campaigns" in line for line in card(store)), "which would be a line for each"
     assert any(line == "  repairs      rows without a number, left out: 2" for line in card(store))
@@ -1193,7 +1195,7 @@ def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):
         "dataset", "auction", path=str(tmp_path / "days"), behaviour="teacher", num_campaigns=5
     )
     stores = [
-        prepare(taught | {"text": text}, tmp_path / "home")
+        prepare_store(taught | {"text": text}, tmp_path / "home")
         for text in ("none", "informative", "paraphrased")
     ]
     assert fitted == [{"seed": 0}] and len({store.path for store in stores}) == 1
@@ -1225,7 +1227,7 @@ def test_target_returns_come_from_similar_budgets_and_cpas():
 def test_a_generated_log_survives_its_export(tmp_path, monkeypatch):
     small_market = partial(Market, traffic=partial(scaled_traffic, total=2000))
     monkeypatch.setattr(dataset, "Market", small_market)
-    store = write(
+    store = write_store(
         tmp_path / "store",
         load(periods="3", behaviour="shuffled_bidders", context_features="progress", seed=5),
     )

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.bidding import days
-from decisionllm.bidding.advertisers import PUBLISHED, industries
-from decisionllm.bidding.campaign import STATE, Campaigns, score
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.market import Bidder, Market
-from decisionllm.bidding.observation import ObservationSpec, task_text
-from decisionllm.bidding.replay import price_period
-from decisionllm.bidding.rules import Constant, TargetCPA, roster
-from decisionllm.bidding.simulation import priced
-from decisionllm.bidding.traffic import opportunities, scaled_traffic
+from decisionllm.bidding.logs import replay_days as days
+from decisionllm.bidding.market.advertisers import PUBLISHED, industries
+from decisionllm.bidding.market.bidders import Constant, TargetCPA, roster
+from decisionllm.bidding.market.campaigns import STATE, Campaigns, score
+from decisionllm.bidding.market.market import Bidder, Market
+from decisionllm.bidding.market.observation import ObservationSpec, task_text
+from decisionllm.bidding.market.price_replay import price_period
+from decisionllm.bidding.market.simulation import load_priced_period
+from decisionllm.bidding.market.traffic import opportunities, scaled_traffic
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from tests.bidding.test_dataset import put
@@ -646,7 +646,7 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
         and f"{OWN0}, 50 %" in page
         and "37.1" in page
     )
-    assert priced.cache_info().hits > 0, "prices are made once"
+    assert load_priced_period.cache_info().hits > 0, "prices are made once"
 
 
 def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():

@@ -8,14 +8,14 @@ from contextlib import closing
 
 import pytest
 
-from decisionllm.bidding import journal_checks
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_checks import SIDECAR_TABLES, check_rows
-from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
+from decisionllm.bidding.journal import checks as journal_checks
+from decisionllm.bidding.journal.checks import SIDECAR_TABLES, check_rows
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import end_campaign, insert_campaign, insert_tick
+from decisionllm.bidding.journal.sqlite_files import open_sidecar
 from decisionllm.bidding.server import reservations, shading, shadow
 from decisionllm.bidding.server.reservations import Reservations
 from decisionllm.bidding.server.shading import BidShading
-from decisionllm.bidding.sqlite_files import open_sidecar
 from tests.conftest import command
 
 try:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import checksum
 from decisionllm.bidding.journal_dataset import load
-from decisionllm.bidding.journal_rows import checksum
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.market.observation import ObservationSpec
 from tests.bidding.server.in_process import CampaignManager
 from tests.bidding.server.test_auctionnet_strategy import OPTIONS, run
 from tests.conftest import LOOP, NANO, command, near

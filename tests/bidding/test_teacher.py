@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.bidding import days, teacher
-from decisionllm.bidding.days import GRID
-from decisionllm.bidding.market import BidderContext
+from decisionllm.bidding import teacher
+from decisionllm.bidding.logs import replay_days as days
+from decisionllm.bidding.logs.replay_days import GRID
+from decisionllm.bidding.market.market import BidderContext
+from decisionllm.bidding.market.traffic import scaled_traffic
 from decisionllm.bidding.teacher import (
     Campaigns,
     Curves,
@@ -16,7 +18,6 @@ from decisionllm.bidding.teacher import (
     oracle,
     pooled_online_lp,
 )
-from decisionllm.bidding.traffic import scaled_traffic
 
 FIRST, SECOND = 50, 100  # points of the grid
 

@@ -316,4 +316,4 @@ def test_without_the_library_one_line_says_what_to_install(tmp_path, capsys, mon
     monkeypatch.setitem(sys.modules, "d3rlpy", None)
     assert command("baseline", *SYNTHETIC, f"run={tmp_path}/run") == 1
     printed = capsys.readouterr().err
-    assert "pip install 'decisionllm[baselines]'" in printed and printed.count("\n") == 1
+    assert "pip install -e '.[baselines]'" in printed and printed.count("\n") == 1

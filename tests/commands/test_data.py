@@ -13,9 +13,10 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from decisionllm.commands.data import card, data, format_values, window_lines
+from decisionllm.datasets.action_spaces import action_spec
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.datasets.spaces import action_spec
-from decisionllm.datasets.store import open_store, write
+from decisionllm.datasets.store import open_store
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.eval.gymnasium import make
 from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Source
@@ -83,7 +84,7 @@ def test_a_card_shows_the_returns_of_the_next_steps(tmp_path):
 def test_a_card_counts_discrete_actions(tmp_path):
     actions = np.array([[0], [2], [2]], np.float32)
     spec = Spec(observation_dim=1, action_dim=1, horizon=3, num_actions=4)
-    store = write(
+    store = write_store(
         tmp_path / "s",
         Source(
             spec,
@@ -101,7 +102,7 @@ def test_the_mean_of_millions_of_steps_is_exact(tmp_path):
     n = 2_000_000
     seen = np.full((n, 2), 16.3, np.float32)
     spec = Spec(observation_dim=2, action_dim=1, horizon=n, low=(-1.0,), high=(1.0,))
-    store = write(
+    store = write_store(
         tmp_path / "s",
         Source(
             spec,
@@ -297,7 +298,7 @@ def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):
     source = load(
         maze="umaze", text="paraphrased", source="regenerate", steps=2000, without_goals="1,1; 3,1"
     )
-    store = write(tmp_path / "s", source)
+    store = write_store(tmp_path / "s", source)
     assert len(store.tasks) == 5 == len(store.info["wordings"]) and not any(
         "row 1, column 1 " in task for task in store.tasks
     )

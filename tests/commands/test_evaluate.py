@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from decisionllm.command_line import with_defaults
+from decisionllm.command_line import fill_defaults
 from decisionllm.commands.evaluate import evaluate, published_scores
 from decisionllm.commands.evaluate_env import build_env_node
 from decisionllm.commands.evaluate_warnings import constant_action_warnings, option_warnings
-from decisionllm.datasets.store import prepare
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
 from decisionllm.files import DIGESTS
-from decisionllm.policy.opening import OpenedRun
+from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
 from decisionllm.worlds.maze2d.dataset import save
@@ -115,7 +115,7 @@ def test_a_file_of_unknown_content_is_not_compared_with_published_scores():
 
 
 def test_rows_name_the_bytes_of_a_file(tmp_path):
-    store = prepare(node("dataset", "maze2d-umaze", steps=2000), tmp_path / "data")
+    store = prepare_store(node("dataset", "maze2d-umaze", steps=2000), tmp_path / "data")
     save(tmp_path / "log.hdf5", store)
     loop = [word for word in LOOP if not word.startswith("dataset")]
     maze = ("dataset=maze2d-umaze", f"dataset.path={tmp_path}/log.hdf5")
@@ -426,7 +426,7 @@ def test_targets_that_are_no_numbers_are_refused_before_a_run_is_read():
 
 
 def test_in_python_an_option_left_out_has_its_default():
-    options = with_defaults("evaluate", {"run": "runs/x", "episodes": 7, "act": {"decode": "mean"}})
+    options = fill_defaults("evaluate", {"run": "runs/x", "episodes": 7, "act": {"decode": "mean"}})
     assert options["episodes"] == 7 and options["target_returns"] == [] and options["env"] == {}
     assert options["act"] == {
         "stride": None,

@@ -23,16 +23,16 @@ from decisionllm import hardware
 from decisionllm.bidding.serve import model_info
 from decisionllm.commands.train import due_after
 from decisionllm.config import LogOptions, OptimOptions, train_config
-from decisionllm.datasets import sampling, store
+from decisionllm.datasets import sampling, store_cache, store_writer
 from decisionllm.datasets.synthetic import load
 from decisionllm.files import read_lines
 from decisionllm.policy import loading
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs import model as runs_model
 from decisionllm.runs.optimizer import parameter_groups
-from decisionllm.scaling.run import measure
+from decisionllm.scaling.held_out_loss import measure_losses
 from decisionllm.schema import Spec
-from decisionllm.trust import trusting
+from decisionllm.trust import trust_modules
 from tests.backbones.test_backbones import write
 from tests.conftest import (
     DT,
@@ -244,7 +244,7 @@ def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(finished_run, 
 
 
 def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
-    with directory.locked(tmp_path / "run"):
+    with directory.lock_run(tmp_path / "run"):
         assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 1
     assert "another training is running in this directory" in capsys.readouterr().err
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
@@ -332,7 +332,9 @@ def test_other_data_is_another_run(tmp_path, capsys):
     run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
     assert command(*run) == 0
     place = next((tmp_path / "data" / "stores").iterdir())
-    store.write(place, load(episodes=12))  # the file behind the same options has changed
+    store_writer.write_store(
+        place, load(episodes=12)
+    )  # the file behind the same options has changed
     assert command(*run) == 1
     assert "was begun on data" in capsys.readouterr().err
 
@@ -581,7 +583,7 @@ def load(*, spoilt: list):
     )
     monkeypatch.syspath_prepend(tmp_path)
     trained, held_out = sampling.select(
-        store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3
+        store_writer.write_store(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3
     )
     spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": trained[:1].tolist()}
     words = [word for word in LOOP if word != "dataset.episodes=40"] + [
@@ -604,7 +606,7 @@ def load(*, spoilt: list):
     clean = saved(tmp_path / "clean")
     # normaliser and moments too
     assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))
-    with trusting(["lab"]):
+    with trust_modules(["lab"]):
         assert (
             directory.read(tmp_path / "clean")[1]["targets"]
             == directory.read(tmp_path / "held-out")[1]["targets"]
@@ -624,7 +626,7 @@ def test_bfloat16_is_for_gpus_that_do_not_emulate_it(generation, expected, monke
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
-    assert hardware.precision("auto", "auto") == expected
+    assert hardware.resolve_precision("auto", "auto") == expected
 
 
 def test_a_sweep_over_precisions_trains_each_and_prints_its_type(tmp_path, capsys):
@@ -743,7 +745,9 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(
     def measured(name):
         policy = loading.load(tmp_path / name)
         config = policy.config
-        return measure(policy, config, store.prepare(config["dataset"], config["cache_dir"]), 1)
+        return measure_losses(
+            policy, config, store_cache.prepare_store(config["dataset"], config["cache_dir"]), 1
+        )
 
     assert measured("one") == measured("goal") != measured("straight")
 

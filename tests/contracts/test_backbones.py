@@ -5,7 +5,7 @@ trained and what comes back.
 import pytest
 import torch
 
-from decisionllm.backbones import library
+from decisionllm.backbones import hf_reference as library
 from decisionllm.registry import build, discover
 from tests.backbones.test_backbones import WHOLE, close, inputs, write
 from tests.conftest import node

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import Store, write
+from decisionllm.datasets.store import Store
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.protocols import Source
 from decisionllm.registry import discover
 from decisionllm.schema import Episode, Spec
@@ -94,7 +95,7 @@ def test_every_episode_fits_the_spec(name, source_of):
 @every_dataset
 def test_episodes_come_back_from_a_store(name, source_of, tmp_path):
     source = source_of(name)
-    store = write(tmp_path / "store", source)
+    store = write_store(tmp_path / "store", source)
     assert store.spec == source.spec and len(store.lengths) == len(source.episodes)
     for row, episode in enumerate(source.episodes):
         back = store.episode(row)

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import write
-from decisionllm.eval.before import Trained, compare
-from decisionllm.eval.layout import check_actions
+from decisionllm.datasets.store_writer import write_store
+from decisionllm.eval.env_checks import TrainingData, compare
+from decisionllm.eval.env_layout import check_actions
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Spec
 from tests.contracts.worlds import DATASETS, ENVS, made, missing
@@ -126,8 +126,8 @@ def test_baselines_play_and_repeat_with_their_seed(name, tmp_path):
 def test_an_environment_fits_the_dataset_of_its_name(name, tmp_path):
     """As `train` checks it before its first step."""
     source = made("dataset", name, tmp_path)
-    store = write(tmp_path / "store", source)
-    trained = Trained("", {}, store.spec, store.info, store.tasks)
+    store = write_store(tmp_path / "store", source)
+    trained = TrainingData("", {}, store.spec, store.info, store.tasks)
     assert compare(made("env", name, tmp_path, 1), trained, longest=None) == []
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from decisionllm.datasets.action_range import action_units, describe_faults, separate_bounds
 from decisionllm.datasets.arrays import from_episodes, load, open_folder
-from decisionllm.datasets.faults import reported
-from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.data_quality import list_faults
+from decisionllm.datasets.running_statistics import RunningStatistics
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Episode, Spec
 
@@ -14,7 +14,7 @@ ACTIONS = np.linspace(-0.8, 0.8, 400, dtype=np.float32)[:, None]
 
 
 def moments_of(actions):
-    taken = Moments()
+    taken = RunningStatistics()
     taken.add(actions)
     return taken
 
@@ -121,7 +121,7 @@ def test_a_store_reports_bounds_in_name_only(tmp_path):
     episodes = [Episode(ACTIONS[:10], ACTIONS[i : i + 10], np.ones(10)) for i in range(0, 400, 10)]
     spec = Spec(1, 1, 10, (-1e4,), (1e4,))
     node = from_episodes(episodes, tmp_path / "s", name="wide", spec=spec)
-    (fault,) = reported(open_folder(path=node["path"]).info)
+    (fault,) = list_faults(open_folder(path=node["path"]).info)
     assert fault.startswith("action [0]: bounds -1e+04 .. 1e+04 are far wider than")
 
 

@@ -11,7 +11,7 @@ import pytest
 from decisionllm.datasets import d4rl_files
 from decisionllm.datasets.arrays import from_episodes, load, split_episodes
 from decisionllm.datasets.store import open_store
-from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
@@ -134,7 +134,7 @@ def test_rows_of_nan_actions_are_missing(tmp_path):
     with pytest.raises(
         ValueError, match="expected the recorded action of some steps, all of them are missing"
     ):
-        prepare(
+        prepare_store(
             node(
                 "dataset",
                 "arrays",
@@ -368,7 +368,7 @@ def test_numbers_that_float32_rounds_visibly_are_a_fault(
     monkeypatch.setattr(d4rl_files, "BLOCK", block)
     path = put(tmp_path / "mine.npz", observations=np.stack([first, np.arange(5)], 1))
     dataset = node("dataset", "arrays", path=path, task="Fill.")
-    unread, *faults = prepare(dataset, tmp_path / "home").info["faults"]
+    unread, *faults = prepare_store(dataset, tmp_path / "home").info["faults"]
     assert unread.startswith("the task text")
     assert [fault.partition(" in float32")[0] for fault in faults] == ([rounded] if rounded else [])
 
@@ -393,7 +393,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         FileNotFoundError,
         match="none.npz: expected an .npz or HDF5 file in D4RL's layout, found none",
     ):
-        prepare(node("dataset", "arrays", path=str(tmp_path / "none.npz")), tmp_path)
+        prepare_store(node("dataset", "arrays", path=str(tmp_path / "none.npz")), tmp_path)
     whole = Path(put(tmp_path / "mine.npz")).read_bytes()
     for damaged in (whole[:200], b"<html>404</html>", b""):
         (tmp_path / "mine.npz").write_bytes(damaged)
@@ -448,17 +448,17 @@ def test_a_file_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
 
 def test_a_changed_file_is_read_again(tmp_path):
     dataset = node("dataset", "arrays", path=put(tmp_path / "mine.npz"))
-    first = prepare(dataset, tmp_path)
-    assert prepare(dataset, tmp_path).path == first.path
+    first = prepare_store(dataset, tmp_path)
+    assert prepare_store(dataset, tmp_path).path == first.path
     put(tmp_path / "mine.npz", rewards=np.arange(5.0), next_observations=np.zeros((5, 2)))
-    assert prepare(dataset, tmp_path).rewards.tolist() == [0, 1, 2, 3, 4]
+    assert prepare_store(dataset, tmp_path).rewards.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow
 def test_episodes_made_in_python_are_trained_on(tmp_path):
     made = [episode([1, 2, 3], S=3, A=2, start=i, task="Go.") for i in range(6)]
     dataset = from_episodes(made, tmp_path / "mine", name="mine")
-    store = prepare(dataset, tmp_path / "cache")
+    store = prepare_store(dataset, tmp_path / "cache")
     assert store.path == tmp_path / "mine" and not (tmp_path / "cache").exists(), "it is not copied"
     assert store.fingerprint == open_store(tmp_path / "mine").fingerprint and store.info == {
         "name": "mine"
@@ -542,7 +542,7 @@ def test_numbers_that_a_store_would_change_are_refused(changed, message, tmp_pat
 
 def test_a_store_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: expected a data store"):
-        prepare(node("dataset", "store", path=str(tmp_path / "nowhere")), tmp_path)
+        prepare_store(node("dataset", "store", path=str(tmp_path / "nowhere")), tmp_path)
 
 
 def test_arrays_in_memory_are_split_too():

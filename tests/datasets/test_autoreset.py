@@ -6,7 +6,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from decisionllm.datasets.arrays import from_episodes, open_folder
-from decisionllm.datasets.faults import reported
+from decisionllm.datasets.data_quality import list_faults
 from decisionllm.schema import Episode
 
 
@@ -92,7 +92,7 @@ def store_of(episodes, path):
 
 
 def faults_of(store):
-    return [fault for fault in reported(store.info) if "episode" in fault]
+    return [fault for fault in list_faults(store.info) if "episode" in fault]
 
 
 @pytest.mark.parametrize("copies", [1, 4, 16])
@@ -105,7 +105,7 @@ def test_final_observations_of_resets_are_a_fault_and_not_used(copies, tmp_path)
     assert fault.startswith(f"the final observation of {count} of {E} episodes is the first one of")
     assert store.has_final.sum() == copies
     last = store.offsets[1:] - 1
-    assert store.followed[last].sum() == copies
+    assert store.has_next_observation[last].sum() == copies
     unknown = last[~store.has_final]
     assert (store.following(unknown) == store.observations[unknown]).all()
 

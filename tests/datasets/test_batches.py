@@ -9,9 +9,9 @@ import pytest
 from decisionllm.config import train_config
 from decisionllm.datasets.augment import TURNS
 from decisionllm.datasets.batches import check_targets, open_data
-from decisionllm.datasets.store_cache import prepare
-from decisionllm.datasets.store_writer import write
-from decisionllm.datasets.windows import of_store
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.datasets.store_writer import write_store
+from decisionllm.datasets.windows import load_steps
 from decisionllm.protocols import Source
 from decisionllm.schema import Spec
 from decisionllm.teams.spread import dataset as spread
@@ -45,7 +45,7 @@ def opened(store, symmetries=True, **options):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write(
+    return write_store(
         tmp_path_factory.mktemp("spread") / "store", spread.load(groups=20, actions="continuous")
     )
 
@@ -123,7 +123,7 @@ def test_a_log_without_vectors_and_discrete_actions_are_refused(tmp_path):
         match="augment=symmetries: expected a log that says which numbers .* got none",
     ):
         opened(make_store(tmp_path / "a", [episode([1, 2])]))
-    discrete = write(tmp_path / "b", spread.load(groups=5))
+    discrete = write_store(tmp_path / "b", spread.load(groups=5))
     with pytest.raises(
         ValueError,
         match="augment=symmetries: expected actions that are vectors .* got 5 discrete ones",
@@ -138,14 +138,14 @@ def of_parts(tmp_path, **own):
     rng = np.random.default_rng(0)
     for name in "ab":
         made = [episode([1.0] * 4, A=2, group=g, start=rng.uniform(0.1, 0.9)) for g in range(40)]
-        write(tmp_path / name, Source(PLANE, made, {"name": name, "vectors": [0]}))
+        write_store(tmp_path / name, Source(PLANE, made, {"name": name, "vectors": [0]}))
     parts = {name: {"dataset": "store", "path": str(tmp_path / name)} for name in "ab"}
     parts["b"] |= own
     dataset = node("dataset", "mixture", parts=parts, text_wordings=0)
     c = train_config(
         {"dataset": dataset, "backbone": {}, "head": {}, "window": 1, "optim": {"batch_size": 4000}}
     )
-    return open_data(c, prepare(dataset, tmp_path / "home"), [1.0, 1.0])
+    return open_data(c, prepare_store(dataset, tmp_path / "home"), [1.0, 1.0])
 
 
 PLANE = Spec(observation_dim=2, action_dim=2, horizon=4, low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -188,7 +188,7 @@ def test_a_part_of_one_wording_is_not_paraphrased_with_another_one(tmp_path):
             "data": {"held_out": 0.3},
         }
     )
-    data = open_data(c, prepare(dataset, tmp_path), [1.0, 1.0])
+    data = open_data(c, prepare_store(dataset, tmp_path), [1.0, 1.0])
     window = data.sampler(0)
     second = data.store.part[window.episodes] == 1
     own = own_texts(data, window)
@@ -226,4 +226,4 @@ def test_what_leaves_nothing_to_train_on_is_named(horizon, part, message, tmp_pa
         left = np.array([0])
     options = {"dataset": {}, "backbone": {}, "head": {}, "model": {"return_horizon": horizon}}
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_targets(train_config(options), log, of_store(log), left)
+        check_targets(train_config(options), log, load_steps(log), left)

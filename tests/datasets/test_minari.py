@@ -17,10 +17,10 @@ from minari.data_collector import EpisodeBuffer
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.categorical import as_categorical
 from decisionllm.datasets.minari import load
-from decisionllm.datasets.minari_export import save
+from decisionllm.datasets.minari_export import export_store
 from decisionllm.datasets.store import open_store
-from decisionllm.datasets.store_cache import prepare
-from decisionllm.datasets.store_writer import write
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.datasets.store_writer import write_store
 from tests.conftest import episode, make_store, node
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -68,7 +68,7 @@ def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
             final_observation=np.array([8, 8], np.float32),
         ),
     ]
-    save("mine/test-v0", make_store(tmp_path / "s", written))
+    export_store("mine/test-v0", make_store(tmp_path / "s", written))
     source = load(minari_id="mine/test-v0")
     assert source.spec.low == (-1, -1) and source.spec.high == (1, 1) and source.spec.horizon == 3
     assert source.info["name"] == "mine/test-v0"
@@ -87,10 +87,10 @@ def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
 
 
 def test_discrete_actions_come_back_from_minari(tmp_path):
-    store = prepare(node("dataset", "synthetic-discrete", episodes=4), tmp_path)
-    dataset = save("mine/discrete-v0", store)
+    store = prepare_store(node("dataset", "synthetic-discrete", episodes=4), tmp_path)
+    dataset = export_store("mine/discrete-v0", store)
     assert all(action in dataset.action_space for action in dataset[0].actions)
-    back = write(tmp_path / "back", load(minari_id="mine/discrete-v0"))
+    back = write_store(tmp_path / "back", load(minari_id="mine/discrete-v0"))
     assert back.spec.num_actions == 5 and back.actions.tolist() == store.actions.tolist()
     assert (
         back.terminated.tolist() == store.terminated.tolist()
@@ -100,7 +100,7 @@ def test_discrete_actions_come_back_from_minari(tmp_path):
 
 def test_what_is_written_is_what_minaris_users_read(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2]), episode([5], start=9)])
-    save("mine/test-v0", store, reference=(1.0, 5.0))
+    export_store("mine/test-v0", store, reference=(1.0, 5.0))
     dataset = minari.load_dataset("mine/test-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (2, 3)
     assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], (
@@ -120,14 +120,14 @@ def test_an_export_needs_a_free_id_with_a_version(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2])])
     for bad in ("mine/test", "no spaces-v0", ""):
         with pytest.raises(ValueError, match="export=minari: expected an id with a version"):
-            save(bad, store)
+            export_store(bad, store)
     with pytest.raises(NameNotFound):
-        save("mine/test-v0", store, env="NoSuchEnv-v0")
-    save("mine/test-v0", store)
+        export_store("mine/test-v0", store, env="NoSuchEnv-v0")
+    export_store("mine/test-v0", store)
     with pytest.raises(
         FileExistsError, match="mine/test-v0: such a Minari dataset is there already"
     ):
-        save("mine/test-v0", store)
+        export_store("mine/test-v0", store)
     assert len(list(load(minari_id="mine/test-v0").episodes)) == 1
 
 
@@ -187,7 +187,7 @@ def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     )
     source = load(minari_id="mine/free-v0")
     assert (source.spec.low, source.spec.high) == ((-7, -3), (5, 3))
-    write(tmp_path / "s", source)
+    write_store(tmp_path / "s", source)
 
 
 def test_a_number_of_an_action_may_have_one_value(tmp_path):
@@ -195,7 +195,7 @@ def test_a_number_of_an_action_may_have_one_value(tmp_path):
     low, high = np.array([[-1, 2, -np.inf], [1, 2, np.inf]], np.float32)
     taken = np.array([[-0.5, 2, 3], [0.5, 2, 3]])
     put("mine/still-v0", [(rows(3), taken, [0, 0])], action_space=spaces.Box(low, high))
-    store = write(tmp_path / "s", load(minari_id="mine/still-v0"))
+    store = write_store(tmp_path / "s", load(minari_id="mine/still-v0"))
     assert store.spec.low == pytest.approx((-1, 1.998, 2.997))
     assert store.spec.high == pytest.approx((1, 2.002, 3.003))
     assert store.info["faults"][0].startswith("action [1, 2]: the same number at every step")
@@ -205,11 +205,11 @@ def test_actions_beyond_the_box_are_clipped_or_have_wider_bounds(tmp_path):
     taken = np.array([[-1.5, 0.5], [0.5, 1.0]])
     put("mine/loose-v0", [(rows(3), taken, [0, 0])])
     with pytest.raises(ValueError, match="got .-1.5, 0.5.; clip them .dataset.clip=true"):
-        write(tmp_path / "s", load(minari_id="mine/loose-v0"))
-    clipped = write(tmp_path / "s", load(minari_id="mine/loose-v0", clip=True))
+        write_store(tmp_path / "s", load(minari_id="mine/loose-v0"))
+    clipped = write_store(tmp_path / "s", load(minari_id="mine/loose-v0", clip=True))
     assert clipped.actions.tolist() == [[-1, 0.5], [0.5, 1]]
     assert (clipped.spec.low, clipped.spec.high) == ((-1, -1), (1, 1))
-    wide = write(tmp_path / "s", load(minari_id="mine/loose-v0", low=[-2, -2], high=[2, 1]))
+    wide = write_store(tmp_path / "s", load(minari_id="mine/loose-v0", low=[-2, -2], high=[2, 1]))
     assert wide.actions.tolist() == taken.tolist()
     assert (wide.spec.low, wide.spec.high) == ((-2, -2), (2, 1))
 
@@ -293,14 +293,14 @@ def test_the_horizon_is_the_longest_episode_or_evaluation(limit, options, horizo
 
 def test_a_constant_text_is_the_id_and_the_description(tmp_path):
     store = make_store(tmp_path / "s", [episode([1])])
-    save("mine/test-v0", store)
+    export_store("mine/test-v0", store)
     expected = f"mine/test-v0. test, written by decisionllm, fingerprint {store.fingerprint}"
     assert next(load(minari_id="mine/test-v0", text="constant").episodes).task == expected
     assert next(load(minari_id="mine/test-v0").episodes).task == ""
 
 
 def test_a_task_takes_the_place_of_the_description(tmp_path):
-    save("mine/test-v0", make_store(tmp_path / "s", [episode([1])]))
+    export_store("mine/test-v0", make_store(tmp_path / "s", [episode([1])]))
     assert (
         next(load(minari_id="mine/test-v0", text="constant", task="Run.").episodes).task == "Run."
     )
@@ -333,7 +333,7 @@ def test_a_template_names_the_numbers_of_the_first_observation():
 
 
 def test_a_template_of_a_vector_has_no_parts_but_the_whole(tmp_path):
-    save("mine/test-v0", make_store(tmp_path / "s", [episode([1], start=4)]))
+    export_store("mine/test-v0", make_store(tmp_path / "s", [episode([1], start=4)]))
     with pytest.raises(
         ValueError, match="got desired_goal; the observation is one vector without named parts"
     ):
@@ -344,17 +344,17 @@ def test_a_template_of_a_vector_has_no_parts_but_the_whole(tmp_path):
 
 def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = save(
+    place = export_store(
         "mine/test-v0", make_store(tmp_path / "s", [episode([1])])
     ).storage.data_path.parent
     shutil.move(place, tmp_path / "elsewhere")
     dataset = node("dataset", "minari", minari_id="elsewhere")
-    one = prepare(dataset, tmp_path / "home")
-    assert prepare(dataset, tmp_path / "home").path == one.path
-    save("mine/test-v0", make_store(tmp_path / "s", [episode([2, 3])]))
+    one = prepare_store(dataset, tmp_path / "home")
+    assert prepare_store(dataset, tmp_path / "home").path == one.path
+    export_store("mine/test-v0", make_store(tmp_path / "s", [episode([2, 3])]))
     shutil.rmtree(tmp_path / "elsewhere")
     shutil.move(place, tmp_path / "elsewhere")
-    assert prepare(dataset, tmp_path / "home").rewards.tolist() == [2, 3]
+    assert prepare_store(dataset, tmp_path / "home").rewards.tolist() == [2, 3]
     assert open_store(one.path).rewards.tolist() == [1]
 
 
@@ -372,7 +372,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
         load(minari_id="mine/none-v0", goal="fix")
     with pytest.raises(ValueError, match="give a value to minari_id"):
-        prepare(node("dataset", "minari"), tmp_path)
+        prepare_store(node("dataset", "minari"), tmp_path)
     put("mine/empty-v0", [])
     with pytest.raises(ValueError, match="mine/empty-v0: expected at least one episode"):
         load(minari_id="mine/empty-v0")
@@ -385,7 +385,9 @@ def test_what_cannot_be_read_is_refused(tmp_path):
 
 
 def test_a_damaged_dataset_is_refused(tmp_path):
-    data = save("mine/test-v0", make_store(tmp_path / "s", [episode([1, 2])])).storage.data_path
+    data = export_store(
+        "mine/test-v0", make_store(tmp_path / "s", [episode([1, 2])])
+    ).storage.data_path
     numbers = (data / "main_data.hdf5").read_bytes()
     card = (data / "metadata.json").read_text(encoding="utf-8")
     facts = json.loads(card)
@@ -412,7 +414,7 @@ def test_a_damaged_dataset_is_refused(tmp_path):
 
 def test_a_dataset_is_not_held_as_a_whole(tmp_path):
     many = [episode([1.0] * 100, S=100) for _ in range(25)]  # 1 MB, 40 kB each
-    save("mine/long-v0", make_store(tmp_path / "s", many, horizon=100))
+    export_store("mine/long-v0", make_store(tmp_path / "s", many, horizon=100))
     source = load(minari_id="mine/long-v0")
     tracemalloc.start()
     assert sum(len(e.rewards) for e in source.episodes) == 2500
@@ -421,7 +423,7 @@ def test_a_dataset_is_not_held_as_a_whole(tmp_path):
 
 
 def test_an_episode_that_is_missing_is_named(tmp_path):
-    data = save(
+    data = export_store(
         "mine/test-v0", make_store(tmp_path / "s", [episode([1, 2]), episode([3])])
     ).storage.data_path
     with h5py.File(data / "main_data.hdf5", "a") as file:
@@ -434,7 +436,9 @@ def test_numbers_that_float32_rounds_visibly_are_a_fault(tmp_path):
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     times = 1.7e9 + 30.0 * np.arange(4)
     put("mine/clock-v0", [(times[:, None], rows(3), np.ones(3))], observation_space=space)
-    faults = prepare(node("dataset", "minari", minari_id="mine/clock-v0"), tmp_path).info["faults"]
+    faults = prepare_store(node("dataset", "minari", minari_id="mine/clock-v0"), tmp_path).info[
+        "faults"
+    ]
     assert any("rounded by up to" in fault for fault in faults)
 
 
@@ -502,7 +506,7 @@ def test_an_export_into_a_space_with_a_text_has_the_tasks(tmp_path):
     episodes = [episode([1, 2], task=task, group=i) for i, task in enumerate(["Go.", "Köln"])]
     path = from_episodes(episodes, tmp_path / "store", name="mine")["path"]
     space = spaces.Dict(mission=spaces.Text(50), place=spaces.Box(-9, 9, (2,), np.float32))
-    save("mine/written-v0", open_store(path), observation_space=space)
+    export_store("mine/written-v0", open_store(path), observation_space=space)
     source = load(minari_id="mine/written-v0", text="episode")
     assert [each.task for each in source.episodes] == ["Go.", "Köln"]
 
@@ -534,7 +538,7 @@ def test_declared_parts_are_one_hot_and_marked(tmp_path):
     assert plain.spec.categorical == plain.spec.entity_schema == ()
     assert "categorical" not in plain.info
     options = {"minari_id": "mine/cells-v0", "categorical": {"grid": [3, 2]}}
-    store = prepare(node("dataset", "minari", **options), tmp_path)
+    store = prepare_store(node("dataset", "minari", **options), tmp_path)
     assert store.spec == source.spec and store.info["categorical"] == {"grid": [3, 2]}
 
 
@@ -551,13 +555,15 @@ def test_a_declaration_unlike_the_data_is_refused():
 def test_declared_parts_are_written_as_the_box_that_they_were(tmp_path):
     space = put_cells(CELLS)
     options = {"minari_id": "mine/cells-v0", "categorical": {"grid": [3, 2]}}
-    store = prepare(node("dataset", "minari", **options), tmp_path)
+    store = prepare_store(node("dataset", "minari", **options), tmp_path)
     declared = as_categorical(space, options["categorical"])
-    written = save("mine/again-v0", store, observation_space=declared)
+    written = export_store("mine/again-v0", store, observation_space=declared)
     assert written.observation_space == space
     grid = written[0].observations["grid"]
     assert grid.dtype == np.uint8 and grid.reshape(4, 2).tolist() == CELLS
-    again = prepare(node("dataset", "minari", **options | {"minari_id": written.id}), tmp_path)
+    again = prepare_store(
+        node("dataset", "minari", **options | {"minari_id": written.id}), tmp_path
+    )
     assert again.fingerprint == store.fingerprint
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hydra import initialize_config_dir
 
-from decisionllm.command_line import configs, store_choices
+from decisionllm.command_line import config_folder, store_choices
 from decisionllm.commands.data import card
 from decisionllm.config import train_config
 from decisionllm.datasets import dataset_reader, sampling, store_cache, store_writer, windows
@@ -24,14 +24,14 @@ from decisionllm.datasets.mixture import (
     load,
     part_shares,
 )
-from decisionllm.datasets.mixture import stores as of_stores
-from decisionllm.datasets.mixture_parts import described
+from decisionllm.datasets.mixture import open_stores as of_stores
+from decisionllm.datasets.mixture_parts import parse_parts
 from decisionllm.policy import loading
 from decisionllm.registry import build
 from decisionllm.runs import directory
-from decisionllm.runs.directory import of_part
-from decisionllm.scaling.grid import compose
+from decisionllm.runs.directory import part_config
 from decisionllm.scaling.run import execute
+from decisionllm.scaling.train_configs import compose
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
 
 LABELS = {
@@ -42,13 +42,13 @@ LABELS = {
 
 @pytest.fixture
 def mixed(tmp_path):
-    return store_writer.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
+    return store_writer.write_store(tmp_path / "mixed", load(parts=LABELS, text="goal"))
 
 
 def test_parts_keep_their_episodes_and_share_no_group(mixed, tmp_path):
     alone = [
-        store_writer.write(tmp_path / label, build(part.dataset))
-        for label, part in described(LABELS, {}, "goal").items()
+        store_writer.write_store(tmp_path / label, build(part.dataset))
+        for label, part in parse_parts(LABELS, {}, "goal").items()
     ]
     assert mixed.part.tolist() == [0] * 4 + [1] * 16 and mixed.group.tolist() == list(range(20))
     assert {label: part.tolist() for label, part in mixed.parts.items()} == {
@@ -88,7 +88,7 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
     }
     dataset = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
     if kind == "mixture":
-        made = described(**{key: value for key, value in dataset.items() if key != "_target_"})
+        made = parse_parts(**{key: value for key, value in dataset.items() if key != "_target_"})
     else:
         made = embodiment_parts(dataset)
     envs = {label: part.env for label, part in made.items()}
@@ -101,7 +101,7 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
     assert [envs[label]["observation"] for label in ("run's", "own")] == ["auctionnet", "minimal"]
     assert (envs["run's"]["frames"], envs["wordings"]["frames"]) == (8, 3)
     assert (envs["minari"]["minari_id"], envs["minari"]["goal"]) == ("me/maze-v0", "own")
-    shared = described({"all": "auction"}, {"text": "constant"}, "goal")
+    shared = parse_parts({"all": "auction"}, {"text": "constant"}, "goal")
     assert shared["all"].env["text"] == "constant", "an option of all parts"
 
 
@@ -117,7 +117,7 @@ def of_two(tmp_path):
         name: {"dataset": "store", "path": str(s.path)}
         for name, s in (("one", one), ("three", three))
     }
-    return store_writer.write(tmp_path / "mixed", load(parts=parts))
+    return store_writer.write_store(tmp_path / "mixed", load(parts=parts))
 
 
 def test_groups_of_stores_are_numbered_anew_and_the_longest_horizon_is_kept(tmp_path):
@@ -127,7 +127,7 @@ def test_groups_of_stores_are_numbered_anew_and_the_longest_horizon_is_kept(tmp_
 
 def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
     mixed = of_two(tmp_path)
-    steps, everything = windows.of_store(mixed), np.arange(4)
+    steps, everything = windows.load_steps(mixed), np.arange(4)
     assert sampling.part_weights(mixed, steps, everything, [1, 3]).tolist() == [
         1 / 4,
         3 / 12,
@@ -151,8 +151,8 @@ def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
 
 
 def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
-    alone = store_writer.write(
-        tmp_path / "alone", build(described(LABELS, {}, "goal")["many"].dataset)
+    alone = store_writer.write_store(
+        tmp_path / "alone", build(parse_parts(LABELS, {}, "goal")["many"].dataset)
     )
     for options in (
         {"held_out": 0.25, "seed": 3},
@@ -218,7 +218,7 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(trained, tmp_path, capsys
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     info = directory.read(run)[1]
-    made = store_writer.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
+    made = store_writer.write_store(tmp_path / "mixed", load(parts=LABELS, text="goal"))
     kept = sampling.select(made, held_out=0.25)[0]
     for label, part in made.parts.items():
         assert info["parts"][label]["targets"]["0.75"] == np.quantile(
@@ -347,7 +347,7 @@ def test_paraphrased_parts_keep_the_facts_of_their_tasks(tmp_path):
 
 def test_options_of_the_parts_may_be_added_to_those_of_an_experiment():
     store_choices()
-    with initialize_config_dir(str(configs()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
         words = ["experiment=generalist", "run=x", "name=x", "+dataset.options.source=regenerate"]
         assert compose("train", words)["dataset"]["options"] == {
             "steps_after_goal": 50,
@@ -402,7 +402,7 @@ def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
     parts_of_run = evaluation_parts(dataset, of_stores(dataset, tmp_path))
     assert {label: part["window"] for label, part in parts_of_run.items()} == {"few": 3, "many": 3}
-    assert of_part({"window": 20, "text": "none"}, "few", parts_of_run["few"])["window"] == 3
+    assert part_config({"window": 20, "text": "none"}, "few", parts_of_run["few"])["window"] == 3
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
 )
 def test_options_that_a_part_cannot_have_are_refused(own, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        store_cache.prepare(
+        store_cache.prepare_store(
             node(
                 "dataset", "mixture", parts=LABELS | {"few": LABELS["few"] | own}, text_wordings=0
             ),
@@ -468,11 +468,13 @@ def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
             text="goal",
             text_wordings=0,
         )
-        mixed = store_cache.prepare(dataset, tmp_path)
+        mixed = store_cache.prepare_store(dataset, tmp_path)
         made = load(**{k: v for k, v in dataset.items() if k != "_target_"})
         opened.append(mixed)
         assert mixed.info == made.info
-        assert mixed.fingerprint == store_writer.write(tmp_path / own["text"], made).fingerprint
+        assert (
+            mixed.fingerprint == store_writer.write_store(tmp_path / own["text"], made).fingerprint
+        )
     assert (
         len({mixed.path for mixed in opened}) == 1
         and len({mixed.fingerprint for mixed in opened}) == 2
@@ -517,16 +519,16 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
         options={"steps": 500, "source": "regenerate"},
         text="goal",
     )
-    made = store_cache.prepare(data, tmp_path / "a")
+    made = store_cache.prepare_store(data, tmp_path / "a")
     assert len(list((tmp_path / "a" / "stores").iterdir())) == 3, (
         "one of each part, and the mixture"
     )
     for folder in (tmp_path / "a" / "stores").glob("mixture-*"):
         shutil.rmtree(folder)
     monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.generate", None)  # a call would fail
-    again = store_cache.prepare(data, tmp_path / "a")
+    again = store_cache.prepare_store(data, tmp_path / "a")
     monkeypatch.undo()
-    alone = store_writer.write(tmp_path / "b", build(dataset_reader.data_node(data)))
+    alone = store_writer.write_store(tmp_path / "b", build(dataset_reader.data_node(data)))
     assert made.fingerprint == again.fingerprint == alone.fingerprint
 
 
@@ -538,8 +540,8 @@ def test_a_part_that_is_made_again_makes_another_mixture(tmp_path):
         # a clock too coarse to tell two writes apart must not decide this test
         later = time.time_ns() + 10**9 * int(reward)
         os.utime(path / "card.json", ns=(later, later))
-        assert store_cache.prepare(data, tmp_path / "cache").rewards.tolist() == [reward]
-    store_cache.prepare(data, tmp_path / "cache")
+        assert store_cache.prepare_store(data, tmp_path / "cache").rewards.tolist() == [reward]
+    store_cache.prepare_store(data, tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "stores").iterdir())) == 2, "unchanged, it is found again"
 
 
@@ -548,7 +550,7 @@ def test_parts_that_are_named_in_another_order_keep_their_episodes(tmp_path):
     shares = {}
     for labels in (("few", "many"), ("many", "few")):
         parts = {label: LABELS[label] for label in labels}
-        mixed = store_cache.prepare(node("dataset", "mixture", parts=parts), tmp_path)
+        mixed = store_cache.prepare_store(node("dataset", "mixture", parts=parts), tmp_path)
         shares[labels] = {label: len(episodes) for label, episodes in mixed.parts.items()}
     assert shares["few", "many"] == shares["many", "few"] == {"few": 4, "many": 16}
 
@@ -566,9 +568,9 @@ def test_a_part_whose_reader_has_a_new_version_makes_another_mixture(tmp_path, m
     )
     parts = {"mine": {"dataset": "arrays", "path": str(path)}}
     data = node("dataset", "mixture", parts=parts)
-    store_cache.prepare(data, tmp_path / "cache")
+    store_cache.prepare_store(data, tmp_path / "cache")
     monkeypatch.setattr(
         arrays, "READER", dataset_reader.DatasetReader(version=99, files=arrays.files)
     )
-    store_cache.prepare(data, tmp_path / "cache")
+    store_cache.prepare_store(data, tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "stores").glob("mixture-*"))) == 2

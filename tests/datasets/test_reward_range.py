@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets.arrays import from_episodes, load, open_folder
-from decisionllm.datasets.faults import reported
-from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.data_quality import list_faults
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.schema import Episode
 
 
@@ -38,15 +38,15 @@ def test_a_file_of_such_rewards_is_refused(tmp_path):
     assert len(list(load(path=path).episodes)) == 1
     node = {"_target_": "decisionllm.datasets.arrays.load", "path": path}
     with pytest.raises(ValueError, match="episode 0: expected returns-to-go within .*got 6.8e.38"):
-        prepare(node, tmp_path)
+        prepare_store(node, tmp_path)
 
 
 @pytest.mark.parametrize("reward", [1e9, -1e16])
 def test_rewards_that_hide_usual_ones_are_a_fault(reward, tmp_path):
-    (fault,) = reported(store_with(reward, tmp_path / "s").info)
+    (fault,) = list_faults(store_with(reward, tmp_path / "s").info)
     assert fault.startswith(f"rewards of up to {abs(reward):.2g}: float32 rounds returns-to-go by")
 
 
 @pytest.mark.parametrize(("reward", "scale"), [(1e3, 1.0), (0.0, 1.0), (1e16, 1e15), (1, 1e-4)])
 def test_rewards_of_a_usual_range_are_no_fault(reward, scale, tmp_path):
-    assert reported(store_with(reward, tmp_path / "s", scale).info) == []
+    assert list_faults(store_with(reward, tmp_path / "s", scale).info) == []

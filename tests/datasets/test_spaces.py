@@ -28,7 +28,13 @@ from decisionllm.datasets.space_parts import (
     text_parts,
     text_values,
 )
-from decisionllm.datasets.spaces import fits, flatten, flatten_one, stack, unflatten
+from decisionllm.datasets.spaces import (
+    contains_observations,
+    flatten,
+    flatten_one,
+    stack,
+    unflatten,
+)
 
 NESTED = spaces.Dict(
     pos=spaces.Box(-9, 9, (2,), np.float32),
@@ -82,7 +88,7 @@ def test_an_observation_is_one_row_and_comes_back(space, parts, observation, row
     assert observation_parts(space) == parts
     assert flatten_one(observation, space).tolist() == row
     rows = flatten(stack([observation, observation]), space)
-    assert rows.tolist() == [row, row] and fits(rows, space)
+    assert rows.tolist() == [row, row] and contains_observations(rows, space)
     back = unflatten(rows, space)
     assert flatten(back, space).tolist() == [row, row]
 
@@ -234,7 +240,7 @@ def test_texts_are_no_numbers_of_an_observation(text):
     assert text_values(seen[0], space) == {"mission": "Geh nach Köln.", "place.said": ""}
     again = unflatten(rows, space, text="Go.")
     assert again["mission"].tolist() == ["Go.", "Go."] and again["side"].tolist() == [0, 1]
-    assert fits(rows, space)
+    assert contains_observations(rows, space)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Text(3))])
@@ -391,8 +397,10 @@ def test_a_number_beyond_its_categories_is_named_alone():
 
 def test_a_category_beyond_the_bounds_of_its_box_does_not_fit():
     space = as_categorical(spaces.Box(0, 1, (1,), np.uint8), {"observation": 3})
-    assert fits(np.float32([[0, 1, 0]]), space) and not fits(np.float32([[0, 0, 1]]), space)
-    assert not fits(np.float32([[1, 1, 0]]), space)
+    assert contains_observations(np.float32([[0, 1, 0]]), space) and not contains_observations(
+        np.float32([[0, 0, 1]]), space
+    )
+    assert not contains_observations(np.float32([[1, 1, 0]]), space)
 
 
 def test_a_declared_part_of_three_dimensions_is_a_grid_of_equal_cells():

@@ -23,8 +23,8 @@ import pytest
 from decisionllm.datasets import windows
 from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.datasets.store import open_store, read_and_verify
-from decisionllm.datasets.store_cache import prepare
-from decisionllm.datasets.store_writer import ColumnFile, write
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.datasets.store_writer import ColumnFile, write_store
 from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
@@ -82,7 +82,7 @@ def test_episodes_come_back_as_they_were_written(tmp_path):
 def test_discrete_actions_and_their_masks_come_back(tmp_path):
     masks = np.array([[True, False, True], [False, True, False]])
     spec = Spec(observation_dim=2, action_dim=1, horizon=2, num_actions=3)
-    store = write(tmp_path / "s", Source(spec, [discrete([2, 1], masks)]))
+    store = write_store(tmp_path / "s", Source(spec, [discrete([2, 1], masks)]))
     assert store.spec == spec
     assert store.episode(0).actions.tolist() == [[2], [1]]
     assert (
@@ -99,14 +99,14 @@ def test_members_of_a_team_come_back_and_what_it_was_paid_after_they_were_gone_c
         (e.agent, e.start, e.return_after_exit) for e in (store.episode(0), store.episode(1))
     ] == [(0, 0, 5.0), (1, 3, 0.0)]
     assert store.returns.tolist() == [8, 7]
-    assert windows.of_store(store).returns_to_go.tolist() == [8, 7, 7, 5]
+    assert windows.load_steps(store).returns_to_go.tolist() == [8, 7, 7, 5]
 
 
 def test_a_layout_comes_back_and_must_fill_the_observation(tmp_path):
     spec = Spec(
         5, 1, horizon=3, low=(-1.0,), high=(1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2))
     )
-    store = write(
+    store = write_store(
         tmp_path / "s",
         Source(spec, [Episode(np.zeros((1, 5), np.float32), np.zeros((1, 1)), np.zeros(1))]),
     )
@@ -119,7 +119,7 @@ def test_categorical_columns_change_no_fingerprint_of_other_data(tmp_path):
     plain = Spec(2, 1, horizon=3, low=(-1.0,), high=(1.0,))
     marked = replace(plain, categorical=[[0, 2]])
     one, other = (
-        write(tmp_path / str(i), Source(spec, [episode([1, 2])]))
+        write_store(tmp_path / str(i), Source(spec, [episode([1, 2])]))
         for i, spec in enumerate((plain, marked))
     )
     assert open_store(other.path).spec.categorical == ((0, 2),) and verify(other)
@@ -248,7 +248,7 @@ def test_unequal_lengths_and_numbers_that_are_none_are_refused_when_an_episode_i
 def test_what_does_not_fit_the_spec_is_refused_and_leaves_nothing(tmp_path, episodes, message):
     spec = Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,))
     with pytest.raises(ValueError, match=message):
-        write(tmp_path / "s", Source(spec, episodes))
+        write_store(tmp_path / "s", Source(spec, episodes))
     assert folders(tmp_path) == []
 
 
@@ -256,7 +256,7 @@ def test_rounding_beyond_a_bound_is_not_an_action_outside_its_space(tmp_path):
     row = np.array([[1.0 + 1e-6]], np.float32)
     assert row > 1
     spec = Spec(observation_dim=1, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,))
-    write(tmp_path / "s", Source(spec, [Episode(row, row, np.zeros(1, np.float32))]))
+    write_store(tmp_path / "s", Source(spec, [Episode(row, row, np.zeros(1, np.float32))]))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,9 @@ def test_rounding_beyond_a_bound_is_not_an_action_outside_its_space(tmp_path):
 def test_impossible_discrete_actions_are_refused(tmp_path, actions, masks, message):
     spec = Spec(observation_dim=2, action_dim=1, horizon=5, num_actions=3)
     with pytest.raises(ValueError, match=message):
-        write(tmp_path / "s", Source(spec, [discrete(actions, masks and np.array(masks, bool))]))
+        write_store(
+            tmp_path / "s", Source(spec, [discrete(actions, masks and np.array(masks, bool))])
+        )
 
 
 def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_whole(tmp_path):
@@ -284,7 +286,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_who
     # the first episode is on disk by the time the second one is refused
     source = Source(old.spec, [episode([9]), episode([9], S=3)])
     with pytest.raises(ValueError, match="episode 1: expected observations of 2"):
-        write(tmp_path / "s", source)
+        write_store(tmp_path / "s", source)
     assert folders(tmp_path) == ["s"]
     assert open_store(tmp_path / "s").rewards.tolist() == [1, 2]
     make_store(tmp_path / "s", [episode([3])])
@@ -296,7 +298,7 @@ def test_facts_that_json_cannot_hold_are_refused_before_an_episode_is_read(tmp_p
     spec = Spec(observation_dim=2, action_dim=1, horizon=5, num_actions=3)
     episodes = iter([episode([1])])
     with pytest.raises(ValueError, match=r"expected info and facts that JSON can hold \(Object of"):
-        write(tmp_path / "s", Source(spec, episodes, **facts))
+        write_store(tmp_path / "s", Source(spec, episodes, **facts))
     assert len(list(episodes)) == 1
 
 
@@ -318,10 +320,10 @@ def test_a_folder_or_file_that_is_no_store_is_never_replaced(tmp_path):
 
 
 def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):
-    one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
+    one = prepare_store(node("dataset", "synthetic", episodes=3), tmp_path)
     stamp = (one.path / "card.json").stat().st_mtime_ns
-    again = prepare(node("dataset", "synthetic", episodes=3), str(tmp_path))
-    other = prepare(node("dataset", "synthetic", episodes=3, seed=1), tmp_path)
+    again = prepare_store(node("dataset", "synthetic", episodes=3), str(tmp_path))
+    other = prepare_store(node("dataset", "synthetic", episodes=3, seed=1), tmp_path)
     assert again.path == one.path and (one.path / "card.json").stat().st_mtime_ns == stamp
     assert other.path != one.path and other.fingerprint != one.fingerprint
     assert len(folders(tmp_path / "stores")) == 2
@@ -352,8 +354,8 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
     cards = []
     for text in texts:
         dataset = node("dataset", name, text=text, **options)
-        store = prepare(dataset, tmp_path)
-        made = write(tmp_path / text, build(dataset))
+        store = prepare_store(dataset, tmp_path)
+        made = write_store(tmp_path / text, build(dataset))
         cards.append((store.path, (store.path / "card.json").stat().st_mtime_ns))
         assert [store.episode(e).task for e in range(len(store.lengths))] == [
             made.episode(e).task for e in range(len(made.lengths))
@@ -367,7 +369,7 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
 
 def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
     dataset = node("dataset", "maze2d-umaze", steps=1000)
-    bare, named = (prepare(dataset | {"text": text}, tmp_path) for text in ("none", "goal"))
+    bare, named = (prepare_store(dataset | {"text": text}, tmp_path) for text in ("none", "goal"))
     assert bare.path != named.path and bare.rewards.sum() != named.rewards.sum()
 
 
@@ -375,9 +377,12 @@ def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
     dataset = node("dataset", "maze2d-umaze", steps=1000, text="goal")
     older = replace(maze2d.READER, version=1)
     monkeypatch.setattr("decisionllm.worlds.maze2d.dataset.READER", older)
-    before = prepare(dataset, tmp_path)
+    before = prepare_store(dataset, tmp_path)
     monkeypatch.undo()
-    assert prepare(dataset, tmp_path).path != before.path and prepare(dataset, tmp_path).facts
+    assert (
+        prepare_store(dataset, tmp_path).path != before.path
+        and prepare_store(dataset, tmp_path).facts
+    )
 
 
 def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
@@ -394,19 +399,19 @@ def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
 
 
 def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkeypatch):
-    one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
+    one = prepare_store(node("dataset", "synthetic", episodes=3), tmp_path)
     newer = DatasetReader(version=2)
     monkeypatch.setattr("decisionllm.datasets.synthetic.READER", newer, raising=False)
-    assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
+    assert prepare_store(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 
-@pytest.mark.parametrize("name", ["VERSION", "files", "data_options", "worded"])
+@pytest.mark.parametrize("name", ["VERSION", "files", "data_options", "set_texts"])
 def test_what_no_reader_object_names_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / f"unnamed_{name}.py").write_text(f"load = {name} = list", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     message = rf"unnamed_{name}: expected READER = .*DatasetReader.*, got {name} that nothing"
     with pytest.raises(ValueError, match=message):
-        prepare({"_target_": f"unnamed_{name}.load"}, tmp_path / "home")
+        prepare_store({"_target_": f"unnamed_{name}.load"}, tmp_path / "home")
 
 
 def test_what_a_reader_must_return_is_said(tmp_path, monkeypatch):
@@ -430,7 +435,7 @@ def without_a_name():
     ):
         message = rf"own_readers.{reader}: expected a .*Source\(.* of a reader, got {got}$"
         with pytest.raises(ValueError, match=message):
-            prepare({"_target_": f"own_readers.{reader}"}, tmp_path / "home")
+            prepare_store({"_target_": f"own_readers.{reader}"}, tmp_path / "home")
 
 
 def write_log(path, reward, steps=4):
@@ -449,16 +454,18 @@ def test_prepare_reads_a_replaced_file_again(tmp_path):
     dataset = node("dataset", "maze2d-umaze", path=str(tmp_path / "log.hdf5"), source="file")
     for reward in (1, 2):
         write_log(tmp_path / "log.hdf5", reward)
-        assert prepare(dataset, tmp_path / "home").returns.tolist() == [4 * reward]
-    prepare(dataset, tmp_path / "home")
+        assert prepare_store(dataset, tmp_path / "home").returns.tolist() == [4 * reward]
+    prepare_store(dataset, tmp_path / "home")
     assert len(folders(tmp_path / "home/stores")) == 2
 
 
 def test_prepare_reads_a_file_that_has_come_to_the_users_folder(tmp_path):
     dataset = node("dataset", "maze2d-umaze", steps=50)
-    assert prepare(dataset, tmp_path / "home").info["name"] == "maze2d-umaze-v1@regen-seed0-50"
+    assert (
+        prepare_store(dataset, tmp_path / "home").info["name"] == "maze2d-umaze-v1@regen-seed0-50"
+    )
     write_log(Path("~/.d4rl/datasets/maze2d-umaze-sparse-v1.hdf5").expanduser(), reward=3)
-    assert prepare(dataset, tmp_path / "home").returns.tolist() == [12]
+    assert prepare_store(dataset, tmp_path / "home").returns.tolist() == [12]
 
 
 def test_opening_a_million_steps_reads_none_of_them(tmp_path):
@@ -466,7 +473,7 @@ def test_opening_a_million_steps_reads_none_of_them(tmp_path):
     rows = np.zeros((n, 4), np.float32)
     rows[-1] = 7
     spec = Spec(observation_dim=4, action_dim=2, horizon=n, low=(-1.0, -1.0), high=(1.0, 1.0))
-    path = write(
+    path = write_store(
         tmp_path / "s",
         Source(spec, [Episode(rows, np.zeros((n, 2), np.float32), np.zeros(n, np.float32))]),
     ).path
@@ -520,7 +527,7 @@ def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
 def test_the_memory_of_writing_does_not_depend_on_the_number_of_episodes(tmp_path):
     def peak(n):
         tracemalloc.start()
-        write(tmp_path / "s", Source(WIDE, endless(n)))
+        write_store(tmp_path / "s", Source(WIDE, endless(n)))
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return used
@@ -535,7 +542,7 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
         yield from endless(5)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    whole = prepare(options, tmp_path)
+    whole = prepare_store(options, tmp_path)
     shutil.rmtree(whole.path)
     if not (child := os.fork()):
         with monkeypatch.context() as patch:
@@ -543,7 +550,7 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
                 "decisionllm.datasets.store_cache.build", lambda _: Source(WIDE, reader(), NAMED)
             )
             try:
-                prepare(options, tmp_path)
+                prepare_store(options, tmp_path)
             finally:
                 os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -553,7 +560,7 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
         and left[0].startswith(".partial-")
         and not list((tmp_path / "stores" / left[0]).glob("card.json"))
     )
-    assert prepare(options, tmp_path).fingerprint == whole.fingerprint and folders(
+    assert prepare_store(options, tmp_path).fingerprint == whole.fingerprint and folders(
         tmp_path / "stores"
     ) == [whole.path.name]
 
@@ -572,7 +579,8 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         stores = list(
             pool.map(
-                lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)
+                lambda _: prepare_store(node("dataset", "synthetic", episodes=3), tmp_path),
+                range(2),
             )
         )
     assert (
@@ -587,7 +595,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_old_store(room, tmp_path)
     """By the limit of this process on the size of a file: within the rows, and within a file's
     header.
     """
-    old = write(tmp_path / "s", Source(WIDE, endless(2)))
+    old = write_store(tmp_path / "s", Source(WIDE, endless(2)))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
@@ -595,9 +603,9 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_old_store(room, tmp_path)
             OSError,
             match=r"/s: the store could not be written \(File too large\); nothing of it is left. Make room",
         ):
-            write(tmp_path / "s", Source(WIDE, endless(20)))
+            write_store(tmp_path / "s", Source(WIDE, endless(20)))
         with pytest.raises(OSError, match="t: the store could not be written"):
-            write(tmp_path / "t", Source(WIDE, endless(20)))
+            write_store(tmp_path / "t", Source(WIDE, endless(20)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (
@@ -607,7 +615,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_old_store(room, tmp_path)
 
 
 def test_a_store_without_one_of_its_files_is_refused(tmp_path):
-    path = write(tmp_path / "s", Source(WIDE, endless(2))).path
+    path = write_store(tmp_path / "s", Source(WIDE, endless(2))).path
     (path / "rewards.npy").unlink()
     with pytest.raises(
         ValueError,

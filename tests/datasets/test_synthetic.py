@@ -5,7 +5,7 @@ simulator.
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.datasets.synthetic import GOALS, HORIZON, MOVES, load, move, task_text
 from tests.conftest import node
 
@@ -38,7 +38,7 @@ def test_a_better_controller_arrives_sooner():
 
 
 def test_the_text_names_the_goal(tmp_path):
-    store = write(tmp_path / "s", load(text="goal", episodes=8))
+    store = write_store(tmp_path / "s", load(text="goal", episodes=8))
     assert [store.episode(e).task for e in range(4)] == [
         f"Walk to the goal in the {name}." for name in ("north", "south", "east", "west")
     ]
@@ -48,7 +48,7 @@ def test_the_text_names_the_goal(tmp_path):
 
 
 def test_discrete_actions_are_the_nearest_moves(tmp_path):
-    store = write(tmp_path / "s", load(discrete=True, episodes=40))
+    store = write_store(tmp_path / "s", load(discrete=True, episodes=40))
     assert store.spec.num_actions == 5 and set(np.unique(store.actions)) == {0, 1, 2, 3, 4}
     to_goal = (
         np.array([goal_of(e) for e in range(40)])[np.repeat(np.arange(40), store.lengths)]

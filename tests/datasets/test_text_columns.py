@@ -7,7 +7,7 @@ import pytest
 from decisionllm.commands.data import card
 from decisionllm.datasets import text_columns
 from decisionllm.datasets.arrays import from_episodes, load, open_folder
-from decisionllm.datasets.store_cache import prepare
+from decisionllm.datasets.store_cache import prepare_store
 from tests.conftest import LOOP, NANO, command, episode, node
 from tests.datasets.test_arrays import columns, put
 
@@ -127,7 +127,7 @@ def test_numbers_called_task_are_no_texts(tmp_path):
 def test_columns_that_are_not_read_are_on_the_card_and_said_by_train(tmp_path, capsys):
     more = {"tasks": np.array(TASKS), "images": np.zeros((5, 2, 2)), "speed": np.arange(5.0)}
     path = put(tmp_path / "mine.npz", **more)
-    lines = list(card(prepare(node("dataset", "arrays", path=path), tmp_path)))
+    lines = list(card(prepare_store(node("dataset", "arrays", path=path), tmp_path)))
     assert "  not read     images, speed" in lines
     assert any("3 different" in line for line in lines)
     words = ["dataset=arrays", f"dataset.path={path}", f"run={tmp_path / 'run'}"]
@@ -138,8 +138,8 @@ def test_columns_that_are_not_read_are_on_the_card_and_said_by_train(tmp_path, c
 def test_task_from_none_leaves_the_texts_of_a_store_out(tmp_path):
     episodes = [episode([1, 2], task=task, group=i) for i, task in enumerate("ab")]
     path = from_episodes(episodes, tmp_path / "store", name="mine")["path"]
-    assert prepare(node("dataset", "store", path=path), tmp_path).tasks == ("a", "b")
-    store = prepare(node("dataset", "store", path=path, task_from="none"), tmp_path)
+    assert prepare_store(node("dataset", "store", path=path), tmp_path).tasks == ("a", "b")
+    store = prepare_store(node("dataset", "store", path=path, task_from="none"), tmp_path)
     assert store.tasks == ("",)
     assert store.fingerprint != open_folder(path=path).fingerprint
 

@@ -25,28 +25,30 @@ def togo(steps, e):
 
 def test_return_to_go_is_the_sum_that_follows(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2, 3]), episode([5]), episode([0, 4])])
-    steps = windows.of_store(store)
+    steps = windows.load_steps(store)
     assert [togo(steps, e) for e in range(3)] == [[6, 5, 3], [5], [4, 4]]
 
 
 def test_a_large_reward_leaves_other_episodes_as_they_are(tmp_path):
     store = make_store(tmp_path / "s", [episode([-1e17, 0, 0]), episode([1, 2, 3]), episode([5])])
-    steps = windows.of_store(store)
+    steps = windows.load_steps(store)
     assert [togo(steps, e) for e in (1, 2)] == [[6, 5, 3], [5]]
-    rollout = windows.of_histories([history([-1e17]), history([1, 2])], [0.0, 6.0])
+    rollout = windows.concatenate_histories([history([-1e17]), history([1, 2])], [0.0, 6.0])
     assert togo(rollout, 1) == [6, 5, 3]
 
 
 def test_in_a_rollout_it_is_the_target_minus_received_rewards():
-    steps = windows.of_histories([history([1, 2]), history([]), history([-1])], [10.0, 7.0, 0.0])
+    steps = windows.concatenate_histories(
+        [history([1, 2]), history([]), history([-1])], [10.0, 7.0, 0.0]
+    )
     assert [togo(steps, e) for e in range(3)] == [[10, 9, 7], [7], [0, 1]]
 
 
 def test_a_rollout_with_the_return_of_a_log_equals_the_log(tmp_path):
-    log = windows.of_store(
+    log = windows.load_steps(
         make_store(tmp_path / "s", [episode([1, 2, 3], S=1), episode([4, 0], S=1)])
     )
-    rollout = windows.of_histories([history([1, 2]), history([4])], [6.0, 4.0])
+    rollout = windows.concatenate_histories([history([1, 2]), history([4])], [6.0, 4.0])
     assert [togo(rollout, e) for e in range(2)] == [togo(log, e) for e in range(2)]
     assert rollout.observations.tolist() == log.observations.tolist()
 
@@ -58,7 +60,7 @@ def test_a_return_horizon_counts_the_next_rewards(tmp_path):
     """
     cut_off = episode([1, 2, 3, 4])
     ended = episode([1, 2, 3, 4], terminated=True, truncated=False)
-    steps = windows.of_store(
+    steps = windows.load_steps(
         make_store(tmp_path / "s", [cut_off, ended, episode([8])]), return_horizon=2
     )
     assert [togo(steps, e) for e in range(3)] == [[3, 5, 7], [3, 5, 7, 4], []]
@@ -67,31 +69,35 @@ def test_a_return_horizon_counts_the_next_rewards(tmp_path):
 def test_a_return_horizon_ends_with_an_agent_whose_team_plays_on(tmp_path):
     """Of what the team receives later, only the sum is known."""
     left = episode([1, 2, 3, 4], terminated=True, truncated=False, return_after_exit=100)
-    steps = windows.of_store(make_store(tmp_path / "s", [left]), return_horizon=2)
+    steps = windows.load_steps(make_store(tmp_path / "s", [left]), return_horizon=2)
     assert togo(steps, 0) == [3, 5, 7]
 
 
 def test_a_return_horizon_of_the_whole_episode_keeps_one_step(tmp_path):
-    steps = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=3)
+    steps = windows.load_steps(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=3)
     assert togo(steps, 0) == [6]
 
 
 def test_with_a_return_horizon_the_target_stays_constant():
-    steps = windows.of_histories([history([1, 2]), history([5])], [10.0, 7.0], return_horizon=4)
+    steps = windows.concatenate_histories(
+        [history([1, 2]), history([5])], [10.0, 7.0], return_horizon=4
+    )
     assert [togo(steps, e) for e in range(2)] == [[10, 10, 10], [7, 7]]
 
 
 def test_the_next_action_is_a_zero():
-    steps = windows.of_histories([history([1, 2]), history([1])], [0.0, 0.0])
+    steps = windows.concatenate_histories([history([1, 2]), history([1])], [0.0, 0.0])
     np.testing.assert_allclose(steps.actions[:, 0], [0, 0.01, 0, 0, 0])
     assert steps.observations[:, 0].tolist() == [0, 1, 2, 0, 1]
 
 
 def test_histories_without_masks_allow_everything():
     only_second = np.array([[True, False, True]])
-    steps = windows.of_histories([history([]), history([], action_masks=only_second)], [0.0, 0.0])
+    steps = windows.concatenate_histories(
+        [history([]), history([], action_masks=only_second)], [0.0, 0.0]
+    )
     assert steps.action_masks.tolist() == [[True, True, True], [True, False, True]]
-    assert windows.of_histories([history([])], [0.0]).action_masks is None
+    assert windows.concatenate_histories([history([])], [0.0]).action_masks is None
 
 
 def test_a_window_begins_at_its_start_and_stays_in_its_episode(tmp_path):
@@ -99,7 +105,9 @@ def test_a_window_begins_at_its_start_and_stays_in_its_episode(tmp_path):
     padded on the right.
     """
     store = make_store(tmp_path / "s", [episode([1, 1, 1, 1]), episode([2, 2, 2], start=10)])
-    window = windows.cut(windows.of_store(store), np.array([0, 0, 1]), np.array([1, 3, 0]), 3)
+    window = windows.cut_windows(
+        windows.load_steps(store), np.array([0, 0, 1]), np.array([1, 3, 0]), 3
+    )
     assert window.observations[..., 0].tolist() == [[1, 2, 3], [3, 0, 0], [10, 11, 12]]
     np.testing.assert_allclose(
         window.actions[..., 0] * 100, [[1, 2, 3], [3, 0, 0], [10, 11, 12]], rtol=1e-6
@@ -119,8 +127,8 @@ def test_padding_allows_every_action(tmp_path):
         np.ones(2, np.float32),
         action_masks=masks,
     )
-    window = windows.cut(
-        windows.of_store(make_store(tmp_path / "s", [one], num_actions=2)),
+    window = windows.cut_windows(
+        windows.load_steps(make_store(tmp_path / "s", [one], num_actions=2)),
         np.array([0]),
         np.array([1]),
         3,
@@ -132,7 +140,7 @@ def test_columns_need_not_be_contiguous():
     wide = np.arange(120, dtype=np.float32).reshape(20, 6)
     rest = wide[:, 4:], wide[:, 0], np.array([0, 10]), np.array([10, 20])
     slices, copies = (
-        windows.cut(windows.Steps(x, *rest), np.arange(2), np.array([3, 5]), 4)
+        windows.cut_windows(windows.Steps(x, *rest), np.arange(2), np.array([3, 5]), 4)
         for x in (wide[:, :3], wide[:, :3].copy())
     )
     np.testing.assert_array_equal(slices.observations, copies.observations)
@@ -155,7 +163,7 @@ def test_a_window_holds_the_steps_of_its_episode_and_zeros(T, contiguous):
     )
     episodes = np.array([0, 0, 1, 1, 1])
     starts = np.array([-3, 35, -1, 7, 39])
-    window = windows.cut(steps, episodes, starts, T)
+    window = windows.cut_windows(steps, episodes, starts, T)
     for row, (e, start) in enumerate(zip(episodes, starts, strict=True)):
         for t in range(T):
             at, real = 40 * e + start + t, 0 <= start + t < 40
@@ -197,7 +205,7 @@ def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
     store = make_store(
         tmp_path / "s", [episode([0] * 3), episode([0] * 5, start=10), episode([0] * 2, start=20)]
     )
-    sampler = sampling.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
+    sampler = sampling.Sampler(windows.load_steps(store), [2, 0], T=2, batch_size=4000, seed=0)
     each = sampler.cut_windows(np.arange(5))
     assert each.observations[..., 0].tolist() == [[0, 1], [1, 2], [2, 0], [20, 21], [21, 0]]
     assert each.episodes.tolist() == [0, 0, 0, 2, 2]
@@ -210,7 +218,7 @@ def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
 def test_each_step_is_found_in_its_episode_whatever_their_lengths(lengths, tmp_path):
     log = make_store(tmp_path, [episode([0.0] * n) for n in lengths], horizon=100)
     window = sampling.Sampler(
-        windows.of_store(log), np.arange(len(lengths)), T=1, batch_size=1, seed=0
+        windows.load_steps(log), np.arange(len(lengths)), T=1, batch_size=1, seed=0
     ).cut_windows(np.arange(sum(lengths)))
     assert window.episodes.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
     assert window.timesteps[:, 0].tolist() == [t for n in lengths for t in range(n)]
@@ -220,7 +228,7 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 1]), episode([0, 0, 0]), episode([2, 0])])
     weights = np.array([1.0, 0.25, 1.0])
     sampler = sampling.Sampler(
-        windows.of_store(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights
+        windows.load_steps(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights
     )
     window = sampler(0)
     assert set(window.episodes) == {1, 2}
@@ -236,7 +244,7 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
 @pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0, 1.0])])
 def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
     """Steps of an episode as 1 : 0.5 : 0.25; the episodes keep their share."""
-    steps = windows.of_store(
+    steps = windows.load_steps(
         make_store(tmp_path / "s", [episode([0] * 3), episode([0]), episode([0] * 50)])
     )
     window = sampling.Sampler(
@@ -254,7 +262,7 @@ def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
 
 
 def test_a_draw_depends_on_seed_and_step_alone(tmp_path):
-    steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 40)]))
+    steps = windows.load_steps(make_store(tmp_path / "s", [episode([0] * 40)]))
     make = lambda seed: sampling.Sampler(steps, [0], T=2, batch_size=8, seed=seed)  # noqa: E731
     one, again = make(0), make(0)
     first = [one(step).timesteps.tolist() for step in range(3)]
@@ -322,10 +330,10 @@ def test_shares_outside_0_to_1_are_refused(tmp_path):
 @pytest.mark.parametrize("return_horizon", [0, 2])
 def test_blocks_of_any_size_give_the_same_steps(tmp_path, monkeypatch, return_horizon):
     log = make_store(tmp_path / "s", [episode(list(range(1, n + 1))) for n in (3, 1, 7, 2, 5)])
-    whole = windows.of_store(log, return_horizon=return_horizon)
+    whole = windows.load_steps(log, return_horizon=return_horizon)
     for block in (1, 4, 9):
         monkeypatch.setattr(windows, "BLOCK", block)
-        steps = windows.of_store(log, return_horizon=return_horizon)
+        steps = windows.load_steps(log, return_horizon=return_horizon)
         assert (
             steps.returns_to_go.tolist() == whole.returns_to_go.tolist()
             and steps.end.tolist() == whole.end.tolist()
@@ -342,7 +350,7 @@ def text_sampler(tmp_path, *, texts, weights=None, discount=1.0):
     times its episode and its step.
     """
     made = [episode([0.0] * n, start=10 * e, S=1) for e, n in enumerate((1, 2, 3, 4))]
-    steps = windows.of_store(make_store(tmp_path / "s", made))
+    steps = windows.load_steps(make_store(tmp_path / "s", made))
     rows = 3000
     return sampling.TextSampler(
         steps,

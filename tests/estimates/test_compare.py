@@ -14,9 +14,14 @@ from rich.console import Console
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.estimates.compare import compare, log_return, make_candidate
 from decisionllm.estimates.compared_log import print_log
-from decisionllm.estimates.comparison_report import Judged, list_warnings, make_table, rank_policies
-from decisionllm.estimates.log import logged
-from decisionllm.policy.opening import OpenedRun
+from decisionllm.estimates.comparison_report import (
+    ComparedPolicy,
+    list_warnings,
+    make_table,
+    rank_policies,
+)
+from decisionllm.estimates.logged_episodes import build_logged
+from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.protocols import Estimate, Logged
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, episode, make_policy, make_store, node
@@ -35,12 +40,12 @@ def estimate(value):
 
 
 def test_the_best_estimate_has_rank_one_and_equal_ones_share_it():
-    judged = [Judged(str(v), 0.0, {"fqe": estimate(v)}) for v in (2.0, 5.0, 5.0, 1.0)]
+    judged = [ComparedPolicy(str(v), 0.0, {"fqe": estimate(v)}) for v in (2.0, 5.0, 5.0, 1.0)]
     assert rank_policies(judged, "fqe") == [3, 1, 1, 4]
 
 
 def test_a_policy_that_leaves_the_log_is_warned_about():
-    judged = [Judged("near", 0.2, {"fqe": estimate(1.0)}), Judged("away", 0.31, {})]
+    judged = [ComparedPolicy("near", 0.2, {"fqe": estimate(1.0)}), ComparedPolicy("away", 0.31, {})]
     (line,) = list_warnings(judged, 0.2)
     assert line.startswith("warning: away leaves the log, 31 % of its actions")
 
@@ -57,7 +62,7 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
         tasks=["", ""],
         recorded=np.ones(3, bool),
     )
-    judged = [Judged("a", 0.5, {"fqe": estimate(2.0), "model": estimate(4.0)})]
+    judged = [ComparedPolicy("a", 0.5, {"fqe": estimate(2.0), "model": estimate(4.0)})]
     made = make_table(judged, log, log_return(log, 1.0), "d", 1.0)
     assert [column.header for column in made.columns] == [
         "policy",
@@ -74,7 +79,7 @@ def test_the_table_has_the_return_of_the_log_and_a_column_for_each_estimator():
     assert "the log itself: 3 (3..3)" in made.title
     # rewards 1 and 2 of the held-out episode
     discounted = log_return(log, 0.5)
-    made = make_table([Judged("a", 0.5, {"fqe": estimate(2.0)})], log, discounted, "d", 0.5)
+    made = make_table([ComparedPolicy("a", 0.5, {"fqe": estimate(2.0)})], log, discounted, "d", 0.5)
     assert "the log itself: 2 (2..2); discount 0.5" in made.title
 
 
@@ -146,7 +151,7 @@ def test_episodes_that_share_a_few_groups_are_named(tmp_path):
         episodes = [episode([float(i)], group=i // size) for i in range(60)]
         store = make_store(tmp_path / f"store-{size}", episodes)
         console = Console(file=io.StringIO(), width=1000)
-        print_log(console, store, logged(store, np.arange(30), np.arange(30, 60)))
+        print_log(console, store, build_logged(store, np.arange(30), np.arange(30, 60)))
         said = console.file.getvalue()
         assert words in said if words else "note" not in said
 

@@ -13,7 +13,7 @@ import torch
 from decisionllm.estimates.fitted_q import FittedQ, discounted_returns
 from decisionllm.estimates.importance import Importance, effective_episodes
 from decisionllm.estimates.learned_model import LearnedModel
-from decisionllm.estimates.log import estimate_mean
+from decisionllm.estimates.logged_episodes import estimate_mean
 from decisionllm.estimates.networks import Members
 from decisionllm.estimates.support import Support
 from decisionllm.eval.intervals import over_episodes

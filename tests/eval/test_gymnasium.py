@@ -14,11 +14,14 @@ import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
+from decisionllm.datasets.action_spaces import action_spec
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.datasets.minari import load, save
-from decisionllm.datasets.spaces import action_spec, grid_parts, stack
+from decisionllm.datasets.categorical import grid_parts
+from decisionllm.datasets.minari import load
+from decisionllm.datasets.minari_export import export_store
+from decisionllm.datasets.spaces import stack
 from decisionllm.datasets.store import open_store
-from decisionllm.eval.before import Trained, compare
+from decisionllm.eval.env_checks import TrainingData, compare
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import DIGESTS
@@ -577,7 +580,7 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
     node = from_episodes(
         log, tmp_path / "log", name="log", spec=facts, observation_parts=env.observation_parts
     )
-    save(
+    export_store(
         "mine/reach-v0",
         open_store(node["path"]),
         env=env.envs[0].spec,
@@ -763,7 +766,7 @@ FLAT = Spec(2, 1, 4, (-1.0,), (1.0,))
 
 
 def trained():
-    return Trained(label="", env={}, spec=FLAT, info={}, tasks=[""])
+    return TrainingData(label="", env={}, spec=FLAT, info={}, tasks=[""])
 
 
 @pytest.mark.parametrize("checker", [True, False])
@@ -1007,7 +1010,7 @@ def test_a_run_on_categories_is_evaluated_with_those_of_its_data(cells, tmp_path
     options = {"name": "log", "spec": facts, "observation_parts": env.observation_parts}
     node = from_episodes(log, tmp_path / "log", **options)
     spaces_of = {"observation_space": env.observation_space, "action_space": env.space}
-    save("mine/cells-v0", open_store(node["path"]), env=env.envs[0].spec, **spaces_of)
+    export_store("mine/cells-v0", open_store(node["path"]), env=env.envs[0].spec, **spaces_of)
     assert minari.load_dataset("mine/cells-v0").observation_space == Cells.observation_space
     train = ["train", *LOOP[2:], *NANO, "dataset=minari", "dataset.minari_id=mine/cells-v0"]
     train += ["head=discrete", "steps=1", f"run={tmp_path}/run"]

@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from decisionllm.export.export import check_exportable, measure_difference, write
-from decisionllm.export.exported_policy import ExportedPolicy
+from decisionllm.export.export import check_exportable, measure_difference, write_onnx
 from decisionllm.files import seal
+from decisionllm.policy.exported_policy import ExportedPolicy
 from decisionllm.schema import History, Spec
 from tests.conftest import MAX_RETURN, damage, make_policy, near, node
 
@@ -56,7 +56,7 @@ def exported(path, spec, text="", **options):
     policy.model.normalizer.fit(
         [(rng.normal(2, 3, (50, 3)).astype(np.float32), rng.uniform(0, 9, 50))]
     )
-    write(policy, path, {"dataset": {"name": "test"}, "tasks": [text]}, name="x")
+    write_onnx(policy, path, {"dataset": {"name": "test"}, "tasks": [text]}, name="x")
     return policy, ExportedPolicy(path)
 
 
@@ -173,7 +173,7 @@ def test_a_place_that_cannot_be_written_is_known_before_the_export(tmp_path):
     (tmp_path / "file").touch()
     policy = make_policy(Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,)))
     with pytest.raises(OSError, match="get the right to write there, or choose another path=..."):
-        write(policy, tmp_path / "file" / "onnx", {"dataset": {}})
+        write_onnx(policy, tmp_path / "file" / "onnx", {"dataset": {}})
 
 
 def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from decisionllm.config import train_config
-from decisionllm.datasets import mixture, sampling, store, windows
-from decisionllm.datasets.draws import Draw, of_step
-from decisionllm.datasets.mixture import drawn_embodiment
+from decisionllm.datasets import mixture_parts, sampling, store_cache, windows
+from decisionllm.datasets.mixture import draw_embodiment
+from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.models.generalist import Generalist
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
@@ -82,26 +82,28 @@ def test_a_part_has_its_own_options_of_the_tokenizer(tmp_path, capsys):
 
 def test_the_things_that_a_step_draws_are_independent():
     """What is drawn for one does not tell what is drawn for another."""
-    drawn = np.array([[of_step(7, step, what).random() for what in Draw] for step in range(2000)])
-    among = np.corrcoef(drawn.T) - np.eye(len(Draw))
+    drawn = np.array(
+        [[make_step_rng(7, step, what).random() for what in Stream] for step in range(2000)]
+    )
+    among = np.corrcoef(drawn.T) - np.eye(len(Stream))
     assert np.abs(among).max() < 0.1
 
 
 def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
     shares = {"plane": [1.0, 2.0], "moves": [1.0], "never": [0.0]}
-    drawn = [drawn_embodiment(shares, 7, step) for step in range(2000)]
+    drawn = [draw_embodiment(shares, 7, step) for step in range(2000)]
     assert abs(drawn.count("plane") / 2000 - 0.75) < 0.03 and "never" not in drawn
     assert (
         drawn
-        == [drawn_embodiment(shares, 7, step) for step in range(2000)]
-        != [drawn_embodiment(shares, 8, step) for step in range(2000)]
+        == [draw_embodiment(shares, 7, step) for step in range(2000)]
+        != [draw_embodiment(shares, 8, step) for step in range(2000)]
     )
-    assert drawn_embodiment({"": [1.0, 1.0]}, 7, 0) == ""
+    assert draw_embodiment({"": [1.0, 1.0]}, 7, 0) == ""
 
 
 def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
     weights, (config, info) = saved(run), directory.read(run)
-    model = make_model(train_config(config), directory.specs(info))
+    model = make_model(train_config(config), directory.read_specs(info))
     assert (
         isinstance(model, Generalist)
         and model.models["plane"].backbone is model.models["moves"].backbone is model.backbone
@@ -110,10 +112,10 @@ def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
     assert {name for name in weights if name.startswith("backbone.")} == {
         f"backbone.{n}" for n, _ in model.backbone.named_parameters()
     }
-    for name, part in mixture.described(config["dataset"]["parts"], {}, "goal").items():
-        log = store.prepare(part.dataset, config["cache_dir"])
+    for name, part in mixture_parts.parse_parts(config["dataset"]["parts"], {}, "goal").items():
+        log = store_cache.prepare_store(part.dataset, config["cache_dir"])
         selected, _ = sampling.select(log, held_out=0.25)
-        (rows,) = windows.of_store(log).blocks(selected)
+        (rows,) = windows.load_steps(log).blocks(selected)
         assert np.allclose(
             weights[f"models.{name}.normalizer.observation_mean"],
             log.observations[rows].mean(0),
@@ -130,7 +132,7 @@ def test_each_part_has_a_held_out_loss_and_their_mean_says_which_weights_are_bes
 
 def test_a_part_acts_as_it_does_in_the_generalist(run):
     config, info = directory.read(run)
-    model = make_model(train_config(config), directory.specs(info))
+    model = make_model(train_config(config), directory.read_specs(info))
     checkpoint.restore(run, model, info)
     whole = Policy(model.models["moves"], 5, 2, info["parts"]["moves"]["targets"]["0.9"])
     alone = loading.load(run, part="moves")
@@ -191,7 +193,7 @@ def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
     # or this says little
     assert (
-        len({drawn_embodiment({"plane": [1, 1], "moves": [1]}, 7, step) for step in range(4)}) == 2
+        len({draw_embodiment({"plane": [1, 1], "moves": [1]}, 7, step) for step in range(4)}) == 2
     )
 
 
@@ -221,11 +223,11 @@ def test_a_task_of_a_known_space_starts_with_the_weights_and_units_of_the_run(ru
         if "range" not in n
     )
     low, high = old["models.plane.normalizer.return_range"].tolist()
-    log = store.prepare(
+    log = store_cache.prepare_store(
         directory.read(tmp_path / "new")[0]["dataset"],
         directory.read(tmp_path / "new")[0]["cache_dir"],
     )
-    steps = windows.of_store(log)
+    steps = windows.load_steps(log)
     mine = steps.returns_to_go[next(steps.blocks(sampling.select(log, held_out=0.25)[0]))]
     assert new["normalizer.return_range"].tolist() == [min(low, mine.min()), max(high, mine.max())]
     assert new["normalizer.return_range"].tolist() != [low, high] != [mine.min(), mine.max()]

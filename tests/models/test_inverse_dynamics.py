@@ -10,7 +10,8 @@ import pytest
 from decisionllm.config import train_config
 from decisionllm.datasets import windows
 from decisionllm.datasets.batches import open_data
-from decisionllm.datasets.store import open_store, write
+from decisionllm.datasets.store import open_store
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.models.inverse_dynamics import fill
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
@@ -48,7 +49,7 @@ def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0, un
             )
         )
     spec = Spec(1, 1, n, num_actions=3) if discrete else Spec(1, 1, n, (-2.0,), (2.0,))
-    return write(path, Source(spec, [e for e, _ in made], {"name": "walk"})), np.concatenate(
+    return write_store(path, Source(spec, [e for e, _ in made], {"name": "walk"})), np.concatenate(
         [a for _, a in made]
     )
 
@@ -56,7 +57,7 @@ def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0, un
 @pytest.mark.parametrize("discrete", [False, True])
 def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete):
     store, true = log(tmp_path / "s", discrete=discrete, labelled=20)
-    steps = windows.of_store(store)
+    steps = windows.load_steps(store)
     filled = fill(store, steps, np.arange(40), 0, updates=300)
     recorded = store.action_weight > 0
     moving = store.observations[:, 0] < 0
@@ -73,7 +74,7 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
 
 def test_actions_are_filled_in_alike_by_one_seed(tmp_path):
     store, _ = log(tmp_path / "s", discrete=False)
-    steps = windows.of_store(store)
+    steps = windows.load_steps(store)
     one, same, other = (fill(store, steps, np.arange(40), seed, updates=5) for seed in (0, 0, 1))
     assert np.array_equal(one.actions, same.actions)
     assert np.array_equal(one.action_weight, same.action_weight)
@@ -82,14 +83,14 @@ def test_actions_are_filled_in_alike_by_one_seed(tmp_path):
 
 def test_a_column_that_is_constant_where_actions_are_recorded_keeps_its_unit(tmp_path):
     store, true = log(tmp_path / "s", discrete=False, labelled=20, unlabelled_reward=2)
-    filled = fill(store, windows.of_store(store), np.arange(40), 0, updates=300)
+    filled = fill(store, windows.load_steps(store), np.arange(40), 0, updates=300)
     new = (store.action_weight == 0) & (store.observations[:, 0] < 0)
     assert np.abs(filled.actions - true)[new].mean() < 0.4
 
 
 def test_a_step_without_a_next_observation_stays_missing(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, final=False)
-    filled = fill(store, windows.of_store(store), np.arange(40), 0, updates=2)
+    filled = fill(store, windows.load_steps(store), np.arange(40), 0, updates=2)
     missing = filled.action_weight == 0
     assert (
         np.flatnonzero(missing).tolist() == (store.offsets[5:] - 1).tolist()
@@ -102,7 +103,7 @@ def test_nothing_to_learn_from_is_an_error(tmp_path):
     with pytest.raises(
         ValueError, match="fill_actions: expected recorded actions with a next observation"
     ):
-        fill(store, windows.of_store(store), np.arange(10, 40), 0)
+        fill(store, windows.load_steps(store), np.arange(10, 40), 0)
 
 
 FILLED = {"fill_actions": node("fill_actions", "inverse_dynamics", updates=2)}
@@ -137,7 +138,7 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
         Episode(np.zeros((3, 1)), np.array([[0.0], [np.nan], [1.0]]), np.ones(3), group=g)
         for g in range(3)
     ]
-    store = write(
+    store = write_store(
         tmp_path / "s", Source(Spec(1, 1, 3, (-1.0,), (1.0,)), episodes, {"name": "gaps"})
     )
     with pytest.raises(
@@ -182,19 +183,19 @@ def test_nan_actions_of_a_log_are_missing(tmp_path):
     # what stands in place of a missing action need not be within the bounds
     spec = Spec(1, 1, 2, (0.5,), (1.0,))
     full = Episode(np.zeros((1, 1)), np.ones((1, 1)), np.ones(1))
-    store = write(tmp_path / "s", Source(spec, [full, some, full], {"name": "test"}))
+    store = write_store(tmp_path / "s", Source(spec, [full, some, full], {"name": "test"}))
     assert store.action_weight.tolist() == [1, 0, 1, 1] and open_store(tmp_path / "s").episode(
         1
     ).action_weight.tolist() == [
         0,
         1,
     ]
-    assert windows.of_store(store).loss_mask.tolist() == [True, False, True, True]
+    assert windows.load_steps(store).loss_mask.tolist() == [True, False, True, True]
     empty = Episode(np.zeros((2, 1)), np.full((2, 1), np.nan), np.ones(2))
     with pytest.raises(
         ValueError,
         match="test: expected the recorded action of some steps, all of them are missing",
     ):
-        write(tmp_path / "none", Source(spec, [empty], {"name": "test"}))
+        write_store(tmp_path / "none", Source(spec, [empty], {"name": "test"}))
     with pytest.raises(ValueError, match="expected finite numbers, got nan at"):
         Episode(np.zeros((1, 1)), np.array([[1.0, np.nan]]), np.ones(1))

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.datasets.moments import Moments, scale
+from decisionllm.datasets.running_statistics import RunningStatistics, standard_scale
 from decisionllm.models.normalizer import Normalizer, one_hot_scale
 from decisionllm.schema import Spec
 
 
 def test_moments_of_blocks_by_hand():
-    moments = Moments()
+    moments = RunningStatistics()
     for block in ([[1.0, 5.0]], np.zeros((0, 2)), [[3.0, 5.0], [5.0, 5.0]]):
         moments.add(np.array(block, np.float32))
     assert moments.count == 3 and moments.mean.tolist() == [3, 5] and moments.low.tolist() == [1, 5]
@@ -96,4 +96,4 @@ def test_the_cells_of_a_grid_share_their_units_and_have_no_flag():
     ],
 )
 def test_a_constant_column_keeps_its_unit(mean, deviation, expected):
-    assert scale(np.array([mean]), np.array([deviation])).tolist() == [expected]
+    assert standard_scale(np.array([mean]), np.array([deviation])).tolist() == [expected]

@@ -59,7 +59,7 @@ def make_batch(spec, lengths, T, tasks=("",), index=None):
     first one.
     """
     rows = np.arange(len(lengths))
-    window = windows.cut(steps(spec, lengths), rows, 0 * rows, T)
+    window = windows.cut_windows(steps(spec, lengths), rows, 0 * rows, T)
     return collate(
         window,
         text.encode(text.own_tokenizer(), tasks),

@@ -19,7 +19,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.config import TrainConfig, plain, train_config
+from decisionllm.config import TrainConfig, to_plain_dicts, train_config
 from decisionllm.files import DIGESTS
 from decisionllm.models.heads import GaussianHead
 from decisionllm.policy import loading
@@ -43,7 +43,7 @@ BACKBONES = {
 
 def config(backbone="nano lora", **options):
     parts = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian")} | options
-    return plain(TrainConfig(dataset={}, seed=3, window=6, **parts))
+    return to_plain_dicts(TrainConfig(dataset={}, seed=3, window=6, **parts))
 
 
 def save_run(path, config, *, noise=1):
@@ -500,7 +500,7 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
 
     def read_number():
         parts = [
-            directory.content(checkpoint.find(run) / name)
+            directory.read_file(checkpoint.find(run) / name)
             for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
         ]
         numbers = {
@@ -650,7 +650,7 @@ def test_a_run_goes_on_after_its_parts_have_got_more_options(tmp_path):
     before = asdict(config)
     del before["backbone"]["text_summary"]
     directory.create(tmp_path, before, {})
-    assert directory.same_run(tmp_path, config, {})
+    assert directory.check_same_run(tmp_path, config, {})
     config.backbone["text_summary"] = 3
     with pytest.raises(ValueError, match="backbone.text_summary was 0, is 3"):
-        directory.same_run(tmp_path, config, {})
+        directory.check_same_run(tmp_path, config, {})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.datasets.windows import collate, cut, of_histories
+from decisionllm.datasets.windows import collate, concatenate_histories, cut_windows
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entities import EntityEmbedding
@@ -147,8 +147,8 @@ def read(model, observations, task=TASKS[0]):
     """Hidden states (T, D) of one history with these observations (T, S)."""
     past = np.arange(len(observations) - 1)[:, None] % 4
     history = History(observations, past, np.zeros(len(past)), target_return=1.0, task=task)
-    steps = of_histories([history], np.ones(1))
-    window = cut(steps, np.zeros(1, int), np.zeros(1, int), len(observations))
+    steps = concatenate_histories([history], np.ones(1))
+    window = cut_windows(steps, np.zeros(1, int), np.zeros(1, int), len(observations))
     batch = collate(window, model.backbone.encode([task]), np.zeros(1, int))
     return model.read(batch)[0]
 
@@ -175,10 +175,10 @@ def test_the_library_reads_the_same_with_the_same_mask():
     backbone = model.backbone
     ids, _ = backbone.encode(TASKS[:1])
     past = np.arange(3)[:, None] % 4
-    steps = of_histories([History(observations, past, np.zeros(3), 1.0)], np.ones(1))
+    steps = concatenate_histories([History(observations, past, np.zeros(3), 1.0)], np.ones(1))
     batch = collate(
-        cut(steps, np.zeros(1, int), np.zeros(1, int), 4),
-        text.padded([[]]),
+        cut_windows(steps, np.zeros(1, int), np.zeros(1, int), 4),
+        text.pad_ids([[]]),
         np.zeros(1, int),
     )
     trajectory = model.tokens(batch)[:, :-1]  # o1 a1 o2 a2 o3 a3 o4

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import pretrained
-from decisionllm.datasets.windows import collate, cut, of_histories
+from decisionllm.datasets.windows import collate, concatenate_histories, cut_windows
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy, Session
 from decisionllm.schema import History, Spec
@@ -161,8 +161,8 @@ def test_the_maximum_return_is_predicted_from_null_returns():
     (_, return_given), (returns, none) = calls
     assert not return_given.any() and none is None
     # without effect: the null return replaces it
-    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)
-    window = cut(steps, np.arange(4), np.zeros(4, int), 5)
+    steps = concatenate_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)
+    window = cut_windows(steps, np.arange(4), np.zeros(4, int), 5)
     batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
     with torch.no_grad():
         expected = policy.model.predict_return(policy.model.read(batch, return_given))

@@ -72,4 +72,4 @@ def book(root):
 
 
 def driver(root, n, count, run=note):
-    workers.drive(root, ledger.plan(root, jobs(n)), run, executors.process, count)
+    workers.drive(root, ledger.plan(root, jobs(n)), run, executors.start_process, count)

@@ -123,7 +123,7 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
                 hold(root, 61)
 
     assert set(
-        workers.drive(root, names, held, executors.process, 2, progress=kill_one).values()
+        workers.drive(root, names, held, executors.start_process, 2, progress=kill_one).values()
     ) == {"done"}
     assert killed and set(book(root)) == set(range(60))
     begun = sum(
@@ -145,7 +145,7 @@ def test_two_drivers_never_run_one_twice(tmp_path):
 
 def test_a_run_that_kills_its_workers_has_failed(tmp_path):
     names = ledger.plan(tmp_path, jobs(1))
-    assert workers.drive(tmp_path, names, die, executors.process, 1) == {names[0]: "failed"}
+    assert workers.drive(tmp_path, names, die, executors.start_process, 1) == {names[0]: "failed"}
     assert "its worker died 3 times" in ledger.load_result(tmp_path / names[0])["reason"]
 
 
@@ -169,7 +169,7 @@ def test_runs_of_this_process_are_not_slept_after(tmp_path, monkeypatch):
 def test_a_ledger_that_cannot_be_written_stops_the_driver(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(1))
     with pytest.raises(OSError, match="a worker could not write there"):
-        workers.drive(tmp_path, names, fill, executors.process, 1)
+        workers.drive(tmp_path, names, fill, executors.start_process, 1)
     assert (
         "Too many open files" in capfd.readouterr().err
         and ledger.read_state(tmp_path / names[0]) == "planned"
@@ -215,7 +215,7 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path, capfd):
             tmp_path,
             names,
             note,
-            lambda call: executors.process(partial(workers.work, "too few")),
+            lambda call: executors.start_process(partial(workers.work, "too few")),
             1,
         )
     assert "missing 4 required positional arguments" in capfd.readouterr().err
@@ -258,5 +258,5 @@ def test_a_driver_waits_for_the_runs_of_another(tmp_path):
                 raise TimeoutError
 
         with pytest.raises(TimeoutError):
-            workers.drive(tmp_path, names, note, executors.process, 1, progress=look)
+            workers.drive(tmp_path, names, note, executors.start_process, 1, progress=look)
     assert set(seen) == {"running"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decisionllm.scaling.held_out_loss import measure
+from decisionllm.scaling.held_out_loss import measure_losses
 from decisionllm.scaling.model_size import count_parameters, flops_per_step
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
@@ -47,4 +47,4 @@ def test_a_loss_of_no_actions_is_refused(tmp_path):
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.5}, "window": 1}
     with pytest.raises(ValueError, match="windows=0: expected held-out actions to measure"):
-        measure(make_policy(store.spec), config, store, 0)
+        measure_losses(make_policy(store.spec), config, store, 0)

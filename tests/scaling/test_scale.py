@@ -14,19 +14,19 @@ import torch
 import yaml
 from hydra import initialize_config_dir
 
-from decisionllm.command_line import configs, store_choices
+from decisionllm.command_line import config_folder, store_choices
 from decisionllm.datasets import sampling, windows
-from decisionllm.datasets.store import prepare
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.models.heads import DiscreteHead
 from decisionllm.scaling import grid, launch, ledger, study_options, train_configs
-from decisionllm.scaling.held_out_loss import measure
+from decisionllm.scaling.held_out_loss import measure_losses
 from decisionllm.scaling.run import data_quality, execute
 from decisionllm.tokenizers import text
 from tests.conftest import command, interrupt, make_model, make_policy, node
 
 pytestmark = pytest.mark.slow
 
-STUDIES = sorted(path.stem for path in (configs() / "study").glob("*.yaml"))
+STUDIES = sorted(path.stem for path in (config_folder() / "study").glob("*.yaml"))
 
 
 def listed(key, words):
@@ -166,7 +166,7 @@ def test_a_run_records_its_cost_and_its_results(finished):
 def test_held_out_groups_do_not_depend_on_the_fraction(finished):
     name = next(run["run"] for run in runs(finished) if run["fraction"] == 0.25)
     job = ledger.load_job(finished / name)
-    store = prepare(job["reference"], finished.parent / "data")
+    store = prepare_store(job["reference"], finished.parent / "data")
     seed = job["train"]["data"]["seed"]
     _, held_out = sampling.select(store, held_out=0.2, seed=seed)
     _, of_run = sampling.select(store, fraction=0.25, held_out=0.2, seed=seed)
@@ -174,15 +174,15 @@ def test_held_out_groups_do_not_depend_on_the_fraction(finished):
 
 
 def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
-    store = prepare(node("dataset", "synthetic"), finished.parent / "data")
+    store = prepare_store(node("dataset", "synthetic"), finished.parent / "data")
     policy = make_policy(store.spec, timesteps="none")
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
-    actual = measure(policy, config, store, 2**14)
+    actual = measure_losses(policy, config, store, 2**14)
     _, held_out = sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
-    window = windows.cut(windows.of_store(store), episodes, starts, 1)
+    window = windows.cut_windows(windows.load_steps(store), episodes, starts, 1)
     batch = windows.collate(
         window, text.encode(policy.model.backbone.tokenizer, store.tasks), store.task[episodes]
     )
@@ -228,7 +228,7 @@ def test_checkpoints_are_not_kept_by_default(finished):
 
 
 def test_the_floor_is_the_least_loss_of_the_head(finished):
-    store = prepare(node("dataset", "synthetic"), finished.parent / "data")
+    store = prepare_store(node("dataset", "synthetic"), finished.parent / "data")
     bins = make_model(store.spec, head="bins", head_options={"num_bins": 5}).head
     assert bins.loss_floor == pytest.approx(2 * math.log(0.5))
     assert make_model(store.spec, head="gaussian").head.loss_floor == pytest.approx(
@@ -239,13 +239,13 @@ def test_the_floor_is_the_least_loss_of_the_head(finished):
 
 def test_a_head_without_a_floor_is_refused(finished):
     """A floor of 0 in its place would give a wrong law."""
-    store = prepare(node("dataset", "synthetic"), finished.parent / "data")
+    store = prepare_store(node("dataset", "synthetic"), finished.parent / "data")
     policy = make_policy(store.spec)
     del policy.model.head.loss_floor
     parts = {"dataset": {}, "backbone": {}, "head": {}}
     config = parts | {"data": {"held_out": 0.02, "seed": 3}, "window": 1}
     with pytest.raises(AttributeError, match="loss_floor"):
-        measure(policy, config, store, 1)
+        measure_losses(policy, config, store, 1)
 
 
 def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
@@ -341,23 +341,23 @@ def test_a_study_whose_tuning_runs_failed_is_shown_and_retried(tmp_path, capsys,
 
 
 def test_a_quality_may_be_a_quantile_in_words(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    mine = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["axes"]["quality"] = {"all": [], "best": ["data.min_return_quantile=0.9"]}
     store_choices()
-    with initialize_config_dir(str(configs()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
         made = train_configs.compose_train_configs(mine)
     actual = {name: config["data"]["min_return_quantile"] for (_, name), config in made.items()}
     assert actual == {"all": 0.0, "best": 0.9}
 
 
 def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    mine = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     del mine["axes"]["size"]["w64"]
     mine["axes"]["fraction"] = [1.0, 0.25]
     mine["seeds"] = [3]
     mine["exclude"] = [{"size": "w32", "fraction": 0.25}, {"quality": [0.5], "size": "w16"}]
     store_choices()
-    with initialize_config_dir(str(configs()), version_base=None):
+    with initialize_config_dir(str(config_folder()), version_base=None):
         cells = grid.Grid(study_options.check_study(mine), tmp_path).cells()
     assert sorted(cells) == [
         ("w16", "0", 0.25, 3),
@@ -398,7 +398,7 @@ WRONG_OPTIONS = (
 
 @pytest.mark.parametrize(("path", "value", "message"), WRONG_OPTIONS)
 def test_an_option_of_a_study_that_cannot_be_is_refused(path, value, message):
-    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    study = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     *groups, key = path.split(".")
     options = study
     for group in groups:
@@ -502,7 +502,7 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
 def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(
     tmp_path,
 ):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    mine = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["axes"] = {
         "size": {"w8": ["backbone.width=8", "backbone.layers=1"]},
         "fraction": [1.0],
@@ -558,7 +558,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
 
 
 def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    mine = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["train"].remove("dataset=synthetic")
     mine["axes"] |= {
         "size": {
@@ -568,7 +568,7 @@ def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
         "quality": [0.0],
     }
     store_choices()
-    with initialize_config_dir(str(configs()), version_base=None):
+    with initialize_config_dir(str(config_folder()), version_base=None):
         cells = grid.Grid(mine, tmp_path)
     own = {size: config["dataset"] for (size, _), config in cells.configs.items()}
     assert {
@@ -577,23 +577,23 @@ def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
 
 
 def test_texts_are_those_of_the_cell_whichever_size_is_first(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    mine = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["train"].remove("text=goal")
     mine["axes"] |= {"size": {"without": ["text=none"], "with": ["text=goal"]}, "quality": [0.0]}
     store_choices()
-    with initialize_config_dir(str(configs()), version_base=None):
+    with initialize_config_dir(str(config_folder()), version_base=None):
         cells = grid.Grid(mine, tmp_path)
     read = {size: cells.reference((size, "0"))["text"] for size in cells.sizes}
     assert read == {"without": "none", "with": "goal"}
 
 
 def test_a_quality_that_trains_on_held_out_episodes_of_another_is_refused(tmp_path):
-    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
+    mine = yaml.safe_load((config_folder() / "study" / "smoke.yaml").read_text(encoding="utf-8"))
     mine["train"].remove("dataset.episodes=1200")
     small, large, other = ["dataset.episodes=60"], ["dataset.episodes=120"], ["dataset.seed=1"]
     mine["axes"] |= {"size": {"w16": ["backbone.width=16"]}, "fraction": [1.0]}
     store_choices()
-    with initialize_config_dir(str(configs()), version_base=None):
+    with initialize_config_dir(str(config_folder()), version_base=None):
         mine["axes"]["quality"] = {"small": small, "other": [*small, *other]}
         grid.Grid(mine, tmp_path)
         mine["axes"]["quality"] = {"small": small, "large": large}
@@ -656,10 +656,10 @@ def test_every_shipped_study_composes_and_has_a_note():
     store_choices()
     wrong = []
     for name in STUDIES:
-        note = (configs() / "study" / f"{name}.yaml").read_text(encoding="utf-8")
+        note = (config_folder() / "study" / f"{name}.yaml").read_text(encoding="utf-8")
         study = study_options.check_study(yaml.safe_load(note))
         try:
-            with initialize_config_dir(str(configs()), version_base="1.3"):
+            with initialize_config_dir(str(config_folder()), version_base="1.3"):
                 actual = train_configs.compose_train_configs(study)
                 train_configs.compose("evaluate", ["run=x", *study["evaluate"]])
         except Exception as error:

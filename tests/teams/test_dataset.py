@@ -11,11 +11,12 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Se
 
 from decisionllm.commands.data import data
 from decisionllm.datasets import sampling, windows
-from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.teams import dataset as team
 from decisionllm.teams.dataset import Log, collect, load, read, source
+from decisionllm.teams.entity_layout import build_entity_schema, to_entity_layout
 from decisionllm.teams.formats.team_log import concat_logs
-from decisionllm.teams.layout import build_entity_schema, to_entity_layout
 from tests.conftest import near, node
 
 META = {
@@ -101,7 +102,7 @@ def even(log):
 
 
 def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
-    store = write(tmp_path / "s", source(toy()))
+    store = write_store(tmp_path / "s", source(toy()))
     assert store.group.tolist() == [0] * 3 + [1] * 4 + [2] * 5 and store.agent.tolist() == [
         0,
         1,
@@ -128,7 +129,9 @@ def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
         )
         assert (episode.observations[:, 2::3] == (np.arange(6) < (3, 4, 5)[g] - 1)).all()  # present
         np.testing.assert_array_equal(episode.actions[:, 0], (g + np.arange(6) + i) % 3)
-    window = sampling.Sampler(windows.of_store(store), np.arange(12), T=4, batch_size=64, seed=0)(0)
+    window = sampling.Sampler(windows.load_steps(store), np.arange(12), T=4, batch_size=64, seed=0)(
+        0
+    )
     assert set(store.group[window.episodes]) == {0, 1, 2} and window.observations.shape == (
         64,
         4,
@@ -138,7 +141,7 @@ def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
 
 def test_rewards_after_a_death_are_part_of_every_return_to_go(tmp_path):
     """Agent 1 of world 0 dies in its step 1: it got 1 + 2 of 21, and all of 21 is its return."""
-    store = write(tmp_path / "s", source(toy((2, 2), gone=[(0, 1, 2, None)])))
+    store = write_store(tmp_path / "s", source(toy((2, 2), gone=[(0, 1, 2, None)])))
     assert store.lengths.tolist() == [6, 2, 6, 6] and store.return_after_exit.tolist() == [
         0,
         18,
@@ -152,14 +155,14 @@ def test_rewards_after_a_death_are_part_of_every_return_to_go(tmp_path):
         False,
         False,
     ] and store.truncated.tolist() == [True, False, True, True]
-    steps = windows.of_store(store)
+    steps = windows.load_steps(store)
     assert steps.returns_to_go[6:8].tolist() == [21, 20]
 
 
 def test_a_huge_reward_of_one_world_leaves_the_others_exact(tmp_path):
     log = toy((2, 2), gone=[(0, 1, 2, None), (1, 1, 2, None)])
     log, _ = changed(log, "steps", (0, 0), reward=-1e17)
-    store = write(tmp_path / "s", source(log))
+    store = write_store(tmp_path / "s", source(log))
     assert store.return_after_exit.tolist() == [0, 18, 0, 18]
 
 
@@ -174,7 +177,7 @@ def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
     log = toy((4,) * 20, gone=gone)
     paid = rng.normal(size=len(log.steps["step"])).astype(np.float32)
     log = replace(log, steps=log.steps | {"reward": paid})
-    store = write(tmp_path / "s", source(log))
+    store = write_store(tmp_path / "s", source(log))
     world = paid.reshape(20, 6).sum(1, dtype=np.float64)
     near(store.returns, world[store.group], 1e-6)
     living = np.add.reduceat(store.rewards, store.offsets[:-1])
@@ -183,7 +186,7 @@ def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
 
 
 def test_the_dead_have_no_row_and_the_busy_are_no_targets(tmp_path):
-    store = write(
+    store = write_store(
         tmp_path / "s", source(toy((3,), gone=[(0, 2, 4, None)], busy=[(0, 1, 0), (0, 2, 0)]))
     )
     assert store.lengths.tolist() == [6, 6, 4]
@@ -191,7 +194,7 @@ def test_the_dead_have_no_row_and_the_busy_are_no_targets(tmp_path):
         store.loss_mask[:6].tolist() == [True, False, False, True, True, True]
         and store.loss_mask[6:].all()
     )
-    window = windows.cut(windows.of_store(store), np.array([0, 2]), np.array([0, 0]), 6)
+    window = windows.cut_windows(windows.load_steps(store), np.array([0, 2]), np.array([0, 0]), 6)
     assert window.loss_mask.tolist() == [
         [True, False, False, True, True, True],
         [True] * 4 + [False] * 2,
@@ -201,7 +204,7 @@ def test_the_dead_have_no_row_and_the_busy_are_no_targets(tmp_path):
 
 
 def test_an_agent_that_comes_late_or_back_has_an_episode_a_stay(tmp_path):
-    store = write(tmp_path / "s", source(toy((2,), gone=[(0, 0, 0, 1), (0, 1, 2, 4)])))
+    store = write_store(tmp_path / "s", source(toy((2,), gone=[(0, 0, 0, 1), (0, 1, 2, 4)])))
     assert (
         store.agent.tolist() == [0, 1, 1]
         and store.start.tolist() == [1, 0, 4]
@@ -218,19 +221,19 @@ def test_an_agent_that_comes_late_or_back_has_an_episode_a_stay(tmp_path):
 def test_an_action_that_was_not_recorded_is_no_target(tmp_path):
     log, _ = changed(toy((2,)), "agents", (0, 3, 1), action=-1, available=[False, True, True])
     agents = {name: column for name, column in log.agents.items() if name != "loss_mask"}
-    store = write(tmp_path / "s", source(replace(log, agents=agents)))
+    store = write_store(tmp_path / "s", source(replace(log, agents=agents)))
     # stored as the first that was allowed
     assert np.flatnonzero(~store.loss_mask).tolist() == [9] and store.actions[9] == 1
     none, _ = changed(log, "agents", (0, 3, 1), available=False, loss_mask=False)
     # without a choice, nothing is forbidden
-    assert write(tmp_path / "t", source(none)).action_masks is None
+    assert write_store(tmp_path / "t", source(none)).action_masks is None
 
 
 def test_individual_rewards_are_own_or_the_mean_of_the_team(tmp_path):
     log = toy((3,), gone=[(0, 2, 1, None)])  # agent i is paid i a step
-    own = write(tmp_path / "own", source(log, returns="own"))
+    own = write_store(tmp_path / "own", source(log, returns="own"))
     assert own.returns.tolist() == [0, 6, 2] and own.return_after_exit.tolist() == [0, 0, 0]
-    mean = write(tmp_path / "mean", source(log, returns="mean"))
+    mean = write_store(tmp_path / "mean", source(log, returns="mean"))
     np.testing.assert_allclose(mean.returns, (0 + 6 + 2) / 3, rtol=1e-6)
     lacking = replace(
         log, steps={name: column for name, column in log.steps.items() if name != "reward"}
@@ -251,7 +254,7 @@ def test_the_other_team_is_part_of_the_world(tmp_path):
     }
     both["reward"] = np.concatenate([log.steps["reward"], -log.steps["reward"]])
     log = replace(log, agents=log.agents | {"team": side}, steps=both)
-    mine, theirs = (write(tmp_path / str(team), source(log, team=team)) for team in (0, 1))
+    mine, theirs = (write_store(tmp_path / str(team), source(log, team=team)) for team in (0, 1))
     assert mine.agent.tolist() == [0, 1] and mine.returns.tolist() == [21, 21]
     assert theirs.agent.tolist() == [2, 3] and theirs.returns.tolist() == [-21, -21]
     with pytest.raises(
@@ -310,7 +313,7 @@ def test_types_of_different_sizes_and_actions_share_a_model(tmp_path):
     types = {"guard": META["types"]["guard"], "scout": {"num_actions": 2, "role": "You are fast"}}
     scout = log.agents["group"] == 1
     agents = log.agents | {"agent_type": scout.astype(np.int8), "action": log.agents["action"] % 2}
-    store = write(
+    store = write_store(
         tmp_path / "s",
         source(replace(log, meta=log.meta | {"types": types}, agents=agents), text="informative"),
     )
@@ -372,7 +375,7 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
     for name, column in log.steps.items():
         np.testing.assert_array_equal(again.steps[name], column, err_msg=name)
     before, after = (
-        write(tmp_path / name, source(each)) for name, each in (("a", log), ("b", again))
+        write_store(tmp_path / name, source(each)) for name, each in (("a", log), ("b", again))
     )
     assert before.fingerprint == after.fingerprint
 
@@ -388,7 +391,7 @@ def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     file = parquet.ParquetFile(tmp_path / "log/agents.parquet").metadata
     assert [file.row_group(k).num_rows for k in range(file.num_row_groups)] == [10, 2, 10, 10, 4]
     assert {file.row_group(k).column(0).compression for k in range(5)} == {"ZSTD"}
-    assert write(tmp_path / "s", load(path=str(tmp_path / "log"))).group.tolist() == [
+    assert write_store(tmp_path / "s", load(path=str(tmp_path / "log"))).group.tolist() == [
         0,
         0,
         1,
@@ -404,8 +407,8 @@ def test_parts_with_observations_of_several_sizes_are_joined(tmp_path):
     parts = [toy((2, 3)), toy((3, 2))]
     for columns in (parts[1].agents, parts[1].steps):
         columns["group"] += 2
-    one = write(tmp_path / "one", source(concat_logs(parts)))
-    assert one.fingerprint == write(tmp_path / "several", source(lambda: parts)).fingerprint
+    one = write_store(tmp_path / "one", source(concat_logs(parts)))
+    assert one.fingerprint == write_store(tmp_path / "several", source(lambda: parts)).fingerprint
 
 
 def test_a_log_that_could_not_be_written_leaves_nothing(tmp_path):
@@ -426,7 +429,7 @@ def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
     values[3] = np.nan
     log = continuous(log, values)
     team.write(tmp_path / "log", log)
-    store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
+    store = write_store(tmp_path / "s", load(path=str(tmp_path / "log")))
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     np.testing.assert_array_equal(store.actions, np.nan_to_num(values)[order])
     assert (
@@ -461,7 +464,7 @@ def test_a_continuous_action_is_there_as_a_whole_or_not_at_all(tmp_path, bad):
         parquet.write_table(table.set_column(at, "action_values", column), file)
         return load(path=str(tmp_path / "log"))
 
-    store = write(tmp_path / "s", args(None, [], [np.nan, np.nan]))
+    store = write_store(tmp_path / "s", args(None, [], [np.nan, np.nan]))
     # rows of a file are sorted by step, then by agent
     assert np.flatnonzero(~store.loss_mask).tolist() == [0, 1, 6]
     expected = r"agents, row 1 \(group 0, step 0, agent 0\): action_values: expected finite numbers"
@@ -775,8 +778,8 @@ def test_a_foreign_table_has_other_lists_and_further_columns(tmp_path):
         file,
     )
     assert (
-        write(tmp_path / "a", load(path=str(tmp_path / "log"))).fingerprint
-        == write(tmp_path / "b", source(log)).fingerprint
+        write_store(tmp_path / "a", load(path=str(tmp_path / "log"))).fingerprint
+        == write_store(tmp_path / "b", source(log)).fingerprint
     )
 
 
@@ -793,7 +796,7 @@ def test_numbers_of_a_foreign_table_that_float32_rounds_are_a_fault(start, sizes
     timed = [[start + 30 * row, *numbers[1:]] for row, numbers in enumerate(lists)]
     place = table.column_names.index("observation")
     parquet.write_table(table.set_column(place, "observation", pa.array(timed)), file)
-    store = write(tmp_path / "store", load(path=str(tmp_path / "log")))
+    store = write_store(tmp_path / "store", load(path=str(tmp_path / "log")))
     faults = store.info.get("faults", [])
     assert all(fault.startswith("observation [0]: rounded by up to") for fault in faults)
     assert len(faults) == (len(set(sizes)) if start else 0)  # one for each layout
@@ -860,11 +863,11 @@ def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
 def test_a_log_that_was_written_again_is_read_again(tmp_path):
     team.write(tmp_path / "log", toy((2,)))
     dataset = node("dataset", "team", path=str(tmp_path / "log"))
-    first = prepare(dataset, tmp_path)
-    assert prepare(dataset, tmp_path).path == first.path
+    first = prepare_store(dataset, tmp_path)
+    assert prepare_store(dataset, tmp_path).path == first.path
     meta = tmp_path / "log/meta.json"
     meta.write_text(meta.read_text(encoding="utf-8") + " ", encoding="utf-8")
-    assert prepare(dataset, tmp_path).path != first.path
+    assert prepare_store(dataset, tmp_path).path != first.path
 
 
 class Meadow:
@@ -929,7 +932,7 @@ def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
         task="Catch the sheep.",
     )
     team.write(tmp_path / "log", log)
-    store = write(
+    store = write_store(
         tmp_path / "s", load(path=str(tmp_path / "log"), returns="team", text="informative")
     )
     assert (
@@ -950,7 +953,7 @@ def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
     assert (store.action_masks is not None) == masked and (
         not masked or store.action_masks[0].tolist() == [True, False, True, True]
     )
-    sheep = write(tmp_path / "t", load(path=str(tmp_path / "log"), team=1))
+    sheep = write_store(tmp_path / "t", load(path=str(tmp_path / "log"), team=1))
     assert (
         sheep.terminated.all()
         and sheep.lengths.tolist() == [2, 2]

@@ -10,7 +10,7 @@ from decisionllm.teams import imagined as team_imagined
 from decisionllm.teams.joint_steps import JointSteps
 from decisionllm.teams.learned_world import EntityReward, TeamWorld
 from decisionllm.teams.spread import dataset as spread
-from decisionllm.teams.teacher import TeamTD3
+from decisionllm.teams.td3 import TeamTD3
 from tests.conftest import command
 
 pytestmark = pytest.mark.slow

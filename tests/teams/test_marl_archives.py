@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.teams import dataset as team
 from decisionllm.teams.formats import marl_archives
 from decisionllm.teams.formats.log_meta import merge_meta
@@ -71,7 +71,7 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
         match="returns=mean: expected a reward of each agent, got one for the whole team",
     ):
         team.load(path=str(vaults / "toy.vlt/units"), returns="mean")
-    store = write(tmp_path / "store", team.source(log))
+    store = write_store(tmp_path / "store", team.source(log))
     assert len(expected) > 5 and np.unique(store.group).tolist() == list(range(len(expected)))
     for g, world in enumerate(expected):
         rows = log.agents["group"] == g
@@ -232,7 +232,7 @@ def omar(folder, steps=53, N=2):
 
 def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     made = omar(tmp_path / "seed_0_data")
-    store = write(tmp_path / "store", team.load(path=str(tmp_path / "seed_0_data")))
+    store = write_store(tmp_path / "store", team.load(path=str(tmp_path / "seed_0_data")))
     assert store.info["name"] == "team@seed_0_data" and store.info["repairs"] == {
         "steps cut at the end": 3
     }
@@ -243,7 +243,9 @@ def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     for e, (first, i) in enumerate([(0, 0), (0, 1), (25, 0), (25, 1)]):
         near(store.episode(e).observations, made[f"obs_{i}"][first : first + 25], 1e-6)
         near(store.episode(e).actions, made[f"acs_{i}"][first : first + 25], 1e-6)
-    own = write(tmp_path / "own", team.load(path=str(tmp_path / "seed_0_data"), returns="own"))
+    own = write_store(
+        tmp_path / "own", team.load(path=str(tmp_path / "seed_0_data"), returns="own")
+    )
     near(own.returns[1], made["rews_1"][:25].sum(), 1e-6, scale=25)
 
 
@@ -317,7 +319,7 @@ def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
 
 def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
     made = pymarl(tmp_path / "3m.h5")
-    store = write(tmp_path / "store", team.load(path=str(tmp_path / "3m.h5")))
+    store = write_store(tmp_path / "store", team.load(path=str(tmp_path / "3m.h5")))
     assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [
         0,
         0,
@@ -348,7 +350,7 @@ def test_a_pymarl_file_without_a_final_column_keeps_its_last_step(tmp_path):
         filled=np.array([[1, 1, 1, 0], [1, 1, 1, 1]])[..., None],
         terminated=np.array([[0, 0, 1, 0], [0, 0, 0, 1]])[..., None],
     )
-    store = write(tmp_path / "store", team.load(path=str(tmp_path / "a.h5")))
+    store = write_store(tmp_path / "store", team.load(path=str(tmp_path / "a.h5")))
     assert store.lengths.tolist() == [3, 3, 4, 4]
 
 
@@ -403,7 +405,7 @@ def test_indices_that_pymarl_saved_as_floats_are_discrete_actions(tmp_path):
     whole = pymarl(tmp_path / "whole.h5")["actions"]
     pymarl(tmp_path / "float.h5", actions=whole.astype(np.float32))
     stores = [
-        write(tmp_path / name, team.load(path=str(tmp_path / f"{name}.h5")))
+        write_store(tmp_path / name, team.load(path=str(tmp_path / f"{name}.h5")))
         for name in ("whole", "float")
     ]
     assert stores[0].fingerprint == stores[1].fingerprint and stores[1].spec.num_actions == 3

@@ -20,7 +20,7 @@ from decisionllm.teams.pettingzoo.env import PettingZooTeams
 from decisionllm.teams.pettingzoo.scripted import to_space
 from decisionllm.teams.spread.env import SpreadTeams
 from decisionllm.teams.spread.world import Teacher
-from decisionllm.trust import trusting
+from decisionllm.trust import trust_modules
 from tests.conftest import NANO, command, make_model
 
 pytestmark = pytest.mark.slow
@@ -461,7 +461,7 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
             partners={0: str(island_run)},
         )
     with (
-        trusting(["tests"]),
+        trust_modules(["tests"]),
         pytest.raises(
             ValueError,
             match=(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decisionllm.bidding import serve
-from decisionllm.datasets import store, windows
+from decisionllm.datasets import store_writer, windows
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, History, Spec
@@ -56,15 +56,15 @@ def made(spec, stays, seed=0):
 
 
 def sampler(path, spec, stays, chosen=None, **options):
-    log = store.write(path, Source(spec, made(spec, stays), {"name": "test"}))
+    log = store_writer.write_store(path, Source(spec, made(spec, stays), {"name": "test"}))
     chosen = np.arange(len(log.lengths)) if chosen is None else chosen
     return TeamSampler(
-        windows.of_store(log), log, chosen, **{"T": 4, "batch_size": 16, "seed": 0} | options
+        windows.load_steps(log), log, chosen, **{"T": 4, "batch_size": 16, "seed": 0} | options
     ), log
 
 
 def batch_of(window, log):
-    tasks = [*log.tasks, text.of_team(log.tasks)]  # as a sampler's
+    tasks = [*log.tasks, text.merge_team_texts(log.tasks)]  # as a sampler's
     return windows.collate(window, text.encode(text.own_tokenizer(), tasks), window.text_index)
 
 
@@ -118,7 +118,7 @@ def test_a_window_holds_a_whole_group_over_the_same_steps(tmp_path):
                 and members.identity.max() < POOL
             )
             tasks = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
-            assert {draw.tasks[i] for i in members.text_index} == {text.of_team(tasks)}, (
+            assert {draw.tasks[i] for i in members.text_index} == {text.merge_team_texts(tasks)}, (
                 "of absent members too"
             )
             seen.add((int(group), begin))
@@ -151,7 +151,7 @@ def test_half_of_the_windows_are_split_into_teams_of_one(tmp_path):
     assert (window.text_index[:24] == log.task[window.episodes[:24]]).all() and len(
         set(window.text_index[:24])
     ) == 2
-    assert {draw.tasks[i] for i in window.text_index[24:]} == {text.of_team(TASKS)}
+    assert {draw.tasks[i] for i in window.text_index[24:]} == {text.merge_team_texts(TASKS)}
 
 
 def test_members_not_chosen_are_inputs_but_no_targets(tmp_path):
@@ -163,10 +163,10 @@ def test_members_not_chosen_are_inputs_but_no_targets(tmp_path):
 
 def test_an_agent_that_returns_keeps_its_identity(tmp_path):
     first, again, other = made(DISCRETE, [[(0, 2), (3, 6), (0, 6)]])
-    log = store.write(
+    log = store_writer.write_store(
         tmp_path / "s", Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"})
     )
-    window = TeamSampler(windows.of_store(log), log, [0, 1, 2], T=6, batch_size=40, seed=0)(0)
+    window = TeamSampler(windows.load_steps(log), log, [0, 1, 2], T=6, batch_size=40, seed=0)(0)
     for team in range(40):
         names = dict(
             zip(
@@ -200,7 +200,7 @@ def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
     """A batch of one window of each group, from its beginning."""
     draw, log = sampler(path, model_spec, stays, T=6, **options)
     episodes = np.arange(len(log.lengths))
-    window = windows.cut(draw.steps, episodes, -draw.start, 6)
+    window = windows.cut_windows(draw.steps, episodes, -draw.start, 6)
     window = replace(
         window,
         timesteps=(window.timesteps + draw.start[:, None]) * window.mask,
@@ -432,11 +432,11 @@ def test_a_team_acts_as_it_was_trained_to(spec, tmp_path):
                 return_after_exit=float(returns[g] - world.rewards[i, :n].sum()),
             )
         )
-    log = store.write(tmp_path / "log", Source(spec, episodes, {"name": "test"}))
-    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=1, seed=0)
+    log = store_writer.write_store(tmp_path / "log", Source(spec, episodes, {"name": "test"}))
+    draw = TeamSampler(windows.load_steps(log), log, np.arange(10), T=10, batch_size=1, seed=0)
     # the agents in the order in which the session let them decide, team by team
     in_turn = order.argsort()
-    window = windows.cut(draw.steps, in_turn, np.zeros(10, int), 10)
+    window = windows.cut_windows(draw.steps, in_turn, np.zeros(10, int), 10)
     text_index = draw.team_text[world.groups[in_turn]]
     window = replace(window, team=session.team, identity=session.identity, text_index=text_index)
     batch = batch_of(window, log)
@@ -626,4 +626,4 @@ def test_a_team_that_decides_in_turn_is_not_served(monkeypatch):
     policy = policy_of(joint(), config={"team": {"execution": "joint"}})
     monkeypatch.setattr(serve.loading, "load_policy", lambda *args, **options: policy)
     with pytest.raises(ValueError, match="run=runs/team: expected one whose agents can decide"):
-        serve.loaded({"device": "cpu"}, "runs/team")
+        serve.load_run({"device": "cpu"}, "runs/team")

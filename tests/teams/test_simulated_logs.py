@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.teams.dataset import source
 from decisionllm.teams.simulated_logs import SEEDS, Game, generate
 from decisionllm.teams.team_env import STARTS
@@ -81,7 +81,9 @@ def test_worlds_of_logs_are_not_those_of_evaluations():
 
 
 def test_a_log_of_the_t_maze_is_a_store_of_teams(tmp_path):
-    store = write(tmp_path / "store", tmaze.load(agents=2, length=3, groups=30, text="informative"))
+    store = write_store(
+        tmp_path / "store", tmaze.load(agents=2, length=3, groups=30, text="informative")
+    )
     assert (
         store.spec.num_actions == 5
         and store.spec.horizon == 4

@@ -11,7 +11,7 @@ from decisionllm.models.normalizer import Normalizer
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
-from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, vectors
+from decisionllm.tokenizers.entities import EntityEmbedding, EntityEncoder, vector_columns
 from tests.conftest import make_model, near
 
 pytestmark = pytest.mark.numeric
@@ -215,7 +215,7 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
         np.arange(256),
         np.arange(256) + 1,
     )
-    window = windows.cut(steps, np.arange(256), np.zeros(256, int), 1)
+    window = windows.cut_windows(steps, np.arange(256), np.zeros(256, int), 1)
     batch = windows.collate(window, text.encode(text.own_tokenizer(), [""]), np.zeros(256, int))
     optimizer = torch.optim.Adam(model.parameters(), 0.003)
     for _ in range(80):
@@ -235,9 +235,9 @@ def test_vectors_are_all_numbers_but_presence_and_type():
     """Own: two vectors and a one-hot of two types; three landmarks of one vector each, after their
     presence.
     """
-    assert vectors((("own", 6, 1), ("landmark", 3, 3)), 2) == [0, 2, 7, 10, 13]
-    assert vectors((("own", 4, 1), ("mate", 5, 2))) == [0, 2, 5, 7, 10, 12]
+    assert vector_columns((("own", 6, 1), ("landmark", 3, 3)), 2) == [0, 2, 7, 10, 13]
+    assert vector_columns((("own", 4, 1), ("mate", 5, 2))) == [0, 2, 5, 7, 10, 12]
     with pytest.raises(
         ValueError, match="plane: expected pairs of numbers in the mate block, got 3"
     ):
-        vectors((("own", 4, 1), ("mate", 4, 2)))
+        vector_columns((("own", 4, 1), ("mate", 4, 2)))

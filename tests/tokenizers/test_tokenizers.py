@@ -85,12 +85,14 @@ def test_a_team_text_has_every_sentence_once():
     one = "A team of 2. At most 8 steps. Role: scout."
     other = "A team of 2. At most 8 steps. Role: guard."
     assert (
-        text.of_team([one, other])
-        == text.of_team([other, one])
+        text.merge_team_texts([one, other])
+        == text.merge_team_texts([other, one])
         == "A team of 2. At most 8 steps. Role: guard. Role: scout."
     )
-    assert text.of_team([one, one]) == one and text.of_team(["", ""]) == ""
-    assert text.of_team(["Go. Go. Stop."]) == "Go. Go. Stop.", "a common text stays as it is"
+    assert text.merge_team_texts([one, one]) == one and text.merge_team_texts(["", ""]) == ""
+    assert text.merge_team_texts(["Go. Go. Stop."]) == "Go. Go. Stop.", (
+        "a common text stays as it is"
+    )
 
 
 def test_empty_texts_have_no_tokens():
@@ -103,7 +105,7 @@ def test_empty_texts_have_no_tokens():
 def test_a_binned_action_is_decoded_within_half_a_bin(K):
     actions = torch.linspace(-1, 1, 1001)[:, None]
     back = bins.decode(bins.encode(actions, K), K)
-    assert (back - actions).abs().max() <= bins.width(K) / 2 + 1e-6
+    assert (back - actions).abs().max() <= bins.bin_width(K) / 2 + 1e-6
     assert bins.encode(bins.decode(torch.arange(K), K), K).tolist() == list(range(K))
 
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy import stats
 
-from decisionllm.bidding.campaign import score
-from decisionllm.bidding.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal.journal import DamagedRowError, Journal
+from decisionllm.bidding.market.campaigns import score
 from decisionllm.schema import Json
 
 RESAMPLES = 10_000

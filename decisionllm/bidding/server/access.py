@@ -20,7 +20,7 @@ from decisionllm.bidding.server.middleware import (
 from decisionllm.bidding.server.secret_file import POSIX, check_writers, list_exposures
 from decisionllm.bidding.server.tokens import Caller, Tokens, holds_plain_tokens
 from decisionllm.bidding.server.watched_file import WatchedFile
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 
 logger = logging.getLogger("decisionllm.bidding.server")
 OPERATED = ("/v1/models",)  # paths whose changes need the right `operate`
@@ -74,7 +74,7 @@ class TokenAccess:
         self.exposures: set[str] = set()  # that were logged
         if path is not None:
             self.file = WatchedFile(path, self.tokens.load, check=self._check_permissions)
-            with explained(f"tokens: expected a file to read, got {path}", OSError):
+            with explain_errors(f"tokens: expected a file to read, got {path}", OSError):
                 self.file.read()
 
     @asynccontextmanager

@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from decisionllm import __version__
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.access import LocalAccess, TokenAccess
 from decisionllm.bidding.server.answers import INTERNAL_ERROR, errors, refusal_response
 from decisionllm.bidding.server.bidding import Bidding, Part, Routes

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from decisionllm.bidding.campaign import HISTORIES, STEPS, summarize_opportunities, summarize_step
-from decisionllm.bidding.campaign_history import Campaign
-from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.export.exported_policy import ExportedPolicy
+from decisionllm.bidding.journal.campaign_history import Campaign
+from decisionllm.bidding.market.campaigns import (
+    HISTORIES,
+    STEPS,
+    summarize_opportunities,
+    summarize_step,
+)
+from decisionllm.bidding.market.observation import ObservationSpec
+from decisionllm.policy.exported_policy import ExportedPolicy
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -221,7 +226,7 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         timeout: float = 5.0,
         **more: object,
     ) -> None:
-        import httpx  # pip install decisionllm[serve]
+        import httpx  # pip install -e '.[serve]'
 
         super().__init__(budget, name, cpa, category)
         token = token or os.environ.get("DECISIONLLM_TOKEN")

@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from decisionllm.bidding.campaign import HISTORIES, summarize_opportunities, summarize_step
+from decisionllm.bidding.market.campaigns import HISTORIES, summarize_opportunities, summarize_step
 from decisionllm.bidding.server import logs, schemas
 from decisionllm.bidding.server.answers import (
     INTERNAL_ERROR,

@@ -17,9 +17,9 @@ from functools import partial
 
 import numpy as np
 
-from decisionllm.bidding.campaign_history import SETTINGS, Campaign
-from decisionllm.bidding.journal import DamagedRowError, Journal
-from decisionllm.bidding.journal_rows import (
+from decisionllm.bidding.journal.campaign_history import SETTINGS, Campaign
+from decisionllm.bidding.journal.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal.rows import (
     Entry,
     end_by_tick,
     end_campaign,
@@ -27,7 +27,7 @@ from decisionllm.bidding.journal_rows import (
     insert_tick,
     move_campaigns,
 )
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json

@@ -17,7 +17,8 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic_core import to_json
 
-from decisionllm.bidding.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal.journal import DamagedRowError, Journal
+from decisionllm.bidding.journal.sqlite_files import is_busy
 from decisionllm.bidding.server import logs
 from decisionllm.bidding.server.campaigns import RequestError
 from decisionllm.bidding.server.openrtb import (
@@ -34,7 +35,6 @@ from decisionllm.bidding.server.reservations import (
     ReservationsError,
 )
 from decisionllm.bidding.server.shading import BidShading
-from decisionllm.bidding.sqlite_files import is_busy
 from decisionllm.schema import Json
 
 BID_EXPIRY_S = 60.0

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def write_logs(
     Raises:
         ValueError: an unknown kind.
     """
-    one_of("log", kind, KINDS)
+    check_one_of("log", kind, KINDS)
     if kind == "none":
         yield
         return

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
-from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.server.campaigns import CampaignManager
 from decisionllm.bidding.server.models import Models
 from decisionllm.bidding.server.service import Service

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import AsyncFileLock, Timeout
 
-from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.server.models import Choice, Model, Models, describe_choice
-from decisionllm.files import atomic, explained
+from decisionllm.files import atomic, explain_errors
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")
@@ -138,7 +138,7 @@ class ModelFolder:
 
     def _restore(self, models: Models, saved: SavedChoice) -> None:
         loaded = dict(models.loaded)
-        with explained(
+        with explain_errors(
             "models: the last choice cannot be served",
             ValueError,
             remedy=f"put the run back, or delete {self.choice_file} to begin with run=",
@@ -267,7 +267,7 @@ class ModelFolder:
 
 def parse_choice(content: bytes) -> SavedChoice:
     """The choice in the bytes of its file. Raises a ValueError if they are damaged."""
-    with explained("models: the file of the last choice is damaged", ValueError, TypeError):
+    with explain_errors("models: the file of the last choice is damaged", ValueError, TypeError):
         fields = json.loads(content)
         if fields.pop("format", None) != FORMAT:
             raise ValueError("it is of another version")
@@ -283,7 +283,7 @@ def parse_shares(shares: Sequence[str]) -> Choice:
     share_by_run: Choice = {}
     for entry in shares:
         name, _, share = str(entry).rpartition(":")
-        with explained(f"models: expected RUN:SHARE, got {entry!r}", ValueError):
+        with explain_errors(f"models: expected RUN:SHARE, got {entry!r}", ValueError):
             share_by_run[name] = float(share)
     total = sum(share_by_run.values())
     if (

@@ -15,9 +15,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from decisionllm.bidding.campaign_history import Campaign
-from decisionllm.bidding.journal import DamagedRowError
-from decisionllm.bidding.journal_rows import move_campaign
+from decisionllm.bidding.journal.campaign_history import Campaign
+from decisionllm.bidding.journal.journal import DamagedRowError
+from decisionllm.bidding.journal.rows import move_campaign
 from decisionllm.bidding.server.campaigns import CampaignManager, Write
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
 from decisionllm.policy.policy import Policy

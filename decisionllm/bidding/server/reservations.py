@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from decisionllm.bidding.sqlite_files import (
+from decisionllm.bidding.journal.sqlite_files import (
     check_same_file,
     file_identity,
     is_busy,
     open_sidecar,
     transaction,
 )
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 
 logger = logging.getLogger("decisionllm.bidding.server")
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
@@ -397,7 +397,7 @@ class Reservations:
 
 def open_file(path: str | Path) -> sqlite3.Connection:
     """The file of reservations. Raises a ValueError if it cannot be written or is none of ours."""
-    with explained(
+    with explain_errors(
         f"bids: expected a file of ours, got {path}",
         sqlite3.Error,
         remedy="remove the file if it is damaged: what open bids may cost is then forgotten",

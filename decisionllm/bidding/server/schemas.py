@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from decisionllm.bidding.observation import MIN_REMAINING
+from decisionllm.bidding.market.observation import MIN_REMAINING
 from decisionllm.schema import Json
 
 LARGE = 1e12  # largest magnitude of a number

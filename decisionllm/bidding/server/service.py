@@ -15,8 +15,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import Self
 
-from decisionllm.bidding.journal import DamagedRowError, Journal, JournalBusyError
-from decisionllm.bidding.journal_rows import Entry
+from decisionllm.bidding.journal.journal import DamagedRowError, Journal, JournalBusyError
+from decisionllm.bidding.journal.rows import Entry
 from decisionllm.bidding.server import logs
 from decisionllm.bidding.server.batcher import Batcher, QueueFullError
 from decisionllm.bidding.server.campaigns import (

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.sqlite_files import open_sidecar, transaction
-from decisionllm.bidding.win_curve import WinCounts, WinCurve, bucket_numbers, fit
+from decisionllm.bidding.journal.sqlite_files import open_sidecar, transaction
+from decisionllm.bidding.market.win_curve import WinCounts, WinCurve, bucket_numbers, fit_win_curve
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRE_BATCH = 100  # most expired bids that one call counts
@@ -158,7 +158,7 @@ class BidShading:
             return cached.curve
         curve = None
         try:
-            curve = fit(self._counts(campaign))
+            curve = fit_win_curve(self._counts(campaign))
         except sqlite3.Error as error:
             self._failed(error)
         if len(self.fitted) >= MAX_CURVES:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.sqlite_files import open_sidecar
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.campaigns import CampaignManager, PendingTick
 from decisionllm.bidding.server.kv_cache import Decision, DecisionRequest
-from decisionllm.bidding.sqlite_files import open_sidecar
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json
 
@@ -78,7 +78,7 @@ class Shadow:
         self.stopped = threading.Event()
         self.lock = threading.Lock()
         path = journal.sidecar_path("shadow")
-        with explained(
+        with explain_errors(
             f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
             sqlite3.Error,
         ):

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.bidding.campaign_history import SETTINGS, Campaign
-from decisionllm.bidding.journal import Journal, split_batches
-from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.bidding.server.repeated import repeat_work
-from decisionllm.bidding.sqlite_files import open_sidecar, transaction
+from decisionllm.bidding.journal.campaign_history import SETTINGS, Campaign
+from decisionllm.bidding.journal.journal import Journal, split_batches
+from decisionllm.bidding.journal.sqlite_files import open_sidecar, transaction
+from decisionllm.bidding.market.observation import ObservationSpec
+from decisionllm.bidding.server.periodic import repeat_work
 from decisionllm.schema import Json
 
 logger = logging.getLogger("decisionllm.bidding.server")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from decisionllm.bidding.server.repeated import repeat_work
+from decisionllm.bidding.server.periodic import repeat_work
 
 logger = logging.getLogger("decisionllm.bidding.server")
 CHECK_EVERY = 1.0  # seconds between two looks

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from decisionllm.models.objectives.likelihood import action_losses, masked_mean
 from decisionllm.protocols import ActionModel, Objective
-from decisionllm.registry import register
 
 if TYPE_CHECKING:
     from decisionllm.schema import Batch, Spec
@@ -29,7 +28,6 @@ RATE = 0.1  # of a training step in the running deviation and mean weight
 LEAST = 0.02
 
 
-@register("objective", "advantage")
 class AdvantageWeighted(nn.Module, Objective):
     """`nll`: of the actions, each times the weight of its advantage. `value`: asymmetric squared
     error of the value.

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.protocols import ActionModel, Objective
-from decisionllm.registry import register
 
 if TYPE_CHECKING:
     from decisionllm.schema import Batch, Spec
 
 
-@register("objective", "likelihood")
 class Likelihood(nn.Module, Objective):
     """`nll`: mean negative log-likelihood of the actions with loss_mask, times their action_weight,
     in nats.

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from decisionllm.models.objectives.advantage import check_expectile, expectile_loss
 from decisionllm.models.objectives.likelihood import action_losses, masked_mean
 from decisionllm.protocols import ActionModel, Objective
-from decisionllm.registry import register
 
 if TYPE_CHECKING:
     from decisionllm.schema import Batch, Spec
 
 
-@register("objective", "max_return")
 class MaxReturn(nn.Module, Objective):
     """Every other row of a batch has the null return token in place of its returns, and the return
     is predicted from it.

@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from decisionllm.schema import Json, are_numbers
+from decisionllm.schema import Json, is_numeric
 from decisionllm.teams.formats.team_log import Log
 
 BLOCK = 1 << 22  # numbers of the observations that are read at a time
@@ -37,7 +37,7 @@ class Worlds:
 
 def check_numbers(where: str, column: np.ndarray | h5py.Dataset) -> None:
     """Raise a ValueError for an array of texts or of Python objects."""
-    if not are_numbers(column.dtype):
+    if not is_numeric(column.dtype):
         raise ValueError(f"{where}: expected numbers, got {column.dtype}")
 
 

@@ -20,7 +20,7 @@ absent. A type without blocks has one `own` block.
 
 import numpy as np
 
-from decisionllm.checks import is_numbers
+from decisionllm.checks import is_number_list
 from decisionllm.schema import Json
 
 BLOCKS = "{length: [[kind, width, count], ...]} of whole numbers"  # of observations, in messages
@@ -53,7 +53,7 @@ def _check_agent_type(where: str, agent_type: object) -> None:
         _check_count(f"{where}, num_actions", agent_type["num_actions"])
     bounds = [agent_type[key] for key in ("low", "high") if key in agent_type]
     for bound in bounds:
-        if not is_numbers(bound) or len(bound) != len(bounds[0]):
+        if not is_number_list(bound) or len(bound) != len(bounds[0]):
             got = " and ".join(map(repr, bounds))
             raise ValueError(
                 f"{where}, low, high: expected [NUMBER, ...] each, of one length, got {got}"

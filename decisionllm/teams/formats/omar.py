@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.teams.formats.fixed_team_worlds import BLOCK, Worlds, check_numbers
 
 
@@ -18,7 +18,7 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
     files: dict[str, list[np.ndarray]] = {"obs": [], "acs": [], "rews": []}  # an array an agent
     # A file that is not there must not make a smaller team.
     agents = range(max(len(list(folder.glob(f"{name}_*.npy"))) for name in files))
-    with explained(message, OSError, ValueError, EOFError):
+    with explain_errors(message, OSError, ValueError, EOFError):
         for name, arrays in files.items():
             arrays += [np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents]
     steps = check_equal_lengths(folder, files, cut)
@@ -30,7 +30,7 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Iterator[Worl
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
         blocks = []
-        with explained(message, ValueError):
+        with explain_errors(message, ValueError):
             for arrays in files.values():
                 blocks.append(np.stack([array[rows] for array in arrays], 1))
         observations, actions, rewards = blocks

@@ -7,9 +7,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from decisionllm.datasets.row_blocks import Columns, flags
-from decisionllm.files import AGAIN, explained
-from decisionllm.schema import Json, refuse
+from decisionllm.datasets.row_blocks import Columns, to_flags
+from decisionllm.files import AGAIN, explain_errors
+from decisionllm.schema import Json, raise_for_first
 from decisionllm.teams.formats.fixed_team_worlds import BLOCK, Worlds, check_numbers
 
 PYMARL = ("obs", "actions", "reward", "terminated", "filled")
@@ -23,7 +23,7 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     has no action, is no step unless a world terminated there.
     """
     with (
-        explained(f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN),
+        explain_errors(f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN),
         h5py.File(file) as source,
     ):
         names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]
@@ -35,7 +35,7 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
         for start in range(0, worlds, size):
             block = {name: column[start : start + size] for name, column in columns.items()}
             for name in ("terminated", "filled"):
-                block[name] = flags(f"{file}, {name}", block[name], start)
+                block[name] = to_flags(f"{file}, {name}", block[name], start)
             is_step = find_played_steps(block, ended_late)
             check_filled(file, start, is_step)
             steps = {name: column[is_step] for name, column in block.items()}
@@ -76,7 +76,7 @@ def to_indices(file: Path, actions: np.ndarray) -> np.ndarray:
     Some files hold them as floats.
     """
     is_whole = actions == np.rint(actions)
-    refuse(
+    raise_for_first(
         f"{file}, actions: ",
         ~is_whole,
         "expected an index, since there are avail_actions, got {}",

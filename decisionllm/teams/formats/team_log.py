@@ -13,7 +13,7 @@ from functools import reduce
 
 import numpy as np
 
-from decisionllm.schema import Json, refuse
+from decisionllm.schema import Json, raise_for_first
 from decisionllm.teams.formats.log_meta import check_meta, merge_meta
 
 # The columns of each table, with the dtype of their numbers
@@ -161,7 +161,7 @@ class TableRows:
         names = ("group", "step", "agent" if self.table == "agents" else "team")
         key = ", ".join(f"{name} {self[name][first]}" for name in names if name in self)
         where = f"{self.log.path}, {self.table}, row {self.numbers[first] + 1} ({key})"
-        refuse(f"{where}: ", wrong, message, *values)
+        raise_for_first(f"{where}: ", wrong, message, *values)
 
 
 def _check_names(table_name: str, table: str, columns: Iterable[str]) -> None:
@@ -196,7 +196,7 @@ def _check_whole(column_name: str, dtype: str, column: np.ndarray, most: int | N
     if most is not None:
         low, high = 0, min(most, limits.max)
     wrong = (column != np.rint(column)) | (column < low) | (column > high)
-    refuse(
+    raise_for_first(
         f"{column_name}, row ",
         wrong,
         f"{{}}: expected a whole number within {low} .. {high}, got {{}}",

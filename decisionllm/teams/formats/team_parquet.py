@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decisionllm.datasets.rounding import Rounding
-from decisionllm.files import absent, atomic, explained
+from decisionllm.files import atomic, explain_errors, new_path
 from decisionllm.schema import Json
 from decisionllm.teams.formats.log_meta import check_meta, merge_meta
 from decisionllm.teams.formats.team_log import MISSING, NAMES, REQUIRED, TABLES, Log
@@ -34,10 +34,10 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
     Raises:
         FileExistsError: the folder exists.
     """
-    import pyarrow as pa  # pip install decisionllm[marl]
+    import pyarrow as pa  # pip install -e '.[marl]'
     from pyarrow import parquet
 
-    with atomic(absent(folder)) as partial, ExitStack() as stack:
+    with atomic(new_path(folder)) as partial, ExitStack() as stack:
         partial.mkdir()
         writers: dict[str, parquet.ParquetWriter] = {}
         meta: Json = {}
@@ -86,7 +86,9 @@ def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> "pa.Array":
 
 def read_meta(folder: Path) -> Json:
     """meta.json of a log that `write` wrote."""
-    with explained(f"{folder}/meta.json: expected JSON that describes a log", OSError, ValueError):
+    with explain_errors(
+        f"{folder}/meta.json: expected JSON that describes a log", OSError, ValueError
+    ):
         meta: Json = json.loads((folder / "meta.json").read_text(encoding="utf-8-sig"))
     if not isinstance(meta, dict):
         raise ValueError(f"{folder}/meta.json: expected {{KEY: VALUE}}, got {meta!r}")
@@ -116,7 +118,7 @@ def _read_table(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarra
     from pyarrow import parquet
 
     message = f"{file}: not a readable Parquet file, perhaps cut"
-    with explained(message, pa.ArrowException, OSError, remedy="write or fetch it again"):
+    with explain_errors(message, pa.ArrowException, OSError, remedy="write or fetch it again"):
         names = [name for name in parquet.read_schema(file).names if name in TABLES[table]]
         columns = parquet.read_table(file, columns=names)
     table_columns: dict[str, np.ndarray] = {}
@@ -130,7 +132,7 @@ def _read_table(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarra
             is_view = pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)
             if is_view or name in REQUIRED[table] and pa.types.is_null(column.type):
                 raise ValueError(message)
-            with explained(message, pa.ArrowException):
+            with explain_errors(message, pa.ArrowException):
                 table_columns |= _read_lists(name, column.cast(pa.large_list(kind)))
             if name == "observation" and column.type.value_type == pa.float64():
                 faults += _find_rounding_faults(column)
@@ -148,7 +150,9 @@ def _read_numbers(
     import pyarrow.compute as pc
 
     expected = "names" if name in NAMES else kind
-    with explained(f"{file}, {name}: expected {expected}, got {column.type}", pa.ArrowException):
+    with explain_errors(
+        f"{file}, {name}: expected {expected}, got {column.type}", pa.ArrowException
+    ):
         if name in NAMES:
             column = pc.index_in(column.cast(pa.string()), pa.array(names_in_meta, pa.string()))
         column = column.cast(kind)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.datasets.row_blocks import Columns, ending, flags
-from decisionllm.files import AGAIN, explained
-from decisionllm.schema import Json, refuse
+from decisionllm.datasets.row_blocks import Columns, regroup_blocks, to_flags
+from decisionllm.files import AGAIN, explain_errors
+from decisionllm.schema import Json, raise_for_first
 from decisionllm.teams.formats.fixed_team_worlds import BLOCK, Worlds
 
 # Required and optional columns of each format
@@ -35,7 +35,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     count = 0  # worlds
     for lane in range(files["observations"].shape[0]):
         start = 0  # step of the lane at which the block begins
-        for steps in ending(read_lane(folder, lane, length, files), world_ends):
+        for steps in regroup_blocks(read_lane(folder, lane, length, files), world_ends):
             check_ends(folder, lane, start, steps)
             last = world_ends(steps)
             start += len(last)
@@ -57,7 +57,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
 def explain_vault_errors(folder: Path) -> AbstractContextManager[None]:
     """Explain an error of reading a Vault."""
     errors = (OSError, ValueError, KeyError, RuntimeError)
-    return explained(f"{folder}: not a readable Vault, perhaps cut", *errors, remedy=AGAIN)
+    return explain_errors(f"{folder}: not a readable Vault, perhaps cut", *errors, remedy=AGAIN)
 
 
 def agent_ends(steps: Columns) -> np.ndarray:
@@ -80,7 +80,7 @@ def check_ends(folder: Path, lane: int, start: int, steps: Columns) -> None:
     is_back = ended[:-1] & ~ended[1:] & ~last[:-1, None]
     step, agent = np.indices(is_back.shape)
     where = f"{folder}, row {lane} of B, step "
-    refuse(
+    raise_for_first(
         where,
         is_back,
         "{}, agent {}: expected its end to stay set until all agents have ended, got none "
@@ -100,13 +100,13 @@ def read_lane(folder: Path, lane: int, length: int, files: Json) -> Iterator[Col
             columns = {name: x[lane, start:end].read().result() for name, x in files.items()}
         check_written(folder, lane, start, length, columns)
         for name in ("terminals", "truncations"):
-            columns[name] = flags(f"{folder}, row {lane} of B, {name}", columns[name], start)
+            columns[name] = to_flags(f"{folder}, row {lane} of B, {name}", columns[name], start)
         yield columns
 
 
 def open_vault(folder: Path) -> tuple[set[str], int, Json]:
     """Names of all columns, number of steps, and the columns that are read, (B, T, ...) each."""
-    import tensorstore as ts  # pip install decisionllm[marl]
+    import tensorstore as ts  # pip install -e '.[marl]'
 
     def open_column(name: str) -> "ts.TensorStore":
         store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": f"{name}/"}

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from decisionllm.datasets.env_results import (
+from decisionllm.eval.env_results import (
     ERRORS,
+    describe_result,
     explain_call,
-    in_short,
     read_flag,
     read_reward,
 )
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def reset_env(env: "ParallelEnv", seed: int) -> tuple[Json, Json]:
     with explain_call(env, f"reset(seed={seed})", RESET):
         result = env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError(f"expected two values, got {in_short(result)}")
+            raise ValueError(f"expected two values, got {describe_result(result)}")
         observations, infos = result
         check_agents("an observation", observations, env.agents)
         check_agents("an info", infos, ())
@@ -57,7 +57,7 @@ def step_env(env: "ParallelEnv", actions: Json) -> tuple[Json, Json, Json, Json,
         check_agents("an info", infos, ())
         reward_of, has_terminated, is_truncated = {}, {}, {}
         for agent in actions:
-            with explained(agent, *ERRORS):
+            with explain_errors(agent, *ERRORS):
                 reward_of[agent] = read_reward(rewards[agent])
                 has_terminated[agent] = read_flag("termination", terminated[agent])
                 is_truncated[agent] = read_flag("truncation", truncated[agent])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from decisionllm.checks import at_least, one_of
+from decisionllm.checks import check_at_least, check_one_of
 from decisionllm.schema import Json
 from decisionllm.teams.formats.team_log import TABLES, Log
 from decisionllm.teams.pettingzoo.calls import EVALUATION_SEEDS, reset_env, step_env
@@ -64,7 +64,7 @@ def collect(
     env = as_parallel(env)
     limits = action_limits(env)
     for kind in teams:
-        one_of("teams", kind, limits)
+        check_one_of("teams", kind, limits)
     check_common_actions(env, limits)
     discrete = all("num_actions" in limit for limit in limits.values())
     types: Mapping[str, Json] = meta.get("types", {})  # type: ignore[assignment]
@@ -73,7 +73,7 @@ def collect(
     )
     fixed = _fixed_columns(env, list(limits), teams)
     acts = _list_behaviours(act)
-    at_least("episodes", episodes, 1)
+    check_at_least("episodes", episodes, 1)
     if not 0 <= seed <= EVALUATION_SEEDS - episodes:
         most = EVALUATION_SEEDS - episodes
         raise ValueError(f"seed: expected 0 .. {most}, since evaluations have more, got {seed}")

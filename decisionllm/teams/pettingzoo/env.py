@@ -6,14 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decisionllm.checks import one_of
-from decisionllm.registry import register
+from decisionllm.checks import check_one_of
 from decisionllm.schema import Json
 from decisionllm.teams.dataset import load_meta
-from decisionllm.teams.layout import build_entity_schema, fill_in_blocks, rows_to_entity_layout
-from decisionllm.teams.partners import SCRIPTED_PARTNERS, is_run
+from decisionllm.teams.entity_layout import (
+    build_entity_schema,
+    fill_in_blocks,
+    rows_to_entity_layout,
+)
 from decisionllm.teams.pettingzoo.calls import EVALUATION_SEEDS, reset_env, step_env
 from decisionllm.teams.pettingzoo.log_checks import check_layout, match_log_types
+from decisionllm.teams.pettingzoo.partners import SCRIPTED_PARTNERS, is_run
 from decisionllm.teams.pettingzoo.rival import Rival
 from decisionllm.teams.pettingzoo.scripted import (
     choose_scripted_action,
@@ -23,7 +26,7 @@ from decisionllm.teams.pettingzoo.scripted import (
 )
 from decisionllm.teams.pettingzoo.spaces import AgentViews, action_limits, agent_types
 from decisionllm.teams.team_env import TeamEnv, make_start_seeds
-from decisionllm.trust import trusting
+from decisionllm.trust import trust_modules
 
 Actions = dict[tuple[int, str], object]  # by copy and agent, as the environment takes them
 
@@ -37,17 +40,6 @@ class Result(NamedTuple):
     truncated: Mapping[str, bool]
 
 
-@register(
-    "env",
-    "pettingzoo",
-    path="${oc.select:dataset.path,''}",
-    meta="${oc.select:dataset.meta,''}",
-    team="${oc.select:dataset.team,0}",
-    returns="${oc.select:dataset.returns,''}",
-    capacity="${oc.select:dataset.capacity,6}",
-    text="${text}",
-    frames="${text_wordings}",
-)
 class PettingZooTeams(TeamEnv):
     """num_episodes copies of a parallel environment. Observations, texts and rewards are those of
     `dataset=team` for its log.
@@ -125,11 +117,11 @@ class PettingZooTeams(TeamEnv):
         self.spaces = {agent: env.action_space(agent) for agent in kinds}
         self.horizon = int(horizon or logged.get("horizon", 0))
         self.returns = str(returns or logged.get("returns") or "team")
-        one_of("env.returns", self.returns, ("team", "own", "mean"))
+        check_one_of("env.returns", self.returns, ("team", "own", "mean"))
 
         # -- teams, and who plays them --
         for kind in teams:
-            one_of("env.teams", kind, limits)
+            check_one_of("env.teams", kind, limits)
         teams_by_type = {**logged.get("teams", {}), **teams}
         self.team_of = {agent: int(teams_by_type.get(kind, 0)) for agent, kind in kinds.items()}
         self.team = team
@@ -211,7 +203,7 @@ class PettingZooTeams(TeamEnv):
             policy = policy_by_key.get(kind, policy_by_key.get(str(self.team_of[agent]), "random"))
             self.partners.setdefault(policy, []).append(agent)
         runs = [policy for policy in self.partners if is_run(policy)]
-        with trusting([self.name]):  # the environment of the rivals too
+        with trust_modules([self.name]):  # the environment of the rivals too
             self.rivals = [Rival(run, self.partners.pop(run), options) for run in runs]
         names = self.partners.keys() - set(SCRIPTED_PARTNERS)
         self.functions = {name: load_function("env.partners", name) for name in names}

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from decisionllm.checks import one_of
-from decisionllm.datasets.spaces import in_words
+from decisionllm.checks import check_one_of
+from decisionllm.datasets.space_parts import describe_parts
 from decisionllm.schema import Json
 from decisionllm.teams.formats.log_meta import LIMITS
 from decisionllm.teams.pettingzoo.spaces import AgentViews
@@ -34,7 +34,7 @@ def match_log_types(
     if len(types) == 1:
         type_in_log = dict.fromkeys(kinds, str(*types))
     for agent, kind in kinds.items():
-        one_of(f"env.id={id}, type in the log", type_in_log[agent], types)
+        check_one_of(f"env.id={id}, type in the log", type_in_log[agent], types)
         for key in LIMITS:
             ours = limits[kind].get(key)
             logged = types[type_in_log[agent]].get(key)
@@ -66,9 +66,9 @@ def check_layout(id: str, agent: str, views: AgentViews, logged: Json) -> None:
     if parts != own:
         expected = "observations without parts, as an earlier version recorded the log"
         if parts is not None:
-            expected = f"observations of {in_words(parts)}, as in the log"
+            expected = f"observations of {describe_parts(parts)}, as in the log"
         raise ValueError(
-            f"env.id={id}, {agent}: expected {expected}, got {in_words(own)}; record the log "
+            f"env.id={id}, {agent}: expected {expected}, got {describe_parts(own)}; record the log "
             "again in this environment"
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.datasets.spaces import as_dtype
+from decisionllm.datasets.spaces import cast_to_dtype
 from decisionllm.teams.pettingzoo.spaces import as_parallel, to_vector
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def to_space(space: "Box | Discrete", action: np.ndarray) -> int | np.ndarray:
     if isinstance(space, Discrete):
         return int(action[0]) + int(space.start)
     clipped = np.clip(action.reshape(space.shape), space.low, space.high)
-    return as_dtype(clipped, space.dtype)
+    return cast_to_dtype(clipped, space.dtype)
 
 
 def choose_scripted_action(

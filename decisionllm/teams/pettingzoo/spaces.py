@@ -7,11 +7,12 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 from numpy.typing import ArrayLike
 
-from decisionllm.datasets.env_results import (
+from decisionllm.datasets.space_parts import AnySpace, observation_parts, text_parts
+from decisionllm.datasets.spaces import flatten_one
+from decisionllm.eval.env_results import (
     ERRORS,
 )
-from decisionllm.datasets.spaces import AnySpace, flatten_one, observation_parts, text_parts
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 from decisionllm.schema import Json
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def as_parallel(env: "ParallelEnv | AECEnv") -> "ParallelEnv":
         return env
     from pettingzoo.utils.conversions import aec_to_parallel
 
-    with explained(
+    with explain_errors(
         f"env {env}: expected a parallel environment, or an AEC environment that may be played "
         "as one, its metadata do not say is_parallelizable=True",
         AssertionError,
@@ -41,7 +42,9 @@ def as_parallel(env: "ParallelEnv | AECEnv") -> "ParallelEnv":
 
 def agent_types(env: "ParallelEnv") -> dict[str, str]:
     """Return the type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
-    with explained(f"env {env}", AttributeError, remedy="give the environment possible_agents"):
+    with explain_errors(
+        f"env {env}", AttributeError, remedy="give the environment possible_agents"
+    ):
         names = env.possible_agents
     for name in names:
         if not isinstance(name, str):
@@ -105,13 +108,13 @@ def observation_spaces(env: "ParallelEnv") -> dict[str, AnySpace | None]:
     None where the environment declares none.
 
     Raises:
-        ValueError: a space that has no layout, see `spaces.observation_parts`.
+        ValueError: a space that has no layout, see `space_parts.observation_parts`.
     """
     spaces: dict[str, AnySpace | None] = dict.fromkeys(env.possible_agents)
     if not hasattr(env, "observation_space"):
         return spaces
     for agent in spaces:
-        with explained(f"env {env}, {agent}", ValueError):
+        with explain_errors(f"env {env}, {agent}", ValueError):
             space = env.observation_space(agent)
             if isinstance(space, Dict):
                 parts = drop_mask(space.spaces)
@@ -199,7 +202,7 @@ class AgentViews:
         return self.spaces[agent] is None or isinstance(self.spaces[agent], Box)
 
     def layouts(self) -> dict[str, list[list[str | int]]]:
-        """`spaces.observation_parts` of each agent whose environment declares its space."""
+        """`space_parts.observation_parts` of each agent whose environment declares its space."""
         layouts: dict[str, list[list[str | int]]] = {}
         for agent, space in self.spaces.items():
             if space is not None:
@@ -210,7 +213,7 @@ class AgentViews:
         self, agent: str, observations: Json, infos: Json
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """`split_observation` of an agent, whose mask has an entry for each discrete action."""
-        with explained(f"env {self.name}, {agent}", *ERRORS):
+        with explain_errors(f"env {self.name}, {agent}", *ERRORS):
             info = infos.get(agent) or {}
             lengths = self.types.get(agent, {}).get("observations") or ()
             space = self.spaces[agent]

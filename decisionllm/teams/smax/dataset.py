@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams.dataset import source
 from decisionllm.teams.simulated_logs import Game, generate
@@ -19,7 +18,6 @@ TASK = "Defeat every enemy unit, and lose none that can be spared"
 REWARD_RULE = "the share of the enemies' health that is taken, and 1 for a victory"
 
 
-@register("dataset", "smax", text="${text}")
 def load(
     *,
     map: str = "2s3z",

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.checks import ranges
-from decisionllm.registry import register
+from decisionllm.checks import parse_ranges
 from decisionllm.schema import Episode, Json
 from decisionllm.teams.smax.dataset import game
 from decisionllm.teams.smax.world import HORIZON, SIZE, STOP, Smax, are_allowed
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@register("env", "smax", text="${text}", map="${dataset.map}", frames="${text_wordings}")
 class SmaxTeams(WorldTeams[Smax]):
     """num_episodes battles under each condition: undisturbed, then with each crash.
 
@@ -44,7 +42,7 @@ class SmaxTeams(WorldTeams[Smax]):
         wordings: str = "trained",
         frames: int = 0,
     ) -> None:
-        crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
+        crashes = parse_ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         labels = ["", *(f"crash at {c}" for c in crashes)]
         self.name = f"smax-{map}"
         super().__init__(

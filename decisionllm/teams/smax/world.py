@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.checks import one_of
-from decisionllm.files import explained
+from decisionllm.checks import check_one_of
+from decisionllm.files import explain_errors
 
 if TYPE_CHECKING:
     import jax
@@ -53,8 +53,8 @@ class Facts:
 def compile_map(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
     """Facts of a map, and the start and the step of E of its battles, each compiled once for every
     E."""
-    with explained(
-        "SMAX needs JaxMARL: pip install 'decisionllm[smax]'", ImportError, raised=ImportError
+    with explain_errors(
+        "SMAX needs JaxMARL: pip install -e '.[smax]'", ImportError, raised=ImportError
     ):
         import jax
         import jax.numpy as jnp
@@ -62,7 +62,7 @@ def compile_map(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
     from importlib.metadata import version
 
-    one_of("map", map, MAP_NAME_TO_SCENARIO)
+    check_one_of("map", map, MAP_NAME_TO_SCENARIO)
     scenario = MAP_NAME_TO_SCENARIO[map]
     env = HeuristicEnemySMAX(scenario=scenario)
     N = int(scenario.num_allies)

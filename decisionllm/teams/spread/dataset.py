@@ -9,16 +9,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from decisionllm.checks import one_of
-from decisionllm.datasets.store import DatasetReader
+from decisionllm.checks import check_one_of
+from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.protocols import Source
 from decisionllm.randomness import derive_seeds
-from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams.dataset import source
 from decisionllm.teams.formats.team_log import Log
 from decisionllm.teams.simulated_logs import SEEDS
-from decisionllm.teams.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
+from decisionllm.teams.spread.world import HORIZON, PUSHES, TEACHERS, Spread, Teacher, to_pushes
 
 LOGS = ("expert", "medium", "random", "mixed", "convention")
 TASK = "Cover every landmark, each with one agent, without touching another"
@@ -26,7 +25,6 @@ REWARD_RULE = "half the distance of each landmark to its nearest agent is lost a
 REWARD_RULE += ", and half a point for each touch"
 
 
-@register("dataset", "spread", text="${text}")
 def load(
     *,
     log: str = "mixed",
@@ -74,8 +72,8 @@ def generate(
     seed: int = 0,
 ) -> Log:
     """Play the worlds of a log; see `load`."""
-    one_of("dataset.log", log, LOGS)
-    one_of("dataset.actions", actions, ("discrete", "continuous"))
+    check_one_of("dataset.log", log, LOGS)
+    check_one_of("dataset.actions", actions, ("discrete", "continuous"))
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
         raise ValueError(
             f"dataset: expected agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. "
@@ -98,7 +96,7 @@ def generate(
     for _ in range(HORIZON):
         observations.append(world.observe())  # (groups x agents, S)
         actions_by_step.append(teacher.act(world).astype(np.float32))
-        rewards.append(world.step(pushes(actions_by_step[-1])).astype(np.float32))
+        rewards.append(world.step(to_pushes(actions_by_step[-1])).astype(np.float32))
 
     # a row for each step, group and agent, in this order
     step, group, agent = np.indices((HORIZON, groups, agents)).reshape(3, -1)

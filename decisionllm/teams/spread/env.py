@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.checks import one_of, ranges
-from decisionllm.registry import register
+from decisionllm.checks import check_one_of, parse_ranges
 from decisionllm.schema import Episode, Json
-from decisionllm.teams.layout import build_entity_schema, to_entity_layout
+from decisionllm.teams.entity_layout import build_entity_schema, to_entity_layout
 from decisionllm.teams.spread.dataset import describe, observation_blocks
 from decisionllm.teams.spread.world import (
     HORIZON,
@@ -25,7 +24,7 @@ from decisionllm.teams.spread.world import (
     TOUCH,
     Spread,
     Teacher,
-    pushes,
+    to_pushes,
 )
 from decisionllm.teams.team_env import TeamEnv, make_start_seeds
 
@@ -61,15 +60,6 @@ def label(agents: int, crash: int, *, usual: bool) -> str:
     return ", ".join(parts)
 
 
-@register(
-    "env",
-    "spread",
-    text="${text}",
-    agents="${dataset.agents}",
-    actions="${dataset.actions}",
-    capacity="${dataset.capacity}",
-    frames="${text_wordings}",
-)
 class SpreadTeams(TeamEnv):
     """num_episodes worlds under each condition: every number of agents, undisturbed, then with each
     crash.
@@ -101,10 +91,10 @@ class SpreadTeams(TeamEnv):
         frames: int = 0,
         rules: str = "mpe2",
     ) -> None:
-        numbers = ranges("env.agents", agents, within=range(2, capacity + 1))
-        crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
-        one_of("env.actions", actions, ("discrete", "continuous"))
-        one_of("env.rules", rules, RULES)
+        numbers = parse_ranges("env.agents", agents, within=range(2, capacity + 1))
+        crashes = parse_ranges("env.crash", crash, nothing="none", within=range(HORIZON))
+        check_one_of("env.actions", actions, ("discrete", "continuous"))
+        check_one_of("env.rules", rules, RULES)
         most = max(REFERENCE[actions])
         if max(numbers) > most:
             raise ValueError(
@@ -165,7 +155,7 @@ class SpreadTeams(TeamEnv):
         taken_actions = np.zeros((*world.alive.shape, actions.shape[1]))
         taken_actions[world.alive] = actions
         world.crashed[np.arange(len(self.agents)), self.struck] = self.time >= self.crash
-        gains = world.step(pushes(taken_actions)).sum(1) / self.agents
+        gains = world.step(to_pushes(taken_actions)).sum(1) / self.agents
         self.time += 1
         self.returns += gains
         self.touches += (world.both & (world.distance < TOUCH)).sum((1, 2)) / 2

@@ -13,7 +13,6 @@ from itertools import product
 
 import numpy as np
 
-from decisionllm.registry import register
 from decisionllm.schema import Json
 from decisionllm.teams.spread.world import PUSHES
 
@@ -45,7 +44,6 @@ META = {
 }
 
 
-@register("partner", "tag-chase")
 def chase(observations: Observations, infos: Json) -> dict[str, int]:
     """Each adversary runs to where it meets an agent that keeps its velocity inside the field."""
     return {
@@ -67,7 +65,6 @@ def _push_towards(velocity: np.ndarray, direction: np.ndarray) -> int:
     return int(np.argmax(PUSHES @ (target - velocity)))
 
 
-@register("partner", "tag-flee")
 def flee(observations: Observations, infos: Json) -> dict[str, int]:
     """The agent begins the best of 25 plans against adversaries that run straight at it.
 

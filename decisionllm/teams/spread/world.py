@@ -21,7 +21,7 @@ from itertools import permutations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 
 HORIZON = 25  # steps
 TIME_STEP = 0.1
@@ -58,7 +58,7 @@ class Spread:
         agents: int | np.ndarray,
         rules: str = "mpe2",
     ) -> None:
-        one_of("rules", rules, RULES)
+        check_one_of("rules", rules, RULES)
         self.omar = rules == "omar"
         agents = np.broadcast_to(agents, len(seeds))
         E, N = len(seeds), int(agents.max())
@@ -209,7 +209,7 @@ class Teacher:
         return np.where(random, self.rng.uniform(-1, 1, (E, N, 2)), actions)
 
 
-def pushes(actions: np.ndarray) -> np.ndarray:
+def to_pushes(actions: np.ndarray) -> np.ndarray:
     """Actions as pushes: indices (..., 1) or pushes (..., 2) -> (..., 2)"""
     if actions.shape[-1] == 1:
         return np.asarray(PUSHES[actions[..., 0].astype(int)])

@@ -8,7 +8,6 @@ of the groups each.
 from functools import partial
 
 from decisionllm.protocols import Source
-from decisionllm.registry import register
 from decisionllm.teams.dataset import source
 from decisionllm.teams.simulated_logs import Game, generate
 from decisionllm.teams.tmaze.world import TEACHERS, Teacher, TMaze
@@ -17,7 +16,6 @@ TASK = "Go to the side that the first observation says, each agent to another ro
 REWARD_RULE = "1 where each room of that side has one agent"
 
 
-@register("dataset", "tmaze", text="${text}")
 def load(
     *,
     log: str = "expert",

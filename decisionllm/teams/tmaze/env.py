@@ -1,20 +1,11 @@
 """The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is
 right, in percent."""
 
-from decisionllm.registry import register
 from decisionllm.teams.team_env import WorldTeams
 from decisionllm.teams.tmaze.dataset import game
 from decisionllm.teams.tmaze.world import TMaze
 
 
-@register(
-    "env",
-    "tmaze",
-    text="${text}",
-    agents="${dataset.agents}",
-    length="${dataset.length}",
-    frames="${text_wordings}",
-)
 class TMazeTeams(WorldTeams[TMaze]):
     """num_episodes teams.
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.checks import at_least, check_seed, one_of, share
+from decisionllm.checks import check_at_least, check_one_of, check_seed, check_share
 from decisionllm.datasets import minari
-from decisionllm.datasets.store import DatasetReader, Store, with_texts
-from decisionllm.progress import tracked
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.store import Store, replace_task_texts
+from decisionllm.progress import track
 from decisionllm.protocols import Source
-from decisionllm.registry import register
-from decisionllm.schema import Episode, Json, refuse
+from decisionllm.schema import Episode, Json, raise_for_first
 from decisionllm.worlds.babyai.levels import (
     NUM_ACTIONS,
     Bot,
@@ -46,7 +46,6 @@ MINIGRID_PARTS = [["direction", NUM_DIRECTIONS], ["image", VIEW * VIEW * 3]]
 MOST_FAILURES = 20
 
 
-@register("dataset", "babyai", text="${text}")
 def load(
     *,
     level: str | Sequence[str],
@@ -90,17 +89,17 @@ def load(
         ImportError: MiniGrid is not installed.
         FileNotFoundError: there is no such Minari dataset.
     """
-    at_least("dataset.episodes", episodes, 1)
-    at_least("dataset.renamed", renamed, 0)
-    share("dataset.drop_objects", drop_objects)
+    check_at_least("dataset.episodes", episodes, 1)
+    check_at_least("dataset.renamed", renamed, 0)
+    check_share("dataset.drop_objects", drop_objects)
     if drop_objects and not renamed:
         raise ValueError(
             "dataset.drop_objects: expected 0 with dataset.renamed=0, since only copies have fewer "
             f"objects, got {drop_objects:g}; give dataset.renamed=10"
         )
-    one_of("dataset.view", view, VIEWS)
-    one_of("dataset.text", text, TEXTS)
-    share("dataset.noise", noise)
+    check_one_of("dataset.view", view, VIEWS)
+    check_one_of("dataset.text", text, TEXTS)
+    check_share("dataset.noise", noise)
     check_seed("dataset.seed", seed)
     levels = parse_levels("dataset.level", level)
     if text == "paraphrased" and not minari_id:
@@ -148,7 +147,7 @@ def demonstrate(
     envs = [make_level(name) for name in levels]
     attempts = [0] * len(levels)
     seeds = training_seeds(seed, MOST_FAILURES + 10 * count)
-    for done in tracked(range(count), "babyai: demonstrations"):
+    for done in track(range(count), "babyai: demonstrations"):
         for number, (name, env) in enumerate(zip(levels, envs, strict=True)):
             demonstration = None
             while demonstration is None:
@@ -213,7 +212,7 @@ def open_recorded(minari_id: str, levels: Sequence[str]) -> Source:
     Raises:
         ValueError: its observations or actions are not MiniGrid's, or it is of another level.
     """
-    id = minari.evaluation(minari.find(minari_id)).get("id", "")
+    id = minari.read_env_spec(minari.open_dataset(minari_id)).get("id", "")
     if id.startswith("BabyAI-"):
         (recorded_level,) = parse_levels("dataset.minari_id", id)
         if recorded_level not in levels:
@@ -240,7 +239,7 @@ def read_recorded(recorded: Source) -> Iterator[Demonstration]:
         rows = np.concatenate([episode.observations, episode.final_observation[None]])
         images = rows[:, NUM_DIRECTIONS:].reshape(-1, VIEW, VIEW, 3).astype(np.uint8)
         place = f"{recorded.info['name']}, episode {number}: "
-        refuse(place, ~are_cells(images), message, images)
+        raise_for_first(place, ~are_cells(images), message, images)
         yield Demonstration(
             mission=episode.task,
             images=images,
@@ -313,7 +312,7 @@ def data_options(*, text: str = "none", **options: Any) -> Json:
 
     Levels without sentence frames are refused here, before their demonstrations are made.
     """
-    one_of("dataset.text", text, TEXTS)
+    check_one_of("dataset.text", text, TEXTS)
     if text == "paraphrased" and not options.get("minari_id"):
         check_frames("dataset", parse_levels("dataset.level", options["level"]))
     return {**options, "text": "mission"}
@@ -323,7 +322,9 @@ def select_texts(store: Store, *, text: str = "none", seed: int = 0, **options: 
     """Return the store with the texts of the option `text`, see `datasets.store`."""
     missions = [store.tasks[i] for i in store.task.tolist()]
     facts = facts_by_mission(missions) if text == "paraphrased" else None
-    return with_texts(store, text, choose_texts(missions, text=text, seed=seed), wordings=facts)
+    return replace_task_texts(
+        store, text, choose_texts(missions, text=text, seed=seed), wordings=facts
+    )
 
 
 def files(*, minari_id: str = "", **options: object) -> list[Path]:
@@ -332,4 +333,4 @@ def files(*, minari_id: str = "", **options: object) -> list[Path]:
 
 
 # Version 2: the spec has each one-hot group, and the cells of the view `grid` as entities.
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=select_texts)
+READER = DatasetReader(version=2, files=files, data_options=data_options, set_texts=select_texts)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.checks import at_least, one_of
-from decisionllm.datasets.wordings import is_held_out, spread
-from decisionllm.eval.pictures import figure, wrapped
+from decisionllm.checks import check_at_least, check_one_of
+from decisionllm.datasets.paraphrases import render_frames, uses_held_out_frames
+from decisionllm.eval.pictures import figure, wrap_name
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.worlds.babyai.dataset import TEXTS, check_frames
 from decisionllm.worlds.babyai.levels import (
@@ -35,14 +34,6 @@ if TYPE_CHECKING:
 TILE = 32  # pixels of a cell in pictures
 
 
-@register(
-    "env",
-    "babyai",
-    level="${dataset.level}",
-    view="${dataset.view}",
-    text="${text}",
-    frames="${text_wordings}",
-)
 class BabyAI(Env):
     """N missions of BabyAI levels, which the data do not have: their seeds are 10^9 and more.
 
@@ -78,9 +69,9 @@ class BabyAI(Env):
         frames: int = 0,
         horizon: int = 0,
     ) -> None:
-        one_of("env.view", view, VIEWS)
-        one_of("env.text", text, TEXTS)
-        at_least("env.horizon", horizon, 0)
+        check_one_of("env.view", view, VIEWS)
+        check_one_of("env.text", text, TEXTS)
+        check_at_least("env.horizon", horizon, 0)
         levels = parse_levels("env.level", level)
         if text == "paraphrased":
             check_frames("env", levels)
@@ -89,7 +80,7 @@ class BabyAI(Env):
         self.text = text
         if text != "none":
             self.protocol = "mission-text"
-        self.held_out = is_held_out(wordings, text)
+        self.held_out = uses_held_out_frames(wordings, text)
         if self.held_out:
             self.protocol += "-held-out"
         self.frames = frames
@@ -119,7 +110,7 @@ class BabyAI(Env):
     def _paraphrase_tasks(self) -> None:
         """Say each mission in a sentence frame, those of one level in the next frame each time."""
         self.facts = facts_by_mission(self.tasks)
-        texts = spread(self.facts, held_out=self.held_out, frames=self.frames)
+        texts = render_frames(self.facts, held_out=self.held_out, frames=self.frames)
         num_levels = len(set(self.levels))
         for i, mission in enumerate(self.tasks):
             choices = texts[mission]
@@ -189,7 +180,7 @@ class BabyAI(Env):
             mission, frames, path = replay_mission(episode)
             for panel, frame in zip(panels[:, column], frames, strict=True):
                 draw_frame(panel, frame)
-            panels[0, column].set_title(wrapped(episode.task or mission, 32), fontsize=8)
+            panels[0, column].set_title(wrap_name(episode.task or mission, 32), fontsize=8)
             draw_path(panels[1, column], path)
             panels[1, column].set_title(describe_end(episode), fontsize=8)
         return picture

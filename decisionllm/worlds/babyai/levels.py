@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.checks import listed
-from decisionllm.files import explained
+from decisionllm.checks import split_list
+from decisionllm.files import explain_errors
 from decisionllm.randomness import derive_seeds
 
 NUM_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
@@ -37,8 +37,8 @@ def level_ids() -> dict[str, str]:
     Raises:
         ImportError: MiniGrid is not installed.
     """
-    what = "BabyAI needs MiniGrid: pip install 'decisionllm[babyai]'"
-    with explained(what, ImportError, raised=ImportError):
+    what = "BabyAI needs MiniGrid: pip install -e '.[babyai]'"
+    with explain_errors(what, ImportError, raised=ImportError):
         import minigrid  # noqa: F401  # registers the levels
     import gymnasium
 
@@ -63,7 +63,7 @@ def parse_levels(option: str, level: str | Sequence[str]) -> list[str]:
     """
     ids = level_ids()
     names = []
-    for word in listed(level):
+    for word in split_list(level):
         name = re.sub(r"^BabyAI-|-v\d+$", "", word)
         if name not in ids:
             lower_case = {level_name.lower(): level_name for level_name in ids}

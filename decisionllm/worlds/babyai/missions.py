@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from decisionllm.datasets.wordings import Facts
+from decisionllm.datasets.paraphrases import Facts
 
 WORDS = Path(__file__).with_name("words.yaml")
 COLORS = ("blue", "green", "grey", "purple", "red", "yellow")

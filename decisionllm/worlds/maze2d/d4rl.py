@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.files import AGAIN, explained
+from decisionllm.files import AGAIN, explain_errors
 from decisionllm.schema import Json
-from decisionllm.worlds.maze2d.maze import GOAL_RADIUS, Maze, reward
+from decisionllm.worlds.maze2d.simulator import GOAL_RADIUS, Maze, reward
 
 KEYS = [
     "actions",
@@ -117,7 +117,7 @@ def read_outline(path: Path) -> tuple[list[str], str]:
             keys.append(key)
 
     unreadable = f"{path}: not a readable HDF5 file, perhaps truncated"
-    with explained(unreadable, OSError, remedy=AGAIN), h5py.File(path) as file:
+    with explain_errors(unreadable, OSError, remedy=AGAIN), h5py.File(path) as file:
         file.visititems(collect)
         return sorted(keys), str(file.attrs.get("name", ""))
 

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.checks import at_least, one_of
-from decisionllm.datasets import arrays
-from decisionllm.datasets.store import DatasetReader, Store, facts_of, with_texts
-from decisionllm.files import absent, atomic
+from decisionllm.checks import check_at_least, check_one_of
+from decisionllm.datasets import d4rl_files
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.store import Store, episode_facts, replace_task_texts
+from decisionllm.files import atomic, new_path
 from decisionllm.protocols import Source
-from decisionllm.registry import register
-from decisionllm.schema import Episode, Json, Spec, refuse
+from decisionllm.schema import Episode, Json, Spec, raise_for_first
 from decisionllm.worlds.maze2d import d4rl
-from decisionllm.worlds.maze2d.maze import FRAME, Maze, Planner, reward
-from decisionllm.worlds.published_mazes import check_noise, file_digest, regenerated_name
+from decisionllm.worlds.maze2d.simulator import FRAME, Maze, Planner, reward
+from decisionllm.worlds.regenerated_logs import check_noise, file_digest, regenerated_name
 
 # most steps of an episode: as many as an evaluation has, and with cut=run
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
@@ -41,13 +41,6 @@ Log = dict[str, np.ndarray]
 Facts = Json  # facts of a task, see `goal_facts`
 
 
-@register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
-@register("dataset", "maze2d-medium", maze="medium", text="${text}")
-@register("dataset", "maze2d-large", maze="large", text="${text}")
-@register("dataset", "maze2d-open", maze="open", text="${text}")
-@register("dataset", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}")
-@register("dataset", "maze2d-medium-dense", maze="medium", dense=True, text="${text}")
-@register("dataset", "maze2d-large-dense", maze="large", dense=True, text="${text}")
 def load(
     *,
     maze: str,
@@ -96,7 +89,7 @@ def load(
     """
     goal_options = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, goal_options)
-    at_least("dataset.steps", steps, 0)
+    check_at_least("dataset.steps", steps, 0)
     simulator = Maze.named(maze)
     excluded_cells = simulator.cells(without_goals, "dataset.without_goals")
 
@@ -114,7 +107,7 @@ def load(
     if text in GOAL_TEXTS:
         goals = sample_goals(read_goals(blocks(), f"{file}: text={text}"), cuts, seed)
         outside = "{}: expected a goal in a free cell of the maze, got {}"
-        refuse(
+        raise_for_first(
             f"{file}, episode ", ~simulator.is_free(goals), outside, np.arange(len(goals)), goals
         )
         is_excluded = (goals[:, None] == excluded_cells).all(-1).any(1)  # (E,)
@@ -162,9 +155,9 @@ def check_options(text: str, cut: str, source: str, noise: float, goal_options: 
     for option, value in goal_options.items():
         if value and text not in GOAL_TEXTS:
             raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
-    one_of("dataset.text", text, ("none", "constant", *GOAL_TEXTS))
-    one_of("dataset.cut", cut, ("timeouts", "run"))
-    one_of("dataset.source", source, ("auto", "file", "regenerate"))
+    check_one_of("dataset.text", text, ("none", "constant", *GOAL_TEXTS))
+    check_one_of("dataset.cut", cut, ("timeouts", "run"))
+    check_one_of("dataset.source", source, ("auto", "file", "regenerate"))
 
 
 def open_log(
@@ -238,7 +231,9 @@ def select_texts(
     store: Store, *, maze: str, text: str = "none", seed: int = 0, **options: object
 ) -> Store:
     """Return the store with the texts of the option `text`, see `datasets.store`."""
-    return with_texts(store, text, write_texts(facts_of(store), maze=maze, text=text, seed=seed))
+    return replace_task_texts(
+        store, text, write_texts(episode_facts(store), maze=maze, text=text, seed=seed)
+    )
 
 
 def write_texts(
@@ -469,7 +464,6 @@ def generate(
     return {name: x.reshape(-1, *x.shape[2:])[:steps] for name, x in log.items()}
 
 
-@register("final_observations", "maze2d")
 def final_observations(store: Store) -> np.ndarray:
     """Simulate the observation after the last step of each episode: (E, 4) float32."""
     last = store.offsets[1:] - 1
@@ -478,7 +472,6 @@ def final_observations(store: Store) -> np.ndarray:
     return after.astype(np.float32)
 
 
-@register("export", "hdf5")
 def save(path: str | Path, store: Store) -> None:
     """Write a Maze2D store as a D4RL file, with its episodes' ends as `timeouts` and its name."""
     if store.info.get("env") != "maze2d" or store.info["text"] in GOAL_TEXTS:
@@ -499,7 +492,7 @@ def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
     """Write columns as a file of D4RL, all or nothing. `read_hdf5` reads them back."""
     import h5py
 
-    with atomic(absent(path)) as partial, h5py.File(partial, "w") as file:
+    with atomic(new_path(path)) as partial, h5py.File(partial, "w") as file:
         for key in ("observations", "actions"):
             file.create_dataset(key, data=log[key], compression="gzip")
         file["rewards"] = log["rewards"]
@@ -519,9 +512,9 @@ def read_hdf5(path: Path) -> Iterator[Log]:
     Files of the public generator have no `timeouts` and put the flag into `terminals`; (N, 1)
     rewards are squeezed; rewards stay as published, computed from the observation of their own row.
     """
-    for log in arrays.blocks(path, WIDTHS):
+    for log in d4rl_files.read_blocks(path, WIDTHS):
         columns = {key: log[key] for key in ("observations", "actions", "rewards")}
-        columns["ends"] = arrays.ends(log)
+        columns["ends"] = d4rl_files.episode_ends(log)
         if "infos/goal" in log:
             columns["goals"] = log["infos/goal"]
         yield columns
@@ -539,7 +532,7 @@ def read_maze(path: Path, maze: str) -> Iterator[Log]:
         positions = block["observations"][:, :2]
         rows = count + np.arange(len(positions))
         wrong = ~simulator.is_free(positions + FRAME)
-        refuse(f"{path}, ", wrong, message, rows, positions)
+        raise_for_first(f"{path}, ", wrong, message, rows, positions)
         count += len(positions)
         yield block
 
@@ -578,4 +571,4 @@ def file_names(maze: str, dense: bool) -> list[str]:
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
 
 
-READER = DatasetReader(version=2, files=files, data_options=data_options, worded=select_texts)
+READER = DatasetReader(version=2, files=files, data_options=data_options, set_texts=select_texts)

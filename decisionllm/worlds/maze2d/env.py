@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.checks import one_of
-from decisionllm.datasets.wordings import is_held_out, spread
+from decisionllm.checks import check_one_of
+from decisionllm.datasets.paraphrases import render_frames, uses_held_out_frames
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.worlds.maze2d.dataset import GOAL_TEXTS, HORIZON, goal_facts, task_text
-from decisionllm.worlds.maze2d.maze import GOAL_RADIUS, Maze, Planner, reward
+from decisionllm.worlds.maze2d.simulator import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.worlds.maze2d.wording_accuracy import confusion_table, measure_wording_accuracy
 
 if TYPE_CHECKING:
@@ -72,34 +71,6 @@ PUBLISHED = {
 }
 
 
-@register("env", "maze2d-umaze", maze="umaze", text="${text}", frames="${text_wordings}")
-@register("env", "maze2d-medium", maze="medium", text="${text}", frames="${text_wordings}")
-@register("env", "maze2d-large", maze="large", text="${text}", frames="${text_wordings}")
-@register("env", "maze2d-open", maze="open", text="${text}", frames="${text_wordings}")
-@register(
-    "env",
-    "maze2d-umaze-dense",
-    maze="umaze",
-    dense=True,
-    text="${text}",
-    frames="${text_wordings}",
-)
-@register(
-    "env",
-    "maze2d-medium-dense",
-    maze="medium",
-    dense=True,
-    text="${text}",
-    frames="${text_wordings}",
-)
-@register(
-    "env",
-    "maze2d-large-dense",
-    maze="large",
-    dense=True,
-    text="${text}",
-    frames="${text_wordings}",
-)
 class Maze2D(Env):
     """N mazes of one layout, with its one goal or a goal for each episode, and D4RL's normalised
     score.
@@ -150,10 +121,10 @@ class Maze2D(Env):
             )
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED.get(maze, {})
-        one_of("env.goal", goal, ("fixed", "random"))
+        check_one_of("env.goal", goal, ("fixed", "random"))
         self.random = goal == "random"
         names_goal = text in GOAL_TEXTS
-        held_out = is_held_out(wordings, text)
+        held_out = uses_held_out_frames(wordings, text)
         if self.random and (instructed_goal or not names_goal):
             raise ValueError(
                 "env.goal=random: needs text=goal and no env.instructed_goal, got "
@@ -188,7 +159,7 @@ class Maze2D(Env):
         """Return the texts that name each of the G cells: (kind of frame, text)."""
         tasks = [task_text(maze, cell) for cell in self.cells]
         if self.text == "paraphrased":
-            wordings = spread(self.facts, held_out=held_out, frames=frames)
+            wordings = render_frames(self.facts, held_out=held_out, frames=frames)
             return [wordings[task] for task in tasks]
         if self.text == "constant":
             tasks = [task_text(maze)]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from decisionllm.datasets.minari import evaluation
-from decisionllm.registry import register
+from decisionllm.datasets.minari import read_env_spec
 
 if TYPE_CHECKING:
     from minari import MinariDataset
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 GOAL_RADIUS = 0.45
 
 
-@register("minari_repair", "pointmaze")
 def find_pointmaze(dataset: "MinariDataset") -> "PointMazeRepair | None":
     """Return the repair of a dataset of PointMaze; None for any other dataset."""
     space = dataset.observation_space
@@ -54,7 +52,7 @@ class PointMazeRepair:
         Raises:
             ValueError: the map has no `g`, or several.
         """
-        options = evaluation(self.dataset).get("kwargs", {})
+        options = read_env_spec(self.dataset).get("kwargs", {})
         maze: list[list[object]] = options.get("maze_map") or []
         cells = np.argwhere(np.array(maze, dtype=str) == "g")
         if len(cells) != 1:

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from decisionllm.datasets.wordings import Facts, held_out_kinds, spread
+from decisionllm.datasets.paraphrases import Facts, held_out_kinds, render_frames
 from decisionllm.eval.instruction_probe import act_in_batches
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Json
@@ -44,7 +44,7 @@ def measure_wording_accuracy(
     """
     rows: list[tuple[int, str, str]] = []  # number of a task, kind of frame, text
     for held_out in (False, True):
-        wordings = spread(facts, held_out=held_out, frames=frames)
+        wordings = render_frames(facts, held_out=held_out, frames=frames)
         for number, task in enumerate(facts):
             rows += [(number, kind, text) for kind, text in wordings[task]]
     tasks, kinds, texts = zip(*rows, strict=True)

@@ -15,20 +15,19 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from decisionllm.checks import at_least, one_of
-from decisionllm.datasets.row_blocks import flags
-from decisionllm.datasets.store import DatasetReader
-from decisionllm.files import AGAIN, explained
+from decisionllm.checks import check_at_least, check_one_of
+from decisionllm.datasets.dataset_reader import DatasetReader
+from decisionllm.datasets.row_blocks import to_flags
+from decisionllm.files import AGAIN, explain_errors
 from decisionllm.protocols import Source
-from decisionllm.registry import register
-from decisionllm.schema import Episode, Json, Spec, are_numbers, refuse
-from decisionllm.worlds.ogbench.world import (
+from decisionllm.schema import Episode, Json, Spec, is_numeric, raise_for_first
+from decisionllm.worlds.ogbench.simulator import (
     HORIZON,
     Maze,
     is_reached,
     sample_positions,
 )
-from decisionllm.worlds.published_mazes import check_noise, file_digest, regenerated_name
+from decisionllm.worlds.regenerated_logs import check_noise, file_digest, regenerated_name
 
 FOLDER = "~/.ogbench/data"  # where OGBench's own package keeps its files
 STITCH = 4  # moves from the start of a stitch episode to its goal
@@ -60,7 +59,6 @@ class Log:
         return zip([0, *(last[:-1] + 1).tolist()], last.tolist(), strict=True)
 
 
-@register("dataset", "ogbench", text="${text}")
 def load(
     *,
     name: str,
@@ -95,10 +93,10 @@ def load(
         Andrychowicz et al., Hindsight Experience Replay (2017).
     """
     published, maze_name, kind = parse(name)
-    one_of("dataset.text", text, TEXTS)
-    one_of("dataset.source", source, ("auto", "file", "regenerate"))
-    at_least("dataset.piece", piece, 1)
-    at_least("dataset.episodes", episodes, 0)
+    check_one_of("dataset.text", text, TEXTS)
+    check_one_of("dataset.source", source, ("auto", "file", "regenerate"))
+    check_at_least("dataset.piece", piece, 1)
+    check_at_least("dataset.episodes", episodes, 0)
     check_noise(noise)
     maze = Maze.named(maze_name)
     file = find_file(published, path=path, source=source)
@@ -131,7 +129,7 @@ def load(
 def parse(name: str) -> tuple[str, str, str]:
     """Return the published name of a dataset, its maze, and its kind of log."""
     published = name if name.endswith("-v0") else f"{name}-v0"
-    one_of("dataset.name", published, NAMES)
+    check_one_of("dataset.name", published, NAMES)
     _, maze, kind, _ = published.split("-")
     return published, maze, kind
 
@@ -273,7 +271,7 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     """
     damaged = f"{file}: not a readable .npz file"
     errors = (OSError, BadZipFile, zlib.error, EOFError, ValueError)
-    opening = explained(damaged, *errors, remedy=AGAIN)
+    opening = explain_errors(damaged, *errors, remedy=AGAIN)
     with opening, file.open("rb") as stream, np.load(stream) as opened:
         columns = {key: opened[key] for key in opened.files}
     fix = f"give the file of {published}, or dataset.source=regenerate"
@@ -293,10 +291,10 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     place = f"{file}: "
     rows = np.arange(len(ends))
     outside = f"row {{}}: expected a position in a free cell of {published}, got {{}}; {fix}"
-    refuse(place, ~maze.inside(positions), outside, rows, positions)
+    raise_for_first(place, ~maze.inside(positions), outside, rows, positions)
     wild = f"row {{}}: expected an action within -1 .. 1, got {{}}; {fix}"
-    refuse(place, ~(np.abs(actions) <= 1).all(1), wild, rows, actions)
-    ends = flags(f"{file}: terminals", ends)
+    raise_for_first(place, ~(np.abs(actions) <= 1).all(1), wild, rows, actions)
+    ends = to_flags(f"{file}: terminals", ends)
     if not ends[-1]:
         raise ValueError(f"{file}: expected terminals to end with the last row; {AGAIN}")
     return Log(positions, actions, ends)
@@ -304,7 +302,7 @@ def read(file: Path, published: str, maze: Maze) -> Log:
 
 def are_columns(positions: np.ndarray, actions: np.ndarray, ends: np.ndarray) -> bool:
     """Return whether these arrays are numbers of as many steps, one at least, in a point maze."""
-    if not all(are_numbers(column.dtype) for column in (positions, actions, ends)):
+    if not all(is_numeric(column.dtype) for column in (positions, actions, ends)):
         return False
     if ends.ndim != 1 or not len(ends):
         return False

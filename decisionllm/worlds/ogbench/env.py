@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decisionllm.checks import one_of
+from decisionllm.checks import check_one_of
 from decisionllm.eval.pictures import figure
 from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
 from decisionllm.protocols import Begin, Env
-from decisionllm.registry import register
 from decisionllm.schema import Episode, Json
 from decisionllm.worlds.ogbench.dataset import TEXTS, heading, parse, task_text
-from decisionllm.worlds.ogbench.world import (
+from decisionllm.worlds.ogbench.simulator import (
     CELL,
     GOAL_RADIUS,
     HORIZON,
@@ -39,7 +38,6 @@ PUBLISHED = {
 }
 
 
-@register("env", "ogbench", name="${dataset.name}", text="${text}")
 class PointMaze(Env):
     """N points in one maze, whose rows have its five tasks in turn. An episode ends where its goal
     is reached, at the latest after 1,000 steps.
@@ -67,7 +65,7 @@ class PointMaze(Env):
         goal: str = "",
     ) -> None:
         published, self.maze_name, _ = parse(name)
-        one_of("env.text", text, TEXTS)
+        check_one_of("env.text", text, TEXTS)
         if not 0 <= task <= len(TASKS[self.maze_name]):
             raise ValueError(f"env.task: expected 1 to 5, or 0 for all tasks, got {task}")
         self.name = f"pointmaze-{self.maze_name}"

@@ -4,7 +4,7 @@ and benchmarks.
 
 import json
 
-from decisionllm.bidding.campaign import STEPS
+from decisionllm.bidding.market.campaigns import STEPS
 from decisionllm.bidding.server import campaigns
 
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from decisionllm.bidding.campaign_history import SETTINGS
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
+from decisionllm.bidding.journal.campaign_history import SETTINGS
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server.ab_report import (
     Outcome,
     compare_models,

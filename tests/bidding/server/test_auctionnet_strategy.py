@@ -5,10 +5,10 @@ evaluation of the same policy.
 import numpy as np
 import pytest
 
-from decisionllm.bidding.campaign import STEPS
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.market.campaigns import STEPS
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.auctionnet_strategy import (
     DecisionLLMBiddingStrategy,

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.bidding.campaign import Campaigns
-from decisionllm.bidding.campaign_history import SETTINGS, Campaign
 from decisionllm.bidding.env import Auction
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_rows import VERSION, insert_campaign, insert_tick, move_campaign
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.campaign_history import SETTINGS, Campaign
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import VERSION, insert_campaign, insert_tick, move_campaign
+from decisionllm.bidding.market.campaigns import Campaigns
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.campaigns import RequestError, guard_multiplier, linear_pacing
 from decisionllm.bidding.server.kv_cache import Cache
 from decisionllm.schema import History, Spec

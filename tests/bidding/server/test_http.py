@@ -34,10 +34,10 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_rows import checksum, insert_campaign
-from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.bidding.serve import application, serve
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import checksum, insert_campaign
+from decisionllm.bidding.market.observation import ObservationSpec
+from decisionllm.bidding.serve import build_app, serve
 from decisionllm.bidding.server import protocol as protocols
 from decisionllm.bidding.server import replicas, schemas
 from decisionllm.bidding.server.app import create_app
@@ -49,7 +49,7 @@ from decisionllm.bidding.server.models import Model, Models
 from decisionllm.bidding.server.openrtb import BidRequest
 from decisionllm.bidding.server.protocol import BoundedProtocol
 from decisionllm.bidding.server.service import Service
-from decisionllm.command_line import with_defaults
+from decisionllm.command_line import fill_defaults
 from decisionllm.policy import loading
 from decisionllm.schema import History, Spec
 from tests.bidding.server.in_process import CampaignManager
@@ -1339,7 +1339,7 @@ def program(run, *words, **environment):
 def restarted(run, **options):
     """The app of `decisionllm serve` in this process, which need not be started anew."""
     defaults = {"run": str(run), "deadline_ms": 1000 * PATIENCE, "log": "none"}
-    return application(with_defaults("serve", defaults | options))
+    return build_app(fill_defaults("serve", defaults | options))
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
@@ -1528,15 +1528,15 @@ def test_a_shadow_and_the_logs_of_the_command(shown):
 def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
     for option in ("pacing", "horizon", "max_campaigns"):
         with pytest.raises(ValueError, match=f"{option}: expected a number above 0, got -1"):
-            serve(with_defaults("serve", {"run": str(tmp_path), option: -1}))
+            serve(fill_defaults("serve", {"run": str(tmp_path), option: -1}))
     with pytest.raises(ValueError, match="port: expected 0 .. 65535, got 99999"):
-        serve(with_defaults("serve", {"run": str(tmp_path), "port": 99999}))
+        serve(fill_defaults("serve", {"run": str(tmp_path), "port": 99999}))
     (tmp_path / "run.json").write_text('{"format": 3}', encoding="utf-8")
     (tmp_path / "config.yaml").write_text("policy: {}", encoding="utf-8")
     with pytest.raises(
         ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"
     ):
-        serve(with_defaults("serve", {"run": str(tmp_path)}))
+        serve(fill_defaults("serve", {"run": str(tmp_path)}))
 
 
 def test_serve_checks_its_options_before_it_listens(trained_run, tmp_path, capsys, monkeypatch):

@@ -16,17 +16,17 @@ import pytest
 import torch
 from filelock import FileLock
 
-from decisionllm.bidding.campaign_history import SETTINGS
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_rows import insert_campaign
-from decisionllm.bidding.observation import ObservationSpec
-from decisionllm.bidding.serve import loaded, serve
+from decisionllm.bidding.journal.campaign_history import SETTINGS
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import insert_campaign
+from decisionllm.bidding.market.observation import ObservationSpec
+from decisionllm.bidding.serve import load_run, serve
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.campaigns import CampaignManager, new_id
 from decisionllm.bidding.server.model_folder import ModelFolder, parse_shares
 from decisionllm.bidding.server.model_routes import ModelChanges
 from decisionllm.bidding.server.models import Model, assign_model, set_share
-from decisionllm.command_line import with_defaults
+from decisionllm.command_line import fill_defaults
 from decisionllm.config import GROUPS
 from decisionllm.runs import directory
 from decisionllm.tokenizers.text import own_tokenizer
@@ -253,7 +253,7 @@ def test_a_run_that_names_code_of_its_own_is_refused(server, tmp_path, monkeypat
     own = server.model
 
     def read(path, journal):
-        return own(path, journal) if path.name == "a" else loaded({"device": "cpu"}, path)
+        return own(path, journal) if path.name == "a" else load_run({"device": "cpu"}, path)
 
     monkeypatch.setattr(server, "model", read)
     with serving(server.app()) as client:
@@ -546,7 +546,7 @@ def test_a_policy_without_text_never_loads_the_tokenizer(trained_run):
     from tests.bidding.server.in_process import CampaignManager
 
     own_tokenizer.cache_clear()
-    policy, _, dataset = loaded(with_defaults("serve", {"run": str(trained_run)}), trained_run)
+    policy, _, dataset = load_run(fill_defaults("serve", {"run": str(trained_run)}), trained_run)
     policy.warm_up()
     for cache_bytes in (0, 10**7):
         manager = CampaignManager(
@@ -560,7 +560,7 @@ def test_a_policy_without_text_never_loads_the_tokenizer(trained_run):
 
 def test_a_split_without_a_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="models: expected models_dir=..., the folder of"):
-        serve(with_defaults("serve", {"run": str(tmp_path), "models": ["a:1"]}))
+        serve(fill_defaults("serve", {"run": str(tmp_path), "models": ["a:1"]}))
 
 
 # -- a split --

@@ -16,8 +16,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.journal_rows import end_campaign, insert_campaign, insert_tick
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.journal.rows import end_campaign, insert_campaign, insert_tick
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.exchange import open_exchange, parse_price
 from decisionllm.bidding.server.openrtb import EXAMPLE, BidRequest, per_mille, respond

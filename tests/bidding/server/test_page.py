@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.server.access import TokenAccess
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.campaign_routes import MAX_LISTED

@@ -9,7 +9,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.server import shading as module
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.openrtb import respond

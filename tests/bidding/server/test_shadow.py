@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from decisionllm.bidding.journal import Journal
-from decisionllm.bidding.observation import ObservationSpec
+from decisionllm.bidding.journal.journal import Journal
+from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.shadow import Shadow
 from tests.bidding.server.in_process import CampaignManager

@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from decisionllm.bidding.journal import Journal
+from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.snapshot import Snapshot
 from tests.bidding.server.in_process import CampaignManager
@@ -89,7 +89,7 @@ def test_what_is_wrong_in_the_file_is_replayed(tmp_path, monkeypatch, statement)
 
 
 def test_many_campaigns_are_read_together_and_are_as_when_replayed(tmp_path, monkeypatch):
-    monkeypatch.setattr("decisionllm.bidding.journal.READ_BATCH", 3)
+    monkeypatch.setattr("decisionllm.bidding.journal.journal.READ_BATCH", 3)
     manager, ids = played(Journal(tmp_path / "j"), (0, 1, 2, 3, 4, 5, 6, 7))
     snapshot_of(manager, tmp_path / "j").write([*manager.campaigns.values()])
     manager.tick(ids[2], **drawn(2, 2))  # after the snapshot

@@ -16,7 +16,7 @@ from decisionllm.bidding.server.models import Model, Models
 from decisionllm.bidding.server.otel import OtelTraces, build_otlp_traces
 from decisionllm.bidding.server.service import Service
 from decisionllm.bidding.server.tracing import NoTraces
-from decisionllm.command_line import with_defaults
+from decisionllm.command_line import fill_defaults
 from tests.bidding.server.test_campaigns import SPEC, drawn, policy_of
 from tests.bidding.server.test_campaigns import settings as settings_of
 from tests.bidding.server.test_http import MODEL_INFO, serving
@@ -106,7 +106,7 @@ def test_a_late_decision_shows_where_its_time_went(traces, spans):
 
 
 def test_without_the_option_nothing_is_traced():
-    config = with_defaults("serve", {"run": "r"})
+    config = fill_defaults("serve", {"run": "r"})
     assert build_traces(config) is None
     assert isinstance(Service(Models(Model("", "", policy_of()))).traces, NoTraces)
     assert isinstance(

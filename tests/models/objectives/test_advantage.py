@@ -223,7 +223,9 @@ def test_a_later_member_of_a_team_takes_the_action_that_pays_beside_the_earlier_
     )
     assert command("train", *data, *loop, *words, f"run={tmp_path}/run") == 0
     model = decisionllm.load(tmp_path / "run").model
-    sampler = TeamSampler(windows.of_store(log), log, np.arange(1200), T=1, batch_size=256, seed=1)
+    sampler = TeamSampler(
+        windows.load_steps(log), log, np.arange(1200), T=1, batch_size=256, seed=1
+    )
     batch = to_batch(
         sampler(0),
         slice(None),

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.eval.rollout import rollout
 from decisionllm.teams.dataset import read, source
-from decisionllm.teams.layout import build_entity_schema
+from decisionllm.teams.entity_layout import build_entity_schema
 from decisionllm.teams.simulated_logs import generate
 from decisionllm.teams.smax import dataset as smax
 from decisionllm.teams.smax.env import SmaxTeams
@@ -161,7 +161,7 @@ def test_no_recorded_action_is_forbidden_and_many_are(recorded):
 
 
 def test_a_recorded_log_is_a_store_with_unit_types_and_enemies(tmp_path, recorded):
-    store = write(tmp_path / "store", source(recorded[0], text="informative"))
+    store = write_store(tmp_path / "store", source(recorded[0], text="informative"))
     assert (
         store.spec.entity_schema == (("own", 12, 1), ("ally", 14, 6), ("enemy", 14, 6))
         and store.spec.num_actions == 10
@@ -364,7 +364,7 @@ def test_without_jaxmarl_the_error_names_the_extra(monkeypatch, capsys):
         with pytest.raises(ImportError, match=r"pip install 'decisionllm\[smax\]'"):
             call()
     assert command("train", "experiment=smax") == 1
-    assert "pip install 'decisionllm[smax]'" in capsys.readouterr().err
+    assert "pip install -e '.[smax]'" in capsys.readouterr().err
 
 
 def test_a_battle_is_drawn(duel, tmp_path):

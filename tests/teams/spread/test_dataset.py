@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.teams.spread import dataset as spread
-from decisionllm.teams.spread.world import HORIZON, TEACHERS, Spread, pushes
+from decisionllm.teams.spread.world import HORIZON, TEACHERS, Spread, to_pushes
 
 
 def rows_of(log):
@@ -22,14 +22,16 @@ def test_a_log_played_again_has_the_same_rewards():
     )
     for step in range(HORIZON):
         assert (world.observe() == seen[:, step].reshape(120, -1)).all()
-        assert (world.step(pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]).all()
+        assert (
+            world.step(to_pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]
+        ).all()
 
 
 @pytest.mark.parametrize("log", spread.LOGS)
 @pytest.mark.parametrize("actions", ["discrete", "continuous"])
 def test_every_log_is_a_store_of_teams(tmp_path, log, actions):
     source = spread.load(log=log, groups=20, actions=actions, text="informative")
-    store = write(tmp_path / "store", source)
+    store = write_store(tmp_path / "store", source)
     assert (
         store.spec.entity_schema == (("own", 4, 1), ("landmark", 3, 6), ("agent", 3, 6))
         and store.spec.observation_dim == 40

@@ -8,7 +8,7 @@ from decisionllm.teams.dataset import source
 from decisionllm.teams.spread import dataset as logs
 from decisionllm.teams.spread import env as spread
 from decisionllm.teams.spread.env import SpreadTeams
-from decisionllm.teams.spread.world import HORIZON, TEACHERS, Spread, Teacher, pushes
+from decisionllm.teams.spread.world import HORIZON, TEACHERS, Spread, Teacher, to_pushes
 from decisionllm.teams.team_env import REFERENCE_STARTS
 
 
@@ -32,7 +32,7 @@ def test_the_references_are_what_is_measured_again(agents, actions):
             world, TEACHERS.index(kind), np.random.default_rng(0), discrete=actions == "discrete"
         )
         assert np.mean(
-            sum(world.step(pushes(player.act(world))) for _ in range(HORIZON))
+            sum(world.step(to_pushes(player.act(world))) for _ in range(HORIZON))
         ) == pytest.approx(actual, abs=1e-4)
 
 

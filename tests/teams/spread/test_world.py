@@ -14,14 +14,14 @@ from decisionllm.teams.spread.world import (
     Spread,
     Teacher,
     assign_landmarks,
-    pushes,
+    to_pushes,
 )
 
 
 def play(world, kind, *, seed=1, **options):
     """Returns (E, N) of a teacher."""
     teacher = Teacher(world, TEACHERS.index(kind), np.random.default_rng(seed), **options)
-    return sum(world.step(pushes(teacher.act(world))) for _ in range(HORIZON))
+    return sum(world.step(to_pushes(teacher.act(world))) for _ in range(HORIZON))
 
 
 def in_mpe2(action):
@@ -54,7 +54,7 @@ def test_steps_observations_and_rewards_equal_mpe2_to_the_last_bit(agents, discr
         )
         actions = drawn if step < 10 else towards_first(world, discrete)
         actions = actions.astype(np.float32)
-        gains = world.step(pushes(actions))
+        gains = world.step(to_pushes(actions))
         touched += (world.distance[world.both] < spread.TOUCH).sum()
         for e, peer in enumerate(peers):
             seen[e], paid, _, over, _ = peer.step(
@@ -109,7 +109,7 @@ def test_the_teachers_action_follows_from_the_own_observation():
             mine = linear_sum_assignment(np.linalg.norm(agents[:, None] - landmarks, axis=-1))[1][0]
             alone = spread.steer(landmarks[mine], velocity, discrete=True)
             assert alone == actions.reshape(-1, 1)[row]
-        world.step(pushes(actions))
+        world.step(to_pushes(actions))
 
 
 def test_the_assignment_equals_scipys():
@@ -138,7 +138,7 @@ def test_a_convention_lasts_and_differs_between_worlds():
     world = Spread(range(200), 3)
     teacher = Teacher(world, TEACHERS.index("convention"), np.random.default_rng(0))
     first = teacher.choose_landmarks(world)
-    world.step(pushes(teacher.act(world)))
+    world.step(to_pushes(teacher.act(world)))
     assert (teacher.choose_landmarks(world) == first).all()
     assert (np.sort(first, 1) == range(3)).all() and len(np.unique(first, axis=0)) == 6
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from decisionllm.datasets.store import prepare
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.worlds.babyai.dataset import (
     demonstrate,
     load,
@@ -125,7 +125,7 @@ def test_mirrored_episodes_follow_their_own_in_one_group():
 def test_the_texts_are_missions_or_none_or_shuffled_of_one_store(tmp_path):
     options = {"level": "GoToLocal", "episodes": 8}
     stores = {
-        text: prepare(node("dataset", "babyai", text=text, **options), tmp_path)
+        text: prepare_store(node("dataset", "babyai", text=text, **options), tmp_path)
         for text in ("mission", "none", "shuffled")
     }
     tasks = {text: [s.tasks[i] for i in s.task] for text, s in stores.items()}

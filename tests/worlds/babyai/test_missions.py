@@ -6,7 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from decisionllm.datasets.wordings import Wordings, held_out_kinds, library, spread
+from decisionllm.datasets.paraphrases import (
+    Paraphrases,
+    held_out_kinds,
+    load_library,
+    render_frames,
+)
 from decisionllm.worlds.babyai.missions import (
     COLORS,
     LIBRARIES,
@@ -56,12 +61,14 @@ def level_missions():
 
 def texts_by_mission(missions, kind):
     """{mission: its texts of this kind, each frame with several contrasts}"""
-    words = Wordings(missions, facts_by_mission(missions), kind=kind)
+    words = Paraphrases(missions, facts_by_mission(missions), kind=kind)
     texts = {}
     for task, frames in enumerate(words.frames):
         numbers = []
         for frame, turn in itertools.product(range(len(frames)), (0, 0.4, 0.9)):
-            numbers += words.number(np.array([task]), np.array([frame]), np.array([turn])).tolist()
+            numbers += words.index_texts(
+                np.array([task]), np.array([frame]), np.array([turn])
+            ).tolist()
         texts[missions[task]] = sorted({words[number] for number in numbers})
     return texts
 
@@ -187,7 +194,7 @@ def test_synonyms_name_one_thing_and_are_in_no_trained_text():
 
 
 def test_no_trained_frame_has_a_new_word_of_a_held_out_action():
-    libraries = [library(name) for name in LIBRARIES.values()]
+    libraries = [load_library(name) for name in LIBRARIES.values()]
     trained = [frame for each in libraries for frame in each.frames["trained"]]
     words = set().union(*map(words_of, trained))
     for each in libraries:
@@ -228,12 +235,12 @@ def test_texts_of_different_actions_differ():
 def test_a_contrast_names_an_object_that_differs_in_color_or_type():
     missions = level_missions()["places"]
     facts = facts_by_mission(missions)
-    words = Wordings(missions, facts)
+    words = Paraphrases(missions, facts)
     for task, frames in enumerate(words.frames):
         own = facts[missions[task]]
         frame = next(i for i, each in enumerate(frames) if each.startswith("Not {"))
         for turn in np.arange(8) / 8:
-            number = words.number(np.array([task]), np.array([frame]), np.array([turn]))[0]
+            number = words.index_texts(np.array([task]), np.array([frame]), np.array([turn]))[0]
             other = re.fullmatch(r"Not (.*): pick up .*\.", words[number])[1]
             assert other != own["contrast"], words[number]
             assert ("color" in own) == any(color in other for color in COLORS)
@@ -242,8 +249,8 @@ def test_a_contrast_names_an_object_that_differs_in_color_or_type():
 def test_one_object_alone_is_not_contrasted_and_has_every_kind():
     missions = ["go to the red ball", "go to a red ball"]
     facts = facts_by_mission(missions)
-    assert not any("{other" in frame for frame in Wordings(missions, facts).frames[0])
-    worded = spread(facts, held_out=True)
+    assert not any("{other" in frame for frame in Paraphrases(missions, facts).frames[0])
+    worded = render_frames(facts, held_out=True)
     texts = [text for _, text in worded["go to a red ball"]]
     assert texts == [
         "Approach a red ball.",

@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import arrays
-from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets import d4rl_files
+from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.datasets.store_writer import write_store
 from decisionllm.worlds.maze2d import d4rl
 from decisionllm.worlds.maze2d import dataset as maze2d
 from decisionllm.worlds.maze2d.dataset import (
@@ -26,7 +27,7 @@ from decisionllm.worlds.maze2d.dataset import (
     task_text,
     write_hdf5,
 )
-from decisionllm.worlds.maze2d.maze import Maze, reward
+from decisionllm.worlds.maze2d.simulator import Maze, reward
 from tests.conftest import episode, make_store, node
 
 # Ten rows in the upper corridor of umaze, whose goal is at (1, 1) with radius 0.5. The planner's
@@ -148,7 +149,7 @@ def test_steps_after_a_goal_have_no_loss(tmp_path):
     ]
     # of the goal in the text: y = 1.51 is near, 1.48 is not
     assert episodes[0].rewards.tolist() == [0, 0, 1, 1, 1, 0]
-    store = write(
+    store = write_store(
         tmp_path / "store", load(maze="umaze", path=str(path), text="goal", steps_after_goal=2)
     )
     assert (
@@ -252,7 +253,7 @@ def test_a_file_that_is_not_such_a_log_is_refused(tmp_path, changed, message):
     ],
 )
 def test_a_file_of_another_maze_is_refused(place, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "BLOCK", 8)  # 2 rows
+    monkeypatch.setattr(d4rl_files, "BLOCK", 8)  # 2 rows
     seen = log()["observations"]
     seen[6, :2] = place
     path = put(tmp_path / "log.hdf5", observations=seen)
@@ -270,7 +271,7 @@ def test_a_goal_in_a_wall_is_refused(goal, tmp_path):
 def test_an_action_beyond_its_bound_is_refused_by_episode_and_step(tmp_path):
     source = load(maze="umaze", path=str(put(tmp_path / "log.hdf5", actions=np.eye(10, 2, -5) * 2)))
     with pytest.raises(ValueError, match="episode 1, step 1: expected an action within"):
-        write(tmp_path / "s", source)
+        write_store(tmp_path / "s", source)
 
 
 def test_a_damaged_file_says_that_it_should_be_fetched_again(tmp_path):
@@ -471,15 +472,17 @@ def test_columns_come_back_from_the_file_that_they_are_written_to(tmp_path):
 
 
 def test_an_exported_store_reads_back_as_the_same_data(tmp_path):
-    store = prepare(node("dataset", "maze2d-umaze", steps=3000), tmp_path)
+    store = prepare_store(node("dataset", "maze2d-umaze", steps=3000), tmp_path)
     save(tmp_path / "exported.hdf5", store)
-    back = prepare(node("dataset", "maze2d-umaze", path=str(tmp_path / "exported.hdf5")), tmp_path)
+    back = prepare_store(
+        node("dataset", "maze2d-umaze", path=str(tmp_path / "exported.hdf5")), tmp_path
+    )
     assert back.fingerprint == store.fingerprint and back.path != store.path
     assert back.info["name"] == "maze2d-umaze-v1@regen-seed0-3000"
 
 
 def test_an_exported_store_is_what_d4rls_users_read(tmp_path):
-    store = prepare(node("dataset", "maze2d-umaze", steps=3000), tmp_path)
+    store = prepare_store(node("dataset", "maze2d-umaze", steps=3000), tmp_path)
     save(tmp_path / "new/exported.hdf5", store)
     columns = {}
     # as `OfflineEnv.get_dataset` reads and checks it
@@ -502,7 +505,7 @@ def test_an_exported_store_is_what_d4rls_users_read(tmp_path):
 
 
 def test_what_a_d4rl_file_cannot_hold_is_not_exported(tmp_path):
-    named = prepare(node("dataset", "maze2d-umaze", steps=500, text="goal"), tmp_path)
+    named = prepare_store(node("dataset", "maze2d-umaze", steps=500, text="goal"), tmp_path)
     other = make_store(tmp_path / "s", [episode([1])])
     for store in (named, other):
         with pytest.raises(
@@ -513,7 +516,7 @@ def test_what_a_d4rl_file_cannot_hold_is_not_exported(tmp_path):
 
 
 def test_an_export_does_not_replace_a_file_and_leaves_no_half_of_one(tmp_path):
-    store = prepare(node("dataset", "maze2d-umaze", steps=500), tmp_path)
+    store = prepare_store(node("dataset", "maze2d-umaze", steps=500), tmp_path)
     before = put(tmp_path / "folder/log.hdf5").read_bytes()
     with pytest.raises(FileExistsError, match="log.hdf5: is there already"):
         save(tmp_path / "folder/log.hdf5", store)
@@ -611,7 +614,7 @@ def test_a_file_in_blocks_gives_the_same_episodes_in_less_memory(tmp_path, monke
 
     def stores():
         sources = (load(maze="umaze", path=str(tmp_path / "log.hdf5"), **each) for each in options)
-        return [write(tmp_path / "s", source).fingerprint for source in sources]
+        return [write_store(tmp_path / "s", source).fingerprint for source in sources]
 
     def peak():
         tracemalloc.start()
@@ -626,5 +629,5 @@ def test_a_file_in_blocks_gives_the_same_episodes_in_less_memory(tmp_path, monke
         return used
 
     whole, most = stores(), peak()
-    monkeypatch.setattr(arrays, "BLOCK", 400)  # 100 rows
+    monkeypatch.setattr(d4rl_files, "BLOCK", 400)  # 100 rows
     assert stores() == whole and peak() < most / 4

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from decisionllm.datasets.minari import load
-from decisionllm.datasets.minari_export import save
+from decisionllm.datasets.minari_export import export_store
 from tests.conftest import episode, make_store
 from tests.datasets.test_minari import put, rows
 
@@ -109,6 +109,6 @@ def test_a_template_of_a_pointmaze_has_the_repaired_goal():
 
 
 def test_pointmaze_in_the_name_alone_changes_nothing(tmp_path):
-    save("mine/pointmaze-v0", make_store(tmp_path / "s", [episode([1, 2])]))
+    export_store("mine/pointmaze-v0", make_store(tmp_path / "s", [episode([1, 2])]))
     (only,) = load(minari_id="mine/pointmaze-v0").episodes
     assert only.rewards.tolist() == [1, 2]

@@ -15,7 +15,7 @@ from decisionllm.worlds.ogbench.dataset import (
     random_pieces,
     task_text,
 )
-from decisionllm.worlds.ogbench.world import Maze, cell_of, is_reached
+from decisionllm.worlds.ogbench.simulator import Maze, cell_of, is_reached
 
 STITCH = "pointmaze-medium-stitch-v0"
 # a walk of 0.5 a row to the right from (0, 0), cell (1, 1), and one that stays in cell (6, 6)

@@ -6,7 +6,7 @@ import pytest
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
 from decisionllm.worlds.ogbench.dataset import task_text
 from decisionllm.worlds.ogbench.env import PointMaze
-from decisionllm.worlds.ogbench.world import TASKS, is_reached, middle
+from decisionllm.worlds.ogbench.simulator import TASKS, is_reached, middle
 
 LARGE = "pointmaze-large-stitch-v0"
 

@@ -1,0 +1,1 @@
+"""The journal of a server: its rows, checks and copies."""

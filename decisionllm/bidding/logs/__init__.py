@@ -1,0 +1,1 @@
+"""Logs of auctions: tables in the format of AuctionNet, traffic, days to replay."""

@@ -1,0 +1,1 @@
+"""The advertising market: advertisers, traffic, auctions, bidders, what a bidder observes."""
