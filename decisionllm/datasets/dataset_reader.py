@@ -19,8 +19,8 @@ class DatasetReader:
     """The functions and the version of a dataset reader. Its module names it `READER`; each function
     takes the options of the reader.
 
-    A reader is a function that returns a `Source`. Register it under `@register("dataset", name)`;
-    its keyword-only parameters become `dataset.*` options. One with a first parameter `opened` is
+    A reader is a function that returns a `Source`. It has a row in a table
+    of choices; its keyword-only parameters become `dataset.*` options. One with a first parameter `opened` is
     given a function that opens the store of another dataset by its config node.
 
     Attributes:

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 
 class MinariRepair(Protocol):
-    """Repairs defects of the Minari datasets of a world. A world registers a function under
-    `@register("minari_repair", name)`: dataset -> its repair; None for datasets of other worlds.
+    """Repairs defects of the Minari datasets of a world. The table of a world's folder
+    names a function in the group `minari_repair`: dataset -> its repair; None for datasets of other
+    worlds.
 
     Attributes:
         part_without_goal: the key of a Dict observation that a policy reads alone with goal=fixed.
