@@ -149,7 +149,7 @@ def nothing_from_outside(monkeypatch, tmp_path):
 @pytest.fixture
 def bfloat16_is_fast(monkeypatch):
     """Frozen weights of bfloat16 are held so on this processor, whatever it is."""
-    monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: False)
+    monkeypatch.setattr(hardware, "is_slow_dtype", lambda dtype: False)
 
 
 def near(got, expected, tolerance=1e-5, *, scale=None, axis=None):

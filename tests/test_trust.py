@@ -100,7 +100,7 @@ NAMES = (
     "runpy.run_path",
     "builtins.exec",
     "decisionllm.files.write_json",
-    "decisionllm.commands.data.console",
+    "decisionllm.commands.data.Console",
     "decisionllm.datasets.arrays.np.save",
     "decisionllm.eval.minari_export.export",
     "decisionllm.models.heads.GaussianHead.__init__",

@@ -253,7 +253,7 @@ def test_numbers_of_bfloat16_are_held_in_float32_where_that_is_faster(
     folder = str(write(tmp_path, "Llama"))
 
     def loaded(*, slow):
-        monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: slow)
+        monkeypatch.setattr(hardware, "is_slow_dtype", lambda dtype: slow)
         return pretrained(0, folder=folder, dtype="bfloat16", text_layers=text_layers, layers=2)
 
     narrow, wide = loaded(slow=False).eval(), loaded(slow=True).eval()

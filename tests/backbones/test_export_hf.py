@@ -87,7 +87,7 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(
 
 
 def test_frozen_weights_keep_their_type_where_they_were_held_in_a_wider_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype: True)
+    monkeypatch.setattr(hardware, "is_slow_dtype", lambda dtype: True)
     folder = str(write(tmp_path / "model", "Llama", num_hidden_layers=5))
     backbone = pretrained(0, folder=folder, dtype="bfloat16", tune="frozen")
     assert backbone.dtype == torch.float32

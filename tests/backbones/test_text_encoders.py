@@ -73,7 +73,7 @@ def test_weights_that_are_held_in_another_type_have_files_of_their_own(folder, m
     """They are the same numbers, whose products round in another way."""
     held = []
     for slow in (False, True):
-        monkeypatch.setattr(hardware, "multiplies_slowly", lambda dtype, slow=slow: slow)
+        monkeypatch.setattr(hardware, "is_slow_dtype", lambda dtype, slow=slow: slow)
         held.append(reader(folder))
     narrow, wide = held
     assert narrow.digest == wide.digest

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 # what needs more than a moment, or is no single source -> the file that tests it
 ELSEWHERE = {
     "dataset": {
-        "imagined": "policy/test_imagined.py",
+        "imagined": "policy/test_imagined_dataset.py",
         "embodiments": "datasets/test_mixture.py",
     },
     "env": {},

@@ -34,7 +34,7 @@ SHORT = (
 
 
 def small_batches(patch):
-    for module in ("dynamics", "imagined"):
+    for module in ("dynamics", "value_planner"):
         patch.setattr(f"decisionllm.models.{module}.BATCH", 64)
 
 
