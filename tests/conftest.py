@@ -35,19 +35,19 @@ TESTS = Path(__file__).parent
 NEIGHBOURS = ("worlds", "teams", "bidding", "scaling", "estimates", "export")
 # files of the core's tests, and single tests, that need neighbours
 NEEDS = {
-    "backbones/test_merged.py": "export",
+    "backbones/test_export_hf.py": "export",
     "commands/test_baseline.py::test_a_run_is_evaluated_beside_others_and_without_the_library": (
         "estimates"
     ),
     "commands/test_data.py": "worlds teams bidding",
     "commands/test_evaluate.py": "worlds",
     "commands/test_train.py": "worlds teams bidding scaling",
-    "datasets/test_altered.py::test_a_changed_wording_changes_no_log_again": "worlds",
+    "datasets/test_corruptions.py::test_a_changed_wording_changes_no_log_again": "worlds",
     "datasets/test_batches.py": "worlds teams",
     "datasets/test_mixture.py": "worlds bidding scaling",
     "datasets/test_store.py": "worlds bidding",
-    "datasets/test_wordings.py": "worlds teams bidding",
-    "eval/test_watching.py::test_what_cannot_be_watched_is_refused_before_a_run_begins": "teams",
+    "datasets/test_paraphrases.py": "worlds teams bidding",
+    "eval/test_eval_callback.py::test_what_cannot_be_watched_is_refused_before_a_run_begins": "teams",
     "models/objectives/test_advantage.py": "teams",
     "models/test_generalist.py::test_a_new_embodiment_beside_the_old_ones_is_new_alone": "worlds",
     "models/test_generalist.py::test_a_run_that_does_not_fit_is_no_start": "worlds",
@@ -55,7 +55,7 @@ NEEDS = {
         "bidding"
     ),
     "policy/test_entity_tokens.py::test_what_cannot_have_entity_tokens_is_refused": "teams",
-    "policy/test_imagined.py": "worlds",
+    "policy/test_imagined_dataset.py": "worlds",
     "test_cli.py::test_a_name_of_a_file_may_be_a_number": "bidding",
     "test_cli.py::test_defaults_that_name_an_option_of_another_choice_are_all_named": "worlds",
     "test_cli.py::test_several_values_replace_the_one_of_an_experiment": "worlds",

@@ -24,6 +24,7 @@ OF_THE_REPOSITORY = {
     "test_configs.py",
     "test_docs.py",
     "test_examples.py",
+    "test_lab.py",
     "test_readme.py",
     "test_walls.py",
 }
