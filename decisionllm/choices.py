@@ -43,12 +43,6 @@ CHOICES = {
         "landmarks": dict(_target_="decisionllm.models.landmark_planner.LandmarkPaths"),
     },
     "dataset": {
-        "synthetic": {"_target_": "decisionllm.datasets.synthetic.load", "text": "${text}"},
-        "synthetic-discrete": {
-            "_target_": "decisionllm.datasets.synthetic.load",
-            "discrete": True,
-            "text": "${text}",
-        },
         "arrays": dict(_target_="decisionllm.datasets.arrays.load", text="${text}"),
         "store": dict(_target_="decisionllm.datasets.arrays.open_folder"),
         "minari": dict(_target_="decisionllm.datasets.minari.load", text="${text}"),
@@ -63,6 +57,10 @@ CHOICES = {
             text_wordings="${text_wordings}",
         ),
         "imagined": dict(_target_="decisionllm.policy.imagined_dataset.load", text="${text}"),
+        "synthetic": dict(_target_="decisionllm.datasets.synthetic.load", text="${text}"),
+        "synthetic-discrete": dict(
+            _target_="decisionllm.datasets.synthetic.load", discrete=True, text="${text}"
+        ),
     },
     "transform": {
         "unlabelled": dict(
@@ -79,12 +77,6 @@ CHOICES = {
         "symmetries": dict(_target_="decisionllm.datasets.augment.symmetries"),
     },
     "env": {
-        "synthetic": {"_target_": "decisionllm.eval.synthetic.PointEnv", "text": "${text}"},
-        "synthetic-discrete": {
-            "_target_": "decisionllm.eval.synthetic.PointEnv",
-            "discrete": True,
-            "text": "${text}",
-        },
         "gymnasium": dict(
             _target_="decisionllm.eval.gymnasium.make",
             task="${oc.select:dataset.task,''}",
@@ -99,6 +91,10 @@ CHOICES = {
             task="${oc.select:dataset.task,''}",
             text="${text}",
             categorical="${oc.select:dataset.categorical,null}",
+        ),
+        "synthetic": dict(_target_="decisionllm.eval.synthetic.PointEnv", text="${text}"),
+        "synthetic-discrete": dict(
+            _target_="decisionllm.eval.synthetic.PointEnv", discrete=True, text="${text}"
         ),
     },
     # functions that the package looks up by name, see `registry.FUNCTIONS`
