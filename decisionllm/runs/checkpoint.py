@@ -9,7 +9,6 @@ checkpoint/
 """
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from itertools import chain
@@ -34,7 +33,6 @@ from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
 Part = Backbone | SequenceModel  # whose weights are copied
-UNUSED_TENSORS = re.compile(r"planner\.(rewards\.|values\.|reward_low$|reward_span$)")
 
 
 def save(
@@ -127,7 +125,7 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     """
     folder = checkpoint_folder(path)
     expected = _own_state(model)
-    own = rename_old_tensors(read_file(folder / "model.safetensors"), expected)
+    own = read_file(folder / "model.safetensors")
     adapter = {}
     if model.backbone.tune == "lora":
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
@@ -150,25 +148,6 @@ def restore(path: str | Path, model: Model, info: Json) -> None:
     if adapter:
         set_peft_model_state_dict(model.backbone.model, adapter)
     model.load_state_dict(own, strict=False)
-
-
-def rename_old_tensors(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by the names that a model expects now.
-
-    In 0.2 a planner held the tensors of its dynamics itself, and planner=landmarks also networks
-    of rewards and values that it did not use.
-    """
-    renamed = {}
-    for name, tensor in tensors.items():
-        if name not in expected:
-            if UNUSED_TENSORS.search(name):
-                continue
-            moved = name.replace("planner.", "planner.dynamics.", 1)
-            name = moved if moved in expected else name
-        renamed[name] = tensor
-    return renamed
 
 
 def load_model(path: str | Path, config: Node, info: Json) -> Model:

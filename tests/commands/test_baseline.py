@@ -184,7 +184,8 @@ def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypat
         for o, a in zip(seen, done, strict=True)
     ]
     monkeypatch.setattr(
-        "decisionllm.commands.baseline.prepare_store", lambda *_: make_store(tmp_path / "store", log)
+        "decisionllm.commands.baseline.prepare_store",
+        lambda *_: make_store(tmp_path / "store", log),
     )
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)

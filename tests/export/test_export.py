@@ -207,6 +207,6 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
         ExportedPolicy(tmp_path / "onnx")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(
-        ImportError, match=r"export needs onnx and onnxscript: pip install 'decisionllm\[onnx\]'"
+        ImportError, match=r"export needs onnx and onnxscript: pip install -e '\.\[onnx\]'"
     ):
         exported(tmp_path / "onnx", CONTINUOUS)

@@ -1,11 +1,8 @@
 """A run with a value plans to it, keeps it in its checkpoint, and imagines a dataset."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import decisionllm
 from decisionllm.commands.data import card
@@ -14,7 +11,6 @@ from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.datasets.store_writer import write_store
 from decisionllm.policy.imagined_dataset import support_faults, task_texts
 from decisionllm.protocols import Source
-from decisionllm.runs.checkpoint import rename_old_tensors
 from decisionllm.schema import History, Spec
 from decisionllm.worlds.maze2d.dataset import goal_facts
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
@@ -201,24 +197,6 @@ def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
     assert command("train", *SHORT, f"run={run}", f"cache_dir={run.parent}/data") == 0
     after = decisionllm.load(run).model.planner.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_checkpoint_whose_planner_held_its_dynamics_itself_is_read(run, tmp_path):
-    """As version 0.2 wrote them; there planner=landmarks had networks that it did not use."""
-    old = shutil.copytree(run, tmp_path / "old")
-    file = old / "checkpoint" / "model.safetensors"
-    tensors = load_file(file)
-    flat = {name.replace("planner.dynamics.", "planner."): x for name, x in tensors.items()}
-    assert flat.keys() != tensors.keys()
-    save_file(flat, file)
-    (file.parent / "checksums.json").unlink()
-    before, after = (decisionllm.load(path).model.state_dict() for path in (run, old))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    expected = {"planner.ways": 0, "planner.dynamics.low": 0}
-    unused = {"planner.values.0.last.bias": 0, "planner.reward_low": 0, "planner.rewards.1.x": 0}
-    tensors = {"planner.ways": 1, "planner.low": 2, "head.out": 3}
-    expected = {"planner.ways": 1, "planner.dynamics.low": 2, "head.out": 3}
-    assert rename_old_tensors(tensors | unused, expected) == expected
 
 
 def test_a_run_imagines_a_dataset(run, tmp_path):

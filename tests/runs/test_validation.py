@@ -7,12 +7,16 @@ import torch
 from decisionllm.runs.validation import validation_terms
 
 
+def held_out_data(validators, *, is_mixture):
+    return SimpleNamespace(validators=validators, store=SimpleNamespace(is_mixture=is_mixture))
+
+
 def test_held_out_terms_are_means_over_batches_and_then_over_parts():
     """A draw returns its number, which is the loss; a part counts as much as any other."""
     data = {
-        "maze": SimpleNamespace(validators={"": lambda step: step}),
-        "points": SimpleNamespace(
-            validators={"north": lambda step: 10 + step, "south": lambda step: 20 + step}
+        "maze": held_out_data({"umaze": lambda step: step}, is_mixture=False),
+        "points": held_out_data(
+            {"north": lambda step: 10 + step, "south": lambda step: 20 + step}, is_mixture=True
         ),
     }
 
@@ -33,7 +37,7 @@ def test_held_out_terms_are_means_over_batches_and_then_over_parts():
 
 
 def test_the_only_part_of_a_run_has_no_line_of_its_own():
-    data = {"": SimpleNamespace(validators={"": lambda step: step})}
+    data = {"": held_out_data({"umaze": lambda step: step}, is_mixture=False)}
     assert validation_terms(data, lambda name, window: {"nll": torch.tensor(2.0)}, 1) == {
         "held_out_nll": 2.0
     }

@@ -23,7 +23,7 @@ def load_function(option: str, path: str) -> Callable[..., Any]:
     except ImportError as error:
         raise ImportError(
             f"{option}: cannot import {module} ({error}); install its package, for mpe2: pip "
-            "install 'decisionllm[marl]'"
+            "install -e '.[marl]'"
         ) from error
     except (KeyError, ValueError) as error:
         raise ValueError(

@@ -26,7 +26,7 @@ from decisionllm.bidding.teacher import Curves
 from decisionllm.commands.data import data
 from tests.conftest import near, node
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 LOG = FIXTURES / "trajectories_periods_7_8.csv.gz"
 VOLUME = 1000
 VALUE = 5e-4

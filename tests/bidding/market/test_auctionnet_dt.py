@@ -20,7 +20,7 @@ from tests.conftest import near
 
 pytestmark = pytest.mark.numeric
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "dt_reference_rollout.csv.gz"
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "auctionnet" / "dt_reference_rollout.csv.gz"
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from decisionllm.bidding.market.market import BidderContext
 
 pytestmark = pytest.mark.numeric
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 
 
 def context(step=0, remaining=(100.0,), target_cpa=80.0):

@@ -23,7 +23,7 @@ from tests.bidding.auctionnet_draws import (
 
 pytestmark = pytest.mark.numeric
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "auctionnet"
 CERTAIN = {"exposure": (1.0, 1.0, 1.0)}
 
 

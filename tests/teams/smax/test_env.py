@@ -361,7 +361,7 @@ def test_without_jaxmarl_the_error_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments.smax", None)
     compile_map.cache_clear()
     for call in (smax.load, lambda: SmaxTeams(2)):
-        with pytest.raises(ImportError, match=r"pip install 'decisionllm\[smax\]'"):
+        with pytest.raises(ImportError, match=r"pip install -e '\.\[smax\]'"):
             call()
     assert command("train", "experiment=smax") == 1
     assert "pip install -e '.[smax]'" in capsys.readouterr().err

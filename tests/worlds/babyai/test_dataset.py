@@ -183,9 +183,7 @@ def test_a_level_may_be_named_by_its_id():
 
 def test_without_minigrid_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(
-        ImportError, match=r"BabyAI needs MiniGrid: pip install 'decisionllm\[babyai"
-    ):
+    with pytest.raises(ImportError, match=r"BabyAI needs MiniGrid: pip install -e '\.\[babyai"):
         level_ids.__wrapped__()
 
 
