@@ -263,7 +263,7 @@ class ComposedConfig:
 
     def fill_text(self, group: str) -> None:
         """Give the option `text` of a run to a dataset or an environment of the user, see
-        `registry.lacks_text`. group: `dataset` or `env`.
+        `registry.needs_text`. group: `dataset` or `env`.
         """
         text = select_value(self.config, "text")
         if self.is_replaced(group) and registry.needs_text(self.config[group], text):

@@ -119,7 +119,7 @@ def ray_cluster(address: str) -> Iterator[ModuleType]:
 def use_file_executor(config: Node) -> Iterator[None]:
     """While it lasts, files of a dataset are read in this process, or by tasks of a Ray cluster.
 
-    It sets `files.EACH`.
+    It sets `files.MAP_FILES`.
     """
     check_one_of("executor", config["executor"], ("inline", "ray"))
     if config["executor"] == "inline":

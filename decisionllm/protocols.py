@@ -87,7 +87,7 @@ class Env(Protocol):
             columns, to compare with those of the data;
             empty: unknown, or one vector.
         categorical: sizes of the parts that are declared categorical, by name, to compare with those
-            of the data, see `datasets.spaces.categorical_sizes`; None: not compared.
+            of the data, see `datasets.categorical.categorical_sizes`; None: not compared.
         action_parts: sizes of the parts whose combination a discrete action is,
             `np.ravel_multi_index`; empty: unknown.
         groups: (N,) which rows share a world; None: every row has its own.

@@ -528,8 +528,8 @@ class Report:
     low: float  # 95 % bootstrap interval of the mean over the n episodes
     high: float
     seconds: float
-    # the options that identify the run, see `identity.options_of`; {} for a scripted player; None:
-    # not recorded
+    # the options that identify the run, see `result_groups.identifying_options`; {} for a scripted
+    # player; None: not recorded
     options: Json | None = None
     # versions, fingerprint, commit: whatever belongs to this row
     extra: Json = field(default_factory=dict)

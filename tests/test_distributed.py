@@ -170,7 +170,9 @@ os._exit(0)  # an interpreter that ends kills a thread that wants its lock, and 
 
 
 def test_a_group_ends_while_a_thread_of_it_wants_the_lock_of_python():
-    """Without the reference of `distributed.begin`, this waits for ever within a hundred runs."""
+    """Without the reference of `distributed.create_accelerator`, this waits for ever within a
+    hundred runs.
+    """
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     environment = os.environ | alone | {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", MANY]

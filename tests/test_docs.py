@@ -7,6 +7,7 @@ needs a GPU, a network or long training: its commands are composed only. A Pytho
 needs a server ... -->` is run by another test. Commands of the lab's tables are composed, none is run.
 """
 
+import ast
 import importlib.util
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 import yaml
 from hydra.errors import HydraException
 
+from decisionllm import PUBLIC
 from decisionllm.__main__ import COMMANDS, MODULES, with_action
 from decisionllm.command_line import config_folder, store_choices
 from decisionllm.config import TrainConfig
@@ -36,6 +38,12 @@ BLOCK = re.compile(
     r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$",
     re.M | re.S,
 )
+IMPORTED = re.compile(r"^ *from (decisionllm[\w.]*) import (.*)$", re.M)
+TITLE = re.compile(r'title="(.*?)"')
+OF_A_USER = re.compile(
+    r"\b(?:my\w+|run_test|seat_player|reach)\.py\b"
+)  # of AuctionNet, of a reader
+SOURCES = ("decisionllm", "tests", "lab", "benchmarks", "examples", "docs")
 INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
 LAUNCHED = re.compile(r"accelerate launch .* -m (?=decisionllm )")
 SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
@@ -271,6 +279,70 @@ def test_local_links_lead_somewhere():
             f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()
         ]
     assert not wrong, "\n".join(wrong)
+
+
+def defined_names(path):
+    """Return the names at the top level of a module, imported ones among them."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+    return names
+
+
+def is_defined(words):
+    """Return whether ["decisionllm", folder, ..., module, name, ...] names a module or what is in
+    it.
+    """
+    for length in range(len(words), 0, -1):
+        path = ROOT.joinpath(*words[:length])
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if source.is_file():
+            rest = words[length:]
+            if words[:length] == ["decisionllm"]:
+                return not rest or rest[0] in PUBLIC or rest[0] in defined_names(source)
+            return set(rest[:1]) <= defined_names(source)
+    return False
+
+
+def missing_files(page, text):
+    """Return the Python files that a page names, but neither the repository nor the page has."""
+    in_repository = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*.py")}
+    of_user = set(TITLE.findall(text)) | set(OF_A_USER.findall(text))
+    missing = []
+    for path in sorted(set(re.findall(r"(?<![\w./{-])([\w./-]*\w\.py)\b", text)) - of_user):
+        if "NAME" in path:  # such as worlds/NAME/env.py
+            continue
+        if "/" not in path:
+            exists = path in in_repository
+        else:
+            exists = any((at / path).is_file() for at in (ROOT, ROOT / "decisionllm", page.parent))
+        if not exists:
+            missing.append(path)
+    return missing
+
+
+def test_a_page_names_files_and_modules_that_exist():
+    wrong = []
+    folders = sorted(path.name for path in (ROOT / "decisionllm").iterdir() if path.is_dir())
+    short = re.compile(rf"`((?:{'|'.join(folders)})(?:\.\w+){{2,}})(?:\(.*?\))?`")
+    for path in sorted((ROOT / "decisionllm").rglob("*.py")):
+        names = [f"decisionllm.{name}" for name in short.findall(path.read_text(encoding="utf-8"))]
+        wrong += [f"{path.name}: {name}" for name in names if not is_defined(name.split("."))]
+    package = ROOT / "decisionllm" / "__init__.py"
+    for page in [*COMPOSED, ROOT / "AGENTS.md", *(ROOT / "lab" / "studies").glob("*.md"), package]:
+        text = page.read_text(encoding="utf-8")
+        dotted = set(re.findall(r"(?<![\w./])decisionllm(?:\.[a-zA-Z]\w*)+(?!\.?\w)", text))
+        dotted |= {f"decisionllm.{name}" for name in short.findall(text)}
+        for module, names in IMPORTED.findall(text):
+            dotted |= {f"{module}.{name}" for name in re.findall(r"\w+", names)}
+        wrong += [f"{page.name}: {name}" for name in dotted if not is_defined(name.split("."))]
+        wrong += [f"{page.name}: {path}" for path in missing_files(page, text)]
+    assert not wrong, "\n".join(sorted(wrong))
 
 
 def anchors(page):

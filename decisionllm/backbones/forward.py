@@ -82,8 +82,8 @@ class Backbone(nn.Module):
         # The type whose numbers the frozen weights are, also where `widen` holds them in float32.
         self.frozen_dtype = self.dtype
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
-        # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
-        # the lower blocks, see `cut_off`.
+        # What reads texts in place of the word embeddings: a text encoder, see
+        # `text_encoders.attach_text_encoder`, or the lower blocks, see `cut_off`.
         self.features: TextReader | None = None
         # How many lower blocks read texts alone; the tokens of a trajectory enter behind them.
         self.text_layers = 0
@@ -125,7 +125,7 @@ class Backbone(nn.Module):
     def cut_off(self, text_layers: int, summary: TextSummary | None = None) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
 
-        See `cut.TextLayers`. summary: what the blocks above attend to; None: every word.
+        See `text_layers.TextLayers`. summary: what the blocks above attend to; None: every word.
         """
         self.summary = summary
         self.text_layers = text_layers

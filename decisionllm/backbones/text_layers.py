@@ -143,8 +143,8 @@ def _describe_blocks(config: "PreTrainedConfig", selected: slice) -> None:
 
 
 class TextLayers:
-    """The lower blocks of a backbone as a reader of its texts: see `readers.FrozenFeatures` for the
-    other one.
+    """The lower blocks of a backbone as a reader of its texts: see
+    `text_encoders.FrozenFeatures` for the other one.
 
     Token ids are rows of a table of hidden states. A text is read once for each set of weights, and
     stored on disk.

@@ -74,7 +74,7 @@ def load(
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
         relabel: how many relabelled copies of each day to add, see `relabel_log`.
-        behaviour: who bids in our own market, see `rules.behaviour_roster`; or a teacher on replay
+        behaviour: who bids in our own market, see `bidders.behaviour_roster`; or a teacher on replay
             days, see `generate_taught_log`: `oracle` or `teacher`.
         num_campaigns: how many campaigns a teacher bids for.
         seed: draws our own market, relabelled budgets, and what a teacher does.

@@ -66,7 +66,7 @@ class GymnasiumEnv(Env):
         envs: N equal environments with a time limit in their spec. Observations: Box, Discrete,
             MultiDiscrete, MultiBinary, or Dict or Tuple of these, laid out as
             `datasets.spaces.flatten` says; actions: Box, Discrete or MultiDiscrete (an index, as
-            `datasets.spaces.encode_actions` says).
+            `datasets.action_spaces.encode_actions` says).
         task: the text of every episode, or its template, see `datasets.templates.make_text_writer`.
         text: the text option it was made with; `template`: the texts are those of the last reset.
         reference: returns of a random policy and of an expert, for normalised scores; empty: the
@@ -76,7 +76,7 @@ class GymnasiumEnv(Env):
             `task` of the info of `reset`, or `observation.mission`, a part of the observation that is
             a text; empty: nowhere, or with text=episode in the one part that is a text.
         categorical: parts of an observation that are integers and name categories, see
-            `datasets.spaces.as_categorical`.
+            `datasets.categorical.as_categorical`.
 
     Raises:
         ValueError: the spaces do not fit, or there is no time limit.
@@ -271,7 +271,7 @@ def make(
         text: `none`, `constant`, or `template`: `{NAME}` in the task stands for that part of the
             first observation; `episode`: the text that `task_from` names.
         categorical: {NAME: sizes} or [NAME] of the parts of an observation that are integers and
-            name categories, which are read one-hot; see `datasets.spaces.as_categorical`.
+            name categories, which are read one-hot; see `datasets.categorical.as_categorical`.
 
     Raises:
         ValueError: there is no such environment, it could not be made, or it has no such part.

@@ -68,7 +68,7 @@ def folder_megabytes(folder: Path) -> float:
 def export_language_model(run: Path, path: Path) -> None:
     """Write the language model of a run as a folder that transformers reads alone.
 
-    See `merged.save_merged`.
+    See `export_hf.save_merged`.
 
     Args:
         run: the run directory.

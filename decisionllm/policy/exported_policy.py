@@ -125,7 +125,7 @@ class ExportedPolicy:
             )
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """See `buffer.resolved`."""
+        """See `buffer.fill_targets`."""
         return fill_targets(targets, self.info["target_return"])
 
     def read_texts(self, tasks: Sequence[str]) -> np.ndarray:

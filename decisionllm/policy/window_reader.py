@@ -118,8 +118,8 @@ class WindowReader:
         return torch.from_numpy(masks).to(self.device)
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """Fill in the policy's own target, see `buffer.resolved`; a model that reads no return needs
-        no target.
+        """Fill in the policy's own target, see `buffer.fill_targets`; a model that reads no return
+        needs no target.
         """
         own = self.target_return
         if not self.return_conditioned and own is None:

@@ -25,7 +25,7 @@ class TeamSession(EpisodeBuffer):
     """N agents of several teams, in lock-step, with one KV cache per team.
 
     An agent that has ended decides no more; its past stays in the windows that contain it. The
-    members of a team share one text, see `text.of_team`.
+    members of a team share one text, see `text.merge_team_texts`.
 
     Args:
         policy: that acts, see `Policy.begin`.

@@ -11,7 +11,7 @@ from decisionllm.schema import Json
 
 LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history
-OPPORTUNITIES = 500_000  # most of a step, see `direct.MOST_MARKS`
+OPPORTUNITIES = 500_000  # most of a step, see `direct.MAX_MARKS`
 Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]
 # A list ends at its first fault: an error of each item of a long one would stop the event loop for
 # seconds.

@@ -3,7 +3,7 @@ that all processes of a server share and a restart finds again.
 
 A bid that was sent is open until its notice comes. A bid without a notice counts as lost once it
 expires: exchanges that report wins alone exist, and a loss makes later bids higher, never lower.
-The estimator is `bidding.win_curve`; here are its counts, a campaign each.
+The estimator is `market.win_curve`; here are its counts, a campaign each.
 """
 
 import logging

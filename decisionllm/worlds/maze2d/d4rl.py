@@ -52,7 +52,7 @@ def recognise_file(
 
     Args:
         path: the file.
-        blocks: its columns, see `maze2d.read_hdf5`.
+        blocks: its columns, see `dataset.read_hdf5`.
         simulator: the maze.
         published: D4RL's file.
 
@@ -84,7 +84,7 @@ def first_difference(
     keys, name = read_outline(path)
     if keys != KEYS:
         return f"keys: expected {', '.join(KEYS)}, got {', '.join(keys)}"
-    if name:  # `maze2d.write_hdf5` names what it writes
+    if name:  # `dataset.write_hdf5` names what it writes
         return f"attributes: expected no name, got {name}"
     count = 0
     timeouts: list[int] = []
