@@ -207,7 +207,7 @@ MISTAKES = """
 import json
 import numpy as np
 import pandas as pd
-from decisionllm.files import explained
+from decisionllm.files import explain_errors
 def refusal():
     raise ValueError("too few rows")
 def wrapped():
@@ -216,7 +216,7 @@ def wrapped():
     except ValueError as error:
         raise ValueError("too few rows") from error
 def explained_by_the_package():
-    with explained("too few rows", ValueError):
+    with explain_errors("too few rows", ValueError):
         float("x")
 def pandas():
     pd.Series([1, 2], index=[0, 0]).reindex([0, 1])
