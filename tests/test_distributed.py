@@ -160,7 +160,7 @@ def last_broadcast():
 
 sys.setswitchinterval(1)  # seconds: a thread that wants the lock waits so long before it asks
 for _ in range(150):
-    accelerator = distributed.begin("no", cpu=True)
+    accelerator = distributed.create_accelerator("no", cpu=True)
     model = accelerator.prepare(nn.Linear(8, 8))
     last_broadcast()
     accelerator.end_training()

@@ -326,7 +326,7 @@ def has_checkpoint(config: TrainConfig, accelerator: Accelerator) -> bool:
 
 
 def has_equal_steps(config: TrainConfig, stores: Mapping[str, Store]) -> bool:
-    """Return whether every step uses the same parameters, see `distributed.prepare`."""
+    """Return whether every step uses the same parameters, see `distributed.wrap_model`."""
     has_text = {bool(task) for store in stores.values() for task in store.tasks}
     return len(stores) == 1 and len(has_text) == 1 and one_agent_reads(config)
 

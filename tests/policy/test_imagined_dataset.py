@@ -124,7 +124,7 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
     )
     assert command("train", *SHORT, *words) == 0
     policy = decisionllm.load(tmp_path / "run")
-    store = open_store(next((tmp_path / "data" / "stores").glob("altered-*")))
+    store = open_store(next((tmp_path / "data" / "stores").glob("corruptions-*")))
     known = policy.model.planner.known
     assert known.any(1).sum() == len(store.tasks) > 1
     torch.testing.assert_close(
@@ -203,7 +203,7 @@ def test_a_run_imagines_a_dataset(run, tmp_path):
     imagined = node("dataset", "imagined", run=str(run), episodes=6, steps=4)
     store = prepare_store(imagined, tmp_path)
     policy = decisionllm.load(run)
-    data = open_store(next((run.parent / "data" / "stores").glob("altered-*")))
+    data = open_store(next((run.parent / "data" / "stores").glob("corruptions-*")))
     assert len(store.lengths) <= 6 and store.lengths.max() <= 4 and store.spec == data.spec
     first = store.episode(int(store.lengths.argmax()))
     assert (data.observations == first.observations[0]).all(1).any(), (
