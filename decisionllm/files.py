@@ -35,15 +35,15 @@ AT_ONCE = 1 << 20  # bytes of a file that are read at a time
 
 @contextmanager
 def explain_errors(
-    what: str, *errors: type[Exception], remedy: str = "", raised: type[Exception] = ValueError
+    what: str, *errors: type[Exception], fix: str = "", raised: type[Exception] = ValueError
 ) -> Iterator[None]:
     """Raise another error in place of one of these in the block: what is wrong, the error itself,
-    the remedy.
+    the fix.
     """
     try:
         yield
     except errors as error:
-        raise raised(f"{what} ({error})" + f"; {remedy}" * bool(remedy)) from error
+        raise raised(f"{what} ({error})" + f"; {fix}" * bool(fix)) from error
 
 
 def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
@@ -59,7 +59,7 @@ def check_writable(folder: Path, *names: str, option: str = "out=...") -> None:
     """
     fix = f"make room or get the right to write there, or choose another {option}"
     failed = f"{folder}: could not be written"
-    with explain_errors(failed, OSError, remedy=fix, raised=OSError):
+    with explain_errors(failed, OSError, fix=fix, raised=OSError):
         made = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=existing_parent(folder)))
         try:
             (made / "written").write_bytes(b"written")
@@ -206,24 +206,22 @@ def check_bytes(folder: Path, name: str) -> None:
         )
 
 
-def check_all(folder: Path, *, remedy: str = "") -> None:
+def check_all(folder: Path, *, fix: str = "") -> None:
     """Compare all files that the checksums.json of a folder names with their digests, see
     `check_bytes`.
 
     Args:
         folder: of the files.
-        remedy: what to do if one is damaged. By default: restore a copy, or delete the digests.
+        fix: what to do if one is damaged. By default: restore a copy, or delete the digests.
 
     Raises:
-        ValueError: a file is not as it was written, or missing; with the remedy.
+        ValueError: a file is not as it was written, or missing; with what to do.
     """
-    remedy = remedy or f"restore a copy; {explain_own_change(folder)}"
-    with explain_errors(f"{folder} is damaged", ValueError, remedy=remedy):
+    fix = fix or f"restore a copy; {explain_own_change(folder)}"
+    with explain_errors(f"{folder} is damaged", ValueError, fix=fix):
         names = list(_read_digests(folder) or {})
     for name in names:
-        with explain_errors(
-            f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy
-        ):
+        with explain_errors(f"{folder / name} is damaged or missing", ValueError, OSError, fix=fix):
             check_bytes(folder, name)
 
 
@@ -277,7 +275,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if _is_cut_short(line):
                 break
             damaged = f"{path}: line {number} is damaged"
-            with explain_errors(damaged, ValueError, remedy="delete the line, or restore a copy"):
+            with explain_errors(damaged, ValueError, fix="delete the line, or restore a copy"):
                 value = json.loads(line.decode("utf-8-sig"))
                 if not isinstance(value, dict):
                     raise ValueError(f"expected {{KEY: VALUE}}, got {value!r}")

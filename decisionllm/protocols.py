@@ -332,7 +332,7 @@ class Objective(Protocol):
         """
         ...
 
-    def predicted(self, hidden: torch.Tensor) -> torch.Tensor:
+    def predict_return(self, hidden: torch.Tensor) -> torch.Tensor:
         """The predicted return-to-go in the model's units (...), of hidden states (..., D) of the
         null return token.
         """

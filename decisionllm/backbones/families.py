@@ -166,17 +166,19 @@ def uncomputed_fields(config: "PreTrainedConfig") -> list[str]:
     for name, value in config.to_dict().items():
         if not name.startswith("_"):
             values[name] = value
-    return _uncomputed(values, EXTRA | of_generation | BOOKKEEPING | family.fields)
+    return _list_uncomputed(values, EXTRA | of_generation | BOOKKEEPING | family.fields)
 
 
-def _uncomputed(values: Mapping[str, Any], fields: Mapping[str, Any], path: str = "") -> list[str]:
+def _list_uncomputed(
+    values: Mapping[str, Any], fields: Mapping[str, Any], path: str = ""
+) -> list[str]:
     names = []
     for name, value in values.items():
         neutral = fields.get(name, (None,))
         if neutral == ANY:
             continue
         if isinstance(value, Mapping) and isinstance(neutral, Mapping):
-            names += _uncomputed(value, neutral, f"{path}{name}.")
+            names += _list_uncomputed(value, neutral, f"{path}{name}.")
         elif not _is_neutral(value, neutral):
             names.append(f"{path}{name}={value}")
     return names

@@ -54,7 +54,7 @@ def convert_gguf(path: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     folder = cache_dir() / "backbones" / f"{path.stem}-{digest}-{CONVERSION}"
     if folder.is_dir():
-        check_all(folder, remedy=MAKE_AGAIN)
+        check_all(folder, fix=MAKE_AGAIN)
         return folder
     if not find_spec("gguf"):
         raise FileNotFoundError(

@@ -55,7 +55,7 @@ class TextPrefix:
         values = [x.new_zeros(N, G, tokens, d) for x in self.values]
         return SessionCache(self, text_index, keys, values)
 
-    def resized(self, texts: int, tokens: int) -> "TextPrefix":
+    def with_size(self, texts: int, tokens: int) -> "TextPrefix":
         """Return a copy with places for so many texts of so many tokens; what is new is empty."""
         U, L = self.text_mask.shape
         more, longer = texts - U, tokens - L
@@ -179,7 +179,7 @@ class SessionCache:
         """Make room for at least so many texts of so many tokens."""
         U, L = self.texts.text_mask.shape
         if texts > U or tokens > L or not self.own_texts:
-            self.texts = self.texts.resized(max(texts, U), max(tokens, L))
+            self.texts = self.texts.with_size(max(texts, U), max(tokens, L))
             self.own_texts = True
 
     def rows(self, index: Tensor) -> "SessionCache":

@@ -65,7 +65,7 @@ def add_adapters(
     refused = explain_errors(
         f"backbone.lora_targets={targets}: peft does not adapt these maps of the model",
         ValueError,
-        remedy="name others, such as backbone.lora_targets=in_proj",
+        fix="name others, such as backbone.lora_targets=in_proj",
     )
     with refused, temporary_seed(seed), warnings.catch_warnings():
         # peft uses a name that transformers deprecates
@@ -275,7 +275,7 @@ class _Packed:
         versions = [(x.data_ptr(), x._version) for x in (*A, *B, *biases)]
         n = self.wide.shape[1]  # numbers of all outputs
         if versions != self.versions:
-            self.weight[n:] = torch.cat(_scaled(A, scales))
+            self.weight[n:] = torch.cat(_scale(A, scales))
             self.wide.copy_(torch.block_diag(*B).t())
             if self.bias is not None:
                 self.bias[:n] = torch.cat(biases)
@@ -286,7 +286,7 @@ class _Packed:
         return outputs
 
 
-def _scaled(tensors: Iterable[Tensor], scales: Iterable[float]) -> list[Tensor]:
+def _scale(tensors: Iterable[Tensor], scales: Iterable[float]) -> list[Tensor]:
     return [tensor * scale for tensor, scale in zip(tensors, scales, strict=True)]
 
 
@@ -331,7 +331,7 @@ class _Adapted(torch.autograd.Function):
         ctx.scales = scales
         rows = rows.to(dtype)
         k = len(scales)
-        narrow = torch.cat(_scaled(adapters[:k], scales)).to(dtype)
+        narrow = torch.cat(_scale(adapters[:k], scales)).to(dtype)
         wide = [B.to(dtype) for B in adapters[k:]]
         weights = [weight.to(dtype) for weight, _ in frozen]
         inner = F.linear(rows, narrow)
@@ -357,7 +357,7 @@ class _Adapted(torch.autograd.Function):
             for g, weight in zip(gradients, weights, strict=True):
                 of_rows.addmm_(g, weight)
             of_rows = of_rows.to(ctx.input_dtype)
-        of_A = _scaled((of_inner.t() @ rows).split(ranks), ctx.scales)
+        of_A = _scale((of_inner.t() @ rows).split(ranks), ctx.scales)
         of_B = []
         for part, g in zip(inner.split(ranks, -1), gradients, strict=True):
             of_B.append((part.t() @ g).t())

@@ -96,7 +96,7 @@ def build_transitions(
         observations=store.observations[rows],
         actions=store.actions[rows],
         rewards=store.rewards[rows, None],
-        next_observations=store.following(rows),
+        next_observations=store.next_observations(rows),
         next_actions=store.actions[after[is_complete]],
         terminal=terminal[is_complete, None].astype(np.float32),
     )

@@ -70,7 +70,7 @@ def restore(journal: str | Path, copy: str | Path) -> list[Path]:
                 f"from: {copy} could not be copied to {journal.parent}",
                 sqlite3.Error,
                 OSError,
-                remedy="make room; the journal is as it was",
+                fix="make room; the journal is as it was",
             ):
                 copy_journal(source, Path(folder, journal.name))
             # a server may have started while the copy was made

@@ -82,7 +82,7 @@ def serve(config: Json) -> None:
     app = None if several else build_app(config)
     host = config["host"]
     where = f"host={host} port={config['port']}: cannot listen there"
-    with explain_errors(where, OSError, remedy="choose another port=...", raised=OSError):
+    with explain_errors(where, OSError, fix="choose another port=...", raised=OSError):
         listener = listen(host, config["port"])
     port = listener.getsockname()[1]
     by = f" by {config['replicas']} replicas" if several else ""

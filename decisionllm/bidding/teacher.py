@@ -67,12 +67,12 @@ class Curves:
         at = at.clamp(0, len(GRID) - 1.001)
         low = at.detach().long()
 
-        def bought(index: Tensor) -> Tensor:
+        def conversions_at(index: Tensor) -> Tensor:
             before = self.sums[:, day, step, advertiser, index]
             return self.sums[:, day, step + 1, advertiser, index] - before
 
-        below = bought(low)
-        return below + (at - low) * (bought(low + 1) - below)
+        below = conversions_at(low)
+        return below + (at - low) * (conversions_at(low + 1) - below)
 
 
 @dataclass

@@ -84,7 +84,7 @@ def _explain_damage(path: Path) -> AbstractContextManager[None]:
     kind = "npz" if path.suffix == ".npz" else "HDF5"
     what = f"{path}: not a readable {kind} file, perhaps truncated"
     errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
-    return explain_errors(what, *errors, remedy=AGAIN)
+    return explain_errors(what, *errors, fix=AGAIN)
 
 
 def _open_columns(

@@ -130,8 +130,8 @@ def load(
     fixed_text = resolve_task_text("dataset", dataset, text, task)
     write = None
     if text == "template":
-        hint = "dataset.goal=own keeps the goal in the observation" if part else ""
-        write = make_text_writer("dataset.task", fixed_text, parts, texts=names, hint=hint)
+        suffix = "dataset.goal=own keeps the goal in the observation" if part else ""
+        write = make_text_writer("dataset.task", fixed_text, parts, texts=names, suffix=suffix)
 
     early_ends: list[int] = []  # episodes that go on after an end
     unread_paths: dict[str, None] = {}  # in their order
@@ -298,13 +298,13 @@ def open_dataset(minari_id: str) -> "MinariDataset":
             f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it"
         )
     what = f"{minari_id}: not a readable Minari dataset"
-    with explain_errors(what, OSError, KeyError, ValueError, AssertionError, remedy=AGAIN):
+    with explain_errors(what, OSError, KeyError, ValueError, AssertionError, fix=AGAIN):
         return minari.MinariDataset(str(data))
 
 
 def _read_raw_episodes(dataset: "MinariDataset") -> Iterator["EpisodeData"]:
     with explain_errors(
-        f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN
+        f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, fix=AGAIN
     ):
         yield from dataset.iterate_episodes()
 

@@ -117,7 +117,7 @@ class Store(StepColumns[np.ndarray]):
         has_next[self.offsets[1:] - 1] = self.has_final
         return has_next
 
-    def following(self, rows: np.ndarray) -> np.ndarray:
+    def next_observations(self, rows: np.ndarray) -> np.ndarray:
         """Return the observations after these rows, (m,) -> (m, S). After the last step of an episode
         it is the final observation, or the last one again where the log has none.
         """
@@ -175,7 +175,7 @@ def open_store(path: str | Path) -> Store:
         raise FileNotFoundError(
             f"{path}: expected a data store (a folder with card.json), found none"
         )
-    with explain_errors(f"{path}/card.json is damaged", ValueError, remedy=REBUILD):
+    with explain_errors(f"{path}/card.json is damaged", ValueError, fix=REBUILD):
         card = json.loads((path / "card.json").read_text(encoding="utf-8"))
         if not isinstance(card, dict):
             raise ValueError(f"expected {{KEY: VALUE}}, got {card!r}")
@@ -193,7 +193,7 @@ def open_store(path: str | Path) -> Store:
             ValueError,
             OSError,
             EOFError,
-            remedy=REBUILD,
+            fix=REBUILD,
         ):
             array = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
         if [str(array.dtype), list(array.shape)] != [dtype, shape]:

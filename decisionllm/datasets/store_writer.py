@@ -53,7 +53,7 @@ def _write(path: Path, source: Source) -> Store:
         f"{name}: expected info and facts that JSON can hold",
         TypeError,
         ValueError,
-        remedy="x.item() is the number of a numpy scalar, x.tolist() the list of an array",
+        fix="x.item() is the number of a numpy scalar, x.tolist() the list of an array",
     ):
         json.dumps([source.info, source.facts])
     with atomic(path) as partial:

@@ -26,7 +26,7 @@ def make_text_writer(
     parts: Sequence[tuple[str, int]],
     *,
     texts: Sequence[str] = (),
-    hint: str = "",
+    suffix: str = "",
 ) -> Callable[[np.ndarray, Mapping[str, str]], str]:
     """Return a function that writes the task text of an episode.
 
@@ -35,7 +35,7 @@ def make_text_writer(
         template: the text; `{NAME}` stands for the numbers of that part, rounded to two decimals.
         parts: (name, numbers) of the parts of an observation, in the order of its columns.
         texts: names of its parts that are texts.
-        hint: text behind the message about an unknown name.
+        suffix: text behind the message about an unknown name.
 
     Returns:
         A function of the first observation (S,) and its texts by name: "Go to {goal}." gives "Go to
@@ -54,8 +54,8 @@ def make_text_writer(
     if unknown:
         message = f"{option}: expected names of parts of the observation, [{', '.join(names)}]"
         message += f", got {', '.join(unknown)}"
-        if hint:
-            message += f"; {hint}"
+        if suffix:
+            message += f"; {suffix}"
         elif names == [VECTOR]:
             message += "; the observation is one vector without named parts"
         raise ValueError(message)

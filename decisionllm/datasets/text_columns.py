@@ -207,7 +207,7 @@ def to_texts(path: Path, key: str, column: Column, rows: slice) -> np.ndarray:
     with explain_errors(
         f"{path}: expected {key} as texts in UTF-8",
         UnicodeDecodeError,
-        remedy="encode it again, or take dataset.task_from=none",
+        fix="encode it again, or take dataset.task_from=none",
     ):
         if isinstance(column, h5py.Dataset):
             strings = column.asstr("utf-8") if is_text(column) else column

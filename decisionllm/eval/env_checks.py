@@ -54,7 +54,7 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
             check_rollouts_are_off(config, data.label)
             continue
         with explain_errors(
-            "env: could not be built", ValueError, ImportError, OSError, remedy=WITHOUT
+            "env: could not be built", ValueError, ImportError, OSError, fix=WITHOUT
         ):
             env = build_one_episode(json.dumps(data.env, sort_keys=True))
         notes += compare(env, data, longest=longest_episode(config, data.spec))

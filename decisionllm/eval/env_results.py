@@ -21,7 +21,7 @@ def explain_call(env: object, method: str, expected: str) -> AbstractContextMana
         method: `reset` or `step`, to begin the message with.
         expected: the method as the interface says, with what it returns.
     """
-    return explain_errors(f"env {env}: {method} failed", *ERRORS, remedy=f"expected {expected}")
+    return explain_errors(f"env {env}: {method} failed", *ERRORS, fix=f"expected {expected}")
 
 
 def describe_result(value: object) -> str:

@@ -193,7 +193,7 @@ class GymnasiumEnv(Env):
     def _rows(self) -> np.ndarray:
         """Return the last observations as a policy reads them, (N, S)."""
         fix = "return observations of env.observation_space, or correct the space"
-        with explain_errors(f"env {self.name}: observation", *ERRORS, remedy=fix):
+        with explain_errors(f"env {self.name}: observation", *ERRORS, fix=fix):
             observations = [minari.select_part(seen, self.part) for seen in self.observations]
             space = self.observation_space
             try:
@@ -334,7 +334,7 @@ def recover(
     errors = (ValueError, ImportError, AttributeError, Error)
     message = f"{minari_id}: its environment could not be made"
     options = {"eval_env": True, "max_episode_steps": horizon or None}
-    with explain_errors(message, *errors, remedy="env=none trains without one"):
+    with explain_errors(message, *errors, fix="env=none trains without one"):
         envs = [dataset.recover_environment(**options) for _ in range(num_episodes)]
     metadata = dataset.storage.metadata
     reference = [metadata.get("ref_min_score"), metadata.get("ref_max_score")]

@@ -85,7 +85,7 @@ def export(
         "export=minari: the environment could not be made",
         ValueError,
         OSError,
-        remedy="env=none exports without one",
+        fix="env=none exports without one",
     ):
         options, note = describe_environment(env, store)
     if note:

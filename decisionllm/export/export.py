@@ -101,7 +101,7 @@ def explain_write_errors(path: Path) -> AbstractContextManager[None]:
         f"{path}: could not be written",
         OSError,
         SafetensorError,
-        remedy="nothing of it is left; make room, or choose another path=...",
+        fix="nothing of it is left; make room, or choose another path=...",
         raised=OSError,
     )
 

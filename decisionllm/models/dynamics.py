@@ -154,7 +154,7 @@ class Dynamics(nn.Module):
         mean = ends.mean(0)
         apart = (ends - mean).abs().amax(0)
         alike = (apart < TOLERANCE * steps * self.change_scale).all(-1)
-        return alike & self.supported(mean)
+        return alike & self.is_supported(mean)
 
     def bins(self, observations: Tensor) -> Tensor:
         """Return the bin of each number, (..., S) int; below 0 or from BINS on beyond the data's
@@ -162,7 +162,7 @@ class Dynamics(nn.Module):
         """
         return ((observations - self.low) / self.bin_width).floor().long()
 
-    def supported(self, observations: Tensor) -> Tensor:
+    def is_supported(self, observations: Tensor) -> Tensor:
         """Return True where any two compared numbers of an observation (..., S) are in bins that
         they are in together somewhere in the data: (...) bool.
 

@@ -39,7 +39,7 @@ class Gaussian:
         noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
         return self.mean + self.deviation * noise
 
-    def unclipped(self) -> Tensor:
+    def unclipped_mean(self) -> Tensor:
         """Return the actions (B, T, A) of a controller whose noisy, clipped actions have this mean.
 
         Noise of this deviation is added to them, and they are clipped to -1 .. 1. A controller's 1
@@ -195,7 +195,7 @@ class Discrete:
     logits: Tensor  # (B, T, C), log-probabilities, -inf where an action is not allowed
 
     @classmethod
-    def masked(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
+    def from_logits(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
         """Build the distribution over the allowed actions: logits (B, T, C), masks (B, T, C) bool
         or None.
         """
@@ -248,7 +248,7 @@ class DiscreteHead(nn.Module):
         action_masks: Tensor | None = None,
         entities: Tensor | None = None,
     ) -> Discrete:
-        return Discrete.masked(self.out(hidden), action_masks)
+        return Discrete.from_logits(self.out(hidden), action_masks)
 
 
 class PointerHead(nn.Module):
@@ -300,7 +300,7 @@ class PointerHead(nn.Module):
         assert entities is not None
         match = (self.key(entities) @ self.query(hidden)[..., None])[..., 0]  # (B, T, K)
         aimed = match * entities.shape[-1] ** -0.5
-        return Discrete.masked(torch.cat([self.out(hidden), aimed], -1), action_masks)
+        return Discrete.from_logits(torch.cat([self.out(hidden), aimed], -1), action_masks)
 
 
 def check_decode(decode: str, head: Head) -> None:

@@ -186,7 +186,7 @@ def fill(
 def inputs(store: Store, rows: np.ndarray) -> Inputs:
     """Return the inputs and targets of these rows of a store."""
     seen = store.observations[rows]
-    change = store.following(rows) - seen
+    change = store.next_observations(rows) - seen
     masks = None
     if store.action_masks is not None:
         masks = torch.from_numpy(store.action_masks[rows])

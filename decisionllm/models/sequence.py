@@ -203,7 +203,7 @@ class SequenceModel(nn.Module):
             actions = distribution.sample(generator)
         elif decode == "unclipped":
             assert isinstance(distribution, Gaussian)
-            actions = distribution.unclipped()
+            actions = distribution.unclipped_mean()
         elif decode == "mean":
             actions = distribution.mean
         else:
@@ -224,4 +224,4 @@ class SequenceModel(nn.Module):
         """Return the predicted return-to-go (...), raw units, of hidden states of rows with the
         null return token (..., D).
         """
-        return self.normalizer.raw_returns_to_go(self.objective.predicted(hidden))
+        return self.normalizer.raw_returns_to_go(self.objective.predict_return(hidden))

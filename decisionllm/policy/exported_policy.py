@@ -54,7 +54,7 @@ class ExportedPolicy:
                 raise FileNotFoundError(
                     f"{folder}: expected a folder of `decisionllm export`, found no {name}"
                 )
-        check_all(folder, remedy="restore a copy, or export it again")
+        check_all(folder, fix="restore a copy, or export it again")
         self.info: Json = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
         if self.info["format"] != FORMAT:
             got = self.info["format"]

@@ -139,12 +139,12 @@ class Policy(WindowReader):
                 action, togo = decide(*step_columns(batch))
                 return action.numpy(), togo.numpy()
         hidden, returns = self.read(histories)
-        masks = self.allowed(histories)
+        masks = self.stack_action_masks(histories)
         observations = np.stack([h.observations[-1] for h in histories])
         tasks = [h.task for h in histories]
         return self.decider.act(hidden, masks, observations, tasks, self.generator), returns
 
-    def allowed(self, histories: Sequence[History]) -> Tensor | None:
+    def stack_action_masks(self, histories: Sequence[History]) -> Tensor | None:
         """Return the allowed actions at the last observations of N histories, (N, C) or None."""
         masks = [h.action_masks for h in histories]
         if all(mask is None for mask in masks):

@@ -273,7 +273,7 @@ class Session(EpisodeBuffer):
         device = self.policy.device
         nothing = torch.zeros(1, 0, dtype=torch.bool, device=device)
         places = model.backbone.text_places(self.text_room)
-        no_texts = model.backbone.read_text(nothing.long(), nothing).resized(0, places)
+        no_texts = model.backbone.read_text(nothing.long(), nothing).with_size(0, places)
         text_index = torch.full((len(self.now),), NONE, device=device)
         return no_texts.with_room(text_index, model.tokenizer.tokens * self.policy.window)
 

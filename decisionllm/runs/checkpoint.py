@@ -63,7 +63,7 @@ def save(
         f"{folder}: could not be written",
         OSError,
         SafetensorError,
-        remedy=f"{earlier}; {ROOM}",
+        fix=f"{earlier}; {ROOM}",
         raised=OSError,
     )
     with errors, atomic_folder(folder) as partial:
@@ -156,7 +156,7 @@ def load_model(path: str | Path, config: Node, info: Json) -> Model:
     """
     # first, since the options of an earlier version may be others
     with explain_errors(
-        "the options of this run are not those of this version", ValueError, remedy=UPGRADE
+        "the options of this run are not those of this version", ValueError, fix=UPGRADE
     ):
         options = train_config(config)
     model = make_model(options, read_specs(info))

@@ -81,7 +81,7 @@ def create(path: Path, config: Node, stores: Mapping[str, Store], **keys: object
     else:
         info |= {"embodiments": described, "fingerprint": data_fingerprint(stores)}
     info |= {"made_by": command_line(), "versions": versions(), **keys}
-    with explain_errors(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
+    with explain_errors(f"{path}: could not be written", OSError, fix=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
@@ -248,12 +248,12 @@ def lock_run(path: str | Path) -> Iterator[None]:
         OSError: it cannot be written.
     """
     file = Path(path) / ".lock"
-    with explain_errors(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
+    with explain_errors(f"{path}: could not be written", OSError, fix=ROOM, raised=OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with explain_errors(
             f"{path}: another training is running in this directory",
             Timeout,
-            remedy="wait for it, or choose another run=...",
+            fix="wait for it, or choose another run=...",
         ):
             lock = FileLock(file).acquire(blocking=False)
     with lock:
@@ -298,7 +298,7 @@ def read_file(path: Path) -> Json:
     errors = OSError, ValueError, SafetensorError, yaml.YAMLError
     # an adapter is a part of its checkpoint
     folder = path.parents[1] if path.parent.name == "adapter" else path.parent
-    with explain_errors(f"{path} is damaged or missing", *errors, remedy=_repair(folder)):
+    with explain_errors(f"{path} is damaged or missing", *errors, fix=_repair(folder)):
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)

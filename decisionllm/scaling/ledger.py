@@ -104,7 +104,7 @@ def load_result(folder: str | Path) -> Json:
     paths = [Path(folder) / f"{name}.json" for name in ENDED]
     path = next(path for path in paths if path.exists())
     with explain_errors(
-        f"{path} was edited or is damaged", ValueError, KeyError, TypeError, remedy=REMEDY
+        f"{path} was edited or is damaged", ValueError, KeyError, TypeError, fix=REMEDY
     ):
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["digest"] != encode([Path(folder).name, record["result"]])[0]:
@@ -155,7 +155,7 @@ def read_job_bytes(folder: str | Path) -> bytes:
         explain_errors(
             f"{path}: expected a planned run, found none",
             not_found,
-            remedy=REMEDY,
+            fix=REMEDY,
             raised=not_found,
         ),
         open(path, "rb") as file,

@@ -26,7 +26,7 @@ def texts(*numbers):
 
 def cache(rows, room=3):
     """The cache of a session of rows that have no text yet."""
-    return texts(0).resized(0, TOKENS).with_room(torch.full((rows,), NONE), room)
+    return texts(0).with_size(0, TOKENS).with_room(torch.full((rows,), NONE), room)
 
 
 class Reader:
@@ -111,7 +111,7 @@ def test_a_few_rows_do_not_hold_the_texts_of_all():
 
 
 def test_a_shorter_text_is_masked_to_its_length():
-    some = texts(1).resized(0, 5).with_room(torch.tensor([NONE]), 1)
+    some = texts(1).with_size(0, 5).with_room(torch.tensor([NONE]), 1)
     some.set_texts(torch.tensor([0]), ["7"], Reader())
     assert some.texts.text_mask.tolist() == [
         [True, True, False, False, False]

@@ -107,7 +107,7 @@ def test_final_observations_of_resets_are_a_fault_and_not_used(copies, tmp_path)
     last = store.offsets[1:] - 1
     assert store.has_next_observation[last].sum() == copies
     unknown = last[~store.has_final]
-    assert (store.following(unknown) == store.observations[unknown]).all()
+    assert (store.next_observations(unknown) == store.observations[unknown]).all()
 
 
 @pytest.mark.parametrize("observations", ["of the line", "without order"])

@@ -94,11 +94,11 @@ def test_the_actions_before_noise_and_clipping_are_found(deviation):
     expected = torch.tensor([[[-1.0, -0.7, 0.0, 0.3, 0.95, 1.0]]])
     noise = torch.randn(100_000, 1, 1, generator=generator())
     mean = (expected + deviation * noise).clamp(-1, 1).mean(0, keepdim=True)
-    actual = Gaussian(mean, deviation).unclipped()
+    actual = Gaussian(mean, deviation).unclipped_mean()
     torch.testing.assert_close(actual, expected, atol=0.01, rtol=0)
     assert mean[0, 0, -1].item() == pytest.approx(1 - deviation / (2 * torch.pi) ** 0.5, abs=0.003)
     # beyond what clipped noise can have
-    certain = Gaussian(torch.tensor([[[-1.0, 0.999, 1.0]]]), deviation).unclipped()
+    certain = Gaussian(torch.tensor([[[-1.0, 0.999, 1.0]]]), deviation).unclipped_mean()
     torch.testing.assert_close(certain, torch.tensor([[[-1.0, 1.0, 1.0]]]), atol=1e-3, rtol=0)
 
 

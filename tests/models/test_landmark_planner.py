@@ -135,7 +135,7 @@ def test_a_goal_in_the_text_is_the_place_that_the_observation_would_end_with():
     assert made.plan(states, 2).shape == (2, 9)
     # a goal anywhere does not make a state unlike the data
     far = made.states(seen[:1], ["Go to x = 900, y = 900."])
-    assert made.dynamics.supported(far[:, :2]).all()
+    assert made.dynamics.is_supported(far[:, :2]).all()
     assert made.dynamics.agree(far.expand(2, 1, 4), 1).all()
     with pytest.raises(ValueError, match=r"a task text with 2 numbers, the goal, got 'Maze 3'"):
         made.states(seen[:1], ["Maze 3"])

@@ -154,7 +154,7 @@ def test_max_return_is_an_expectile_on_rows_with_the_null_return():
     with torch.no_grad():
         arguments = torch.tensor([True, False, True, False])
         hidden, terms = model.read(batch, arguments), model(batch)
-        short = (batch.returns_to_go - 1) / 2 - model.objective.predicted(hidden)
+        short = (batch.returns_to_go - 1) / 2 - model.objective.predict_return(hidden)
         each = torch.where(short > 0, 0.9, 0.1) * short**2
         torch.testing.assert_close(terms["max_return"], (each[1, :2].sum() + each[3, 0]) / 3)
         assert not torch.equal(model.read(batch, ~arguments), hidden)

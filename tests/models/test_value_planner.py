@@ -115,7 +115,7 @@ def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
     made.count_bins(torch.stack([line, line], 1))
     assert made.together[0].sum() == 100 + 2 * 99 + 2 * 98 and made.together[0].diagonal().all()
     ends = torch.tensor([[3.05, 3.05], [3.05, 3.15], [3.05, 3.35], [12.0, 12.0], [-0.15, 0.0]])
-    assert made.supported(ends).tolist() == [True, True, False, False, False]
+    assert made.is_supported(ends).tolist() == [True, True, False, False, False]
     assert made.agree(ends[None], 1).tolist() == [True, True, False, False, False]
 
 

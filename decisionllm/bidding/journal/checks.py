@@ -121,7 +121,7 @@ def _delete_from_sidecar(path: str, tables: Sequence[str], ids: Sequence[tuple[s
         return
     with (
         explain_errors(
-            f"{path} cannot be written", sqlite3.Error, remedy="if it is damaged, remove it"
+            f"{path} cannot be written", sqlite3.Error, fix="if it is damaged, remove it"
         ),
         closing(connect(path)) as file,
         transaction(file),

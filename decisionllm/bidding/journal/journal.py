@@ -480,7 +480,7 @@ def explain_journal_errors(path: str | Path) -> AbstractContextManager[None]:
     return explain_errors(
         f"journal: {path} cannot be read or written",
         sqlite3.Error,
-        remedy="if it is damaged, put a backup in its place by `decisionllm journal restore`",
+        fix="if it is damaged, put a backup in its place by `decisionllm journal restore`",
     )
 
 

@@ -173,7 +173,7 @@ def arrow_blocks(file: Path, schema: Schema) -> Iterator[Json]:
                 if is_list(column.type):
                     kind = pa.large_list(pa.float64())
             what = f"{file}, {name}: expected {expected}, got {column.type}"
-            with explain_errors(what, pa.ArrowException, remedy="write the column so"):
+            with explain_errors(what, pa.ArrowException, fix="write the column so"):
                 columns[name] = column.cast(kind)
         yield columns
 

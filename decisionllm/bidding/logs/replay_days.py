@@ -220,7 +220,7 @@ def read_day(file: str | Path) -> Day:
     again = f"make it again: {MAKE}"
     unreadable = f"{file}: not a readable day"
     with (
-        explain_errors(unreadable, OSError, ValueError, EOFError, remedy=again),
+        explain_errors(unreadable, OSError, ValueError, EOFError, fix=again),
         np.load(file) as arrays,
     ):
         columns: Json = dict(arrays)

@@ -143,7 +143,7 @@ class Exchange:
             return None, "deadline"
         unshaded: list[float] = []
         try:
-            response, reason = self._decided(request, unshaded)
+            response, reason = self._answer_request(request, unshaded)
             # the cost of the answer is in the file before the answer is sent
             await self.open_bids.wait_written()
             if response is not None and is_late(request, arrived):  # the lock was waited for
@@ -169,7 +169,7 @@ class Exchange:
             self.open_bids.settle(bid["id"], 0.0)
         await self.open_bids.wait_written()
 
-    def _decided(
+    def _answer_request(
         self, request: BidRequest, unshaded: list[float]
     ) -> tuple[Json | None, str | None]:
         """The answer, whose cost is reserved; or None and the reason for no bid.

@@ -141,7 +141,7 @@ class ModelFolder:
         with explain_errors(
             "models: the last choice cannot be served",
             ValueError,
-            remedy=f"put the run back, or delete {self.choice_file} to begin with run=",
+            fix=f"put the run back, or delete {self.choice_file} to begin with run=",
         ):
             before = self.load_saved(loaded, saved, models.current.campaigns.journal)
         models.add_new(loaded)

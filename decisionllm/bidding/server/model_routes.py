@@ -55,7 +55,7 @@ class ModelChanges:
                 if choice == before:  # a request sent again does not lose the way back
                     before = self.models.before
                 moved = await self._change(choice, before, move=move)
-        return await self.served(checked=checked, moved=moved)
+        return await self.list_models(checked=checked, moved=moved)
 
     async def roll_back(self, *, move: bool) -> schemas.ServedModels:
         """Go back to the choice before the last change; twice is refused, not undone."""
@@ -65,7 +65,7 @@ class ModelChanges:
                 if before is None:
                     raise RequestError(409, "models", "there is no earlier choice to go back to")
                 moved = await self._change(before, None, move=move)
-        return await self.served(moved=moved)
+        return await self.list_models(moved=moved)
 
     @contextmanager
     def _exclude_changes(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class ModelChanges:
         await asyncio.to_thread(self.folder.save_choice, self.models, choice, before, move=move)
         return await self.service.change(choice, before, move=move)
 
-    async def served(self, **more: int | None) -> schemas.ServedModels:
+    async def list_models(self, **more: int | None) -> schemas.ServedModels:
         """The loaded models, the one with the largest share first."""
         open_models = await asyncio.to_thread(self.service.journal.open_models)
         open_campaigns = {name: count for name, count, _ in open_models}
@@ -211,7 +211,7 @@ def router(changes: ModelChanges) -> APIRouter:
     )
     async def models() -> schemas.ServedModels:
         """The loaded models, their shares of new campaigns and their open campaigns."""
-        return await changes.served()
+        return await changes.list_models()
 
     @routes.post("/v1/models", response_model=schemas.ServedModels, responses=errors(409))
     async def take_over(request: schemas.TakeOver) -> Response:

@@ -400,7 +400,7 @@ def open_file(path: str | Path) -> sqlite3.Connection:
     with explain_errors(
         f"bids: expected a file of ours, got {path}",
         sqlite3.Error,
-        remedy="remove the file if it is damaged: what open bids may cost is then forgotten",
+        fix="remove the file if it is damaged: what open bids may cost is then forgotten",
     ):
         file = open_sidecar(path, SCHEMA, wait=OPENING_WAIT)
         file.execute("SELECT won FROM totals LIMIT 0")  # an older file has no such column

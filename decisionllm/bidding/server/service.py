@@ -154,7 +154,7 @@ class Service:
         the last bit.
         """
         request = DecisionRequest(None, history)
-        decision = await self._decided(due or self.due(), self.models.current.decide, request)
+        decision = await self._run_decision(due or self.due(), self.models.current.decide, request)
         if isinstance(decision, TimeoutError):
             raise RequestError(503, "deadline", "the decision was late; try again")
         if isinstance(decision, Exception):
@@ -193,7 +193,7 @@ class Service:
                 model = await self._find_model(id)
                 manager = model.campaigns
                 await self._catch_up(manager, id, request["index"])
-                decide = partial(self._decided, due, model.decide, trace=trace)
+                decide = partial(self._run_decision, due, model.decide, trace=trace)
                 try:
                     return await manager.tick_async(id, request, decide, write)
                 except OtherModelError as error:
@@ -271,7 +271,7 @@ class Service:
             seconds = min(deadline_ms / 1000, seconds)
         return asyncio.get_running_loop().time() + seconds
 
-    async def _decided(
+    async def _run_decision(
         self,
         due: float,
         decide: DecideAll,

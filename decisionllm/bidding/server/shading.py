@@ -106,7 +106,7 @@ class BidShading:
                 self.file.executemany("INSERT OR IGNORE INTO sent VALUES (?, ?, ?, ?)", rows)
                 self._count_expired()
         except sqlite3.Error as error:
-            self._failed(error)
+            self._report_failure(error)
 
     def settle(self, id: str, *, won: bool, least: float | None) -> None:
         """Count the result of a bid. Unknown and settled bids are ignored.
@@ -126,7 +126,7 @@ class BidShading:
                 with transaction(self.file):
                     self._count(id, won, least)
         except sqlite3.Error as error:
-            self._failed(error)
+            self._report_failure(error)
 
     def _count(self, id: str, won: bool, least: float | None) -> None:
         """Count the result of a bid, unless another process did. See `settle`."""
@@ -160,7 +160,7 @@ class BidShading:
         try:
             curve = fit_win_curve(self._counts(campaign))
         except sqlite3.Error as error:
-            self._failed(error)
+            self._report_failure(error)
         if len(self.fitted) >= MAX_CURVES:
             self.fitted.clear()
         self.fitted[campaign] = FittedCurve(curve, now)
@@ -178,7 +178,7 @@ class BidShading:
                 self.file.execute(f"{halve} WHERE campaign = ?", (campaign,))
         return counts
 
-    def _failed(self, error: sqlite3.Error) -> None:
+    def _report_failure(self, error: sqlite3.Error) -> None:
         """Log a fault of the file, once until another one comes."""
         if str(error) != self.fault:
             logger.warning("shading %s: %s; bids may not be shaded", self.path, error)

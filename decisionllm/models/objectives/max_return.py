@@ -55,13 +55,13 @@ class MaxReturn(nn.Module, Objective):
                 "objective=max_return: expected at least 2 rows of optim.batch_size for each process "
                 "and optim.accumulate, got 1"
             )
-        errors = model.normalizer.returns_to_go(batch.returns_to_go) - self.predicted(hidden)
+        errors = model.normalizer.returns_to_go(batch.returns_to_go) - self.predict_return(hidden)
         null_return = batch.mask & ~self.return_given(batch)[:, None]
         return {
             "nll": masked_mean(action_losses(model, batch, hidden), batch.loss_mask),
             "max_return": masked_mean(expectile_loss(errors, self.expectile), null_return),
         }
 
-    def predicted(self, hidden: Tensor) -> Tensor:
+    def predict_return(self, hidden: Tensor) -> Tensor:
         predicted: Tensor = self.out(hidden)[..., 0]
         return predicted

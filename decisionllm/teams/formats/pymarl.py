@@ -23,7 +23,7 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Iterator[Worlds]:
     has no action, is no step unless a world terminated there.
     """
     with (
-        explain_errors(f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN),
+        explain_errors(f"{file}: not a readable HDF5 file, perhaps cut", OSError, fix=AGAIN),
         h5py.File(file) as source,
     ):
         names = [name for name in (*PYMARL, *MORE_OF_PYMARL) if name in source]

@@ -118,7 +118,7 @@ def _read_table(file: Path, table: str, meta: Json) -> tuple[dict[str, np.ndarra
     from pyarrow import parquet
 
     message = f"{file}: not a readable Parquet file, perhaps cut"
-    with explain_errors(message, pa.ArrowException, OSError, remedy="write or fetch it again"):
+    with explain_errors(message, pa.ArrowException, OSError, fix="write or fetch it again"):
         names = [name for name in parquet.read_schema(file).names if name in TABLES[table]]
         columns = parquet.read_table(file, columns=names)
     table_columns: dict[str, np.ndarray] = {}

@@ -57,7 +57,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Iterator[Worlds]:
 def explain_vault_errors(folder: Path) -> AbstractContextManager[None]:
     """Explain an error of reading a Vault."""
     errors = (OSError, ValueError, KeyError, RuntimeError)
-    return explain_errors(f"{folder}: not a readable Vault, perhaps cut", *errors, remedy=AGAIN)
+    return explain_errors(f"{folder}: not a readable Vault, perhaps cut", *errors, fix=AGAIN)
 
 
 def agent_ends(steps: Columns) -> np.ndarray:

@@ -42,9 +42,7 @@ def as_parallel(env: "ParallelEnv | AECEnv") -> "ParallelEnv":
 
 def agent_types(env: "ParallelEnv") -> dict[str, str]:
     """Return the type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
-    with explain_errors(
-        f"env {env}", AttributeError, remedy="give the environment possible_agents"
-    ):
+    with explain_errors(f"env {env}", AttributeError, fix="give the environment possible_agents"):
         names = env.possible_agents
     for name in names:
         if not isinstance(name, str):

@@ -71,7 +71,7 @@ def compile_map(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]
     if not scenario.smacv2_unit_type_generation:
         kinds = tuple(np.unique(np.asarray(scenario.unit_types)[:N]).tolist())
 
-    def strong(state: "State") -> "State":
+    def to_strong_types(state: "State") -> "State":
         """A state without weak types, which would be compiled again."""
         return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
 
@@ -93,7 +93,7 @@ def compile_map(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]
 
     def begin(seed: "jax.Array") -> tuple["State", "View"]:
         observations, state = env.reset(jax.random.fold_in(jax.random.PRNGKey(seed), 0))
-        return strong(state), view(observations, state)
+        return to_strong_types(state), view(observations, state)
 
     def step(
         seed: "jax.Array", time: "jax.Array", state: "State", actions: "jax.Array"
@@ -101,7 +101,7 @@ def compile_map(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]
         key = jax.random.fold_in(jax.random.PRNGKey(seed), time)
         action_by_agent = {agent: actions[i] for i, agent in enumerate(env.agents)}
         observations, state, rewards, *_ = env.step_env(key, state, action_by_agent)
-        return strong(state), view(observations, state), rewards[env.agents[0]]
+        return to_strong_types(state), view(observations, state), rewards[env.agents[0]]
 
     health = tuple(float(x) for x in env.unit_type_health)
     facts = Facts(

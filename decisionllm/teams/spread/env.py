@@ -168,7 +168,7 @@ class SpreadTeams(TeamEnv):
             "team_return": self.returns,
             "reference": self.bounds,
             "agents": self.agents,
-            "covered": self.world.covered(),
+            "covered": self.world.covered_landmarks(),
             "touches": self.touches,
         }
 

@@ -116,7 +116,7 @@ class Spread:
         """Return the distance of each landmark to its nearest agent: (E, N)"""
         return np.asarray(np.where(self.alive[:, :, None], self.to_landmark, np.inf).min(1))
 
-    def covered(self) -> np.ndarray:
+    def covered_landmarks(self) -> np.ndarray:
         """Return the share of a world's landmarks with an agent on them: (E,)"""
         covered = (self.nearest() < COVERED) & self.alive
         return np.asarray(covered.sum(1) / self.alive.sum(1))

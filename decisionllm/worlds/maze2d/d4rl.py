@@ -117,7 +117,7 @@ def read_outline(path: Path) -> tuple[list[str], str]:
             keys.append(key)
 
     unreadable = f"{path}: not a readable HDF5 file, perhaps truncated"
-    with explain_errors(unreadable, OSError, remedy=AGAIN), h5py.File(path) as file:
+    with explain_errors(unreadable, OSError, fix=AGAIN), h5py.File(path) as file:
         file.visititems(collect)
         return sorted(keys), str(file.attrs.get("name", ""))
 

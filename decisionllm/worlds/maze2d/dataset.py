@@ -90,7 +90,7 @@ def load(
     goal_options = {"steps_after_goal": steps_after_goal, "without_goals": without_goals}
     check_options(text, cut, source, noise, goal_options)
     check_at_least("dataset.steps", steps, 0)
-    simulator = Maze.named(maze)
+    simulator = Maze.from_name(maze)
     excluded_cells = simulator.cells(without_goals, "dataset.without_goals")
 
     file, blocks, info = open_log(
@@ -295,7 +295,7 @@ def place_name(maze: str, goal: np.ndarray | tuple[int, int]) -> str:
 
 def thirds(maze: str, goal: np.ndarray | tuple[int, int]) -> tuple[int, int]:
     """Return the third of the maze that a cell is in: (0: top .. 2: bottom, 0: left .. 2: right)."""
-    rows, columns = Maze.named(maze).walls.shape
+    rows, columns = Maze.from_name(maze).walls.shape
     return int(3 * (goal[0] - 1) / (rows - 2)), int(3 * (goal[1] - 1) / (columns - 2))
 
 
@@ -308,7 +308,7 @@ def goal_facts(maze: str) -> dict[str, Facts]:
     the place; side, in compass words; region, in other words; path, moves from the cell of the
     fixed goal.
     """
-    simulator = Maze.named(maze)
+    simulator = Maze.from_name(maze)
     facts = {task_text(maze, cell): cell_facts(maze, cell) for cell in simulator.free_cells}
     for name in ("spot", "side", "region", "path"):
         if len({of_cell[name] for of_cell in facts.values()}) < len(facts):
@@ -319,7 +319,7 @@ def goal_facts(maze: str) -> dict[str, Facts]:
 
 def cell_facts(maze: str, cell: np.ndarray) -> Facts:
     """Return the facts of a free cell, see `goal_facts`."""
-    simulator = Maze.named(maze)
+    simulator = Maze.from_name(maze)
     rows, columns = (size - 2 for size in simulator.walls.shape)
     row, column = cell.tolist()
     i, j = thirds(maze, cell)
@@ -467,7 +467,7 @@ def generate(
 def final_observations(store: Store) -> np.ndarray:
     """Simulate the observation after the last step of each episode: (E, 4) float32."""
     last = store.offsets[1:] - 1
-    simulator = Maze.named(store.info["maze"])
+    simulator = Maze.from_name(store.info["maze"])
     after = simulator.step(store.observations[last], store.actions[last])
     return after.astype(np.float32)
 
@@ -522,7 +522,7 @@ def read_hdf5(path: Path) -> Iterator[Log]:
 
 def read_maze(path: Path, maze: str) -> Iterator[Log]:
     """Yield blocks as `read_hdf5` does; a ValueError where the ball is in a wall of this maze."""
-    simulator = Maze.named(maze)
+    simulator = Maze.from_name(maze)
     message = (
         f"row {{}}: expected a position in a free cell of the maze {maze}, got {{}}; give the dataset "
         "of the file's maze"

@@ -109,7 +109,7 @@ class Maze2D(Env):
         goal: str = "fixed",
     ) -> None:
         self.name = f"maze2d-{maze}-dense" if dense else f"maze2d-{maze}"
-        self.maze = Maze.named(maze)
+        self.maze = Maze.from_name(maze)
         self.dense = dense
         self.text = text
         self.horizon = HORIZON[maze]

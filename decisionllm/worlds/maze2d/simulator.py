@@ -44,7 +44,7 @@ class Maze(Grid):
     """A maze of D4RL: `#` walls, `O` free cells and one `G`, the free cell of the fixed goal."""
 
     @classmethod
-    def named(cls, name: str) -> Self:
+    def from_name(cls, name: str) -> Self:
         """Return a published layout."""
         check_one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])

@@ -98,7 +98,7 @@ def load(
     check_at_least("dataset.piece", piece, 1)
     check_at_least("dataset.episodes", episodes, 0)
     check_noise(noise)
-    maze = Maze.named(maze_name)
+    maze = Maze.from_name(maze_name)
     file = find_file(published, path=path, source=source)
     info: Json = {
         "env": "ogbench",
@@ -271,7 +271,7 @@ def read(file: Path, published: str, maze: Maze) -> Log:
     """
     damaged = f"{file}: not a readable .npz file"
     errors = (OSError, BadZipFile, zlib.error, EOFError, ValueError)
-    opening = explain_errors(damaged, *errors, remedy=AGAIN)
+    opening = explain_errors(damaged, *errors, fix=AGAIN)
     with opening, file.open("rb") as stream, np.load(stream) as opened:
         columns = {key: opened[key] for key in opened.files}
     fix = f"give the file of {published}, or dataset.source=regenerate"

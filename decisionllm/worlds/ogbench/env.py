@@ -69,7 +69,7 @@ class PointMaze(Env):
         if not 0 <= task <= len(TASKS[self.maze_name]):
             raise ValueError(f"env.task: expected 1 to 5, or 0 for all tasks, got {task}")
         self.name = f"pointmaze-{self.maze_name}"
-        self.maze = Maze.named(self.maze_name)
+        self.maze = Maze.from_name(self.maze_name)
         self.published = PUBLISHED.get(published, {})
         self.text = text
         self.protocol = "goal-text" if text == "goal" else "standard"

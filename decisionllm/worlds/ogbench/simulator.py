@@ -81,7 +81,7 @@ class Maze(Grid):
     """A maze of OGBench: `#` walls and `.` free cells."""
 
     @classmethod
-    def named(cls, name: str) -> Self:
+    def from_name(cls, name: str) -> Self:
         """Return a published layout."""
         check_one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])

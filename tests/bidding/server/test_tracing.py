@@ -90,7 +90,7 @@ def test_a_late_decision_shows_where_its_time_went(traces, spans):
             for seconds in (1.0, 0.01):
                 with traces.tick("c", 0) as trace:
                     due = service.loop.time() + seconds
-                    answer = await service._decided(due, slow, None, trace)
+                    answer = await service._run_decision(due, slow, None, trace)
                     assert isinstance(answer, TimeoutError)
             gate.set()
 

@@ -462,7 +462,7 @@ def test_a_path_may_begin_with_a_tilde():
 
 
 def test_columns_come_back_from_the_file_that_they_are_written_to(tmp_path):
-    made = generate(Maze.named("umaze"), 500, seed=3)
+    made = generate(Maze.from_name("umaze"), 500, seed=3)
     made["rewards"] = np.arange(500, dtype=np.float32)
     write_hdf5(tmp_path / "log.hdf5", made, name="mine")
     (back,) = read_hdf5(tmp_path / "log.hdf5")
@@ -539,7 +539,7 @@ def test_a_regenerated_log_repeats_by_its_seed():
 
 
 def test_a_regenerated_log_follows_the_simulator():
-    maze = Maze.named("medium")
+    maze = Maze.from_name("medium")
     made = generate(maze, 4000, seed=2)  # two balls, one after the other
     after = maze.step(made["observations"][:-1], made["actions"][:-1])
     # float32, and contacts are stiff
@@ -563,7 +563,7 @@ def test_regenerated_statistics_are_the_published_ones():
     five regenerated millions.
     """
     steps = 200_000
-    made = generate(Maze.named("umaze"), steps)
+    made = generate(Maze.from_name("umaze"), steps)
     rewards = reward(made["observations"][:, :2], [1, 1])
     first, last, _ = cut_points([made], "timeouts", 300).T
     assert made["ends"].sum() / steps == pytest.approx(0.012459, rel=0.03)
@@ -606,7 +606,7 @@ def test_unknown_names_are_refused_with_the_known_ones(options, message):
 
 
 def test_a_file_in_blocks_gives_the_same_episodes_in_less_memory(tmp_path, monkeypatch):
-    made = generate(Maze.named("umaze"), 20_000, seed=3)
+    made = generate(Maze.from_name("umaze"), 20_000, seed=3)
     made["rewards"] = np.arange(20_000, dtype=np.float32)
     write_hdf5(tmp_path / "log.hdf5", made)
     goals = {"text": "shuffled", "steps_after_goal": 7, "without_goals": "1,1"}

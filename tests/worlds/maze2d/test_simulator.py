@@ -30,7 +30,7 @@ def mujoco_maze(maze, mujoco):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_one_step_equals_mujoco(name):
     mujoco = pytest.importorskip("mujoco")
-    maze, rng = Maze.named(name), np.random.default_rng(1)
+    maze, rng = Maze.from_name(name), np.random.default_rng(1)
     model, data = mujoco_maze(maze, mujoco)
     states, push = maze.reset(20, rng), rng.uniform(-1, 1, (20, 2))
     touched = 0
@@ -58,7 +58,7 @@ def test_pointmaze_is_the_same_maze_turned_by_a_quarter():
     mujoco = pytest.importorskip("mujoco")
     gym.register_envs(robotics)
     env = gym.make("PointMaze_UMaze-v3", max_episode_steps=10**6).unwrapped
-    maze, rng = Maze.named("umaze"), np.random.default_rng(2)
+    maze, rng = Maze.from_name("umaze"), np.random.default_rng(2)
     rows, columns = maze.walls.shape
     margin = 0.002 if tuple(int(v) for v in mujoco.__version__.split(".")[:2]) < (3, 5) else 0.004
     observation, _ = env.reset(seed=3)
@@ -79,7 +79,7 @@ def test_pointmaze_is_the_same_maze_turned_by_a_quarter():
 
 
 def test_one_ball_moves_as_in_a_batch_of_a_thousand():
-    maze, rng = Maze.named("large"), np.random.default_rng(0)
+    maze, rng = Maze.from_name("large"), np.random.default_rng(0)
     states = maze.reset(1000, rng)
     for _ in range(30):
         actions = rng.uniform(-1, 1, (1000, 2))
@@ -90,13 +90,13 @@ def test_one_ball_moves_as_in_a_batch_of_a_thousand():
 
 def test_free_motion_by_hand():
     # in the middle of a corridor along y, too fast
-    state = Maze.named("umaze").step([3.0, 1.8, 6.0, 0.0], [1.0, 0.0])
+    state = Maze.from_name("umaze").step([3.0, 1.8, 6.0, 0.0], [1.0, 0.0])
     speed = 5 + 0.01 * (100 - 5) / (MASS + 0.01)
     np.testing.assert_allclose(state, [3.0 + 0.01 * speed, 1.8, speed, 0], atol=1e-12)
 
 
 def test_nothing_gets_through_a_wall():
-    maze, rng = Maze.named("medium"), np.random.default_rng(5)
+    maze, rng = Maze.from_name("medium"), np.random.default_rng(5)
     states = maze.reset(200, rng)
     for t in range(300):
         if t % 40 == 0:
@@ -113,7 +113,7 @@ def test_rewards_by_hand():
 
 
 def test_the_planner_takes_the_shortest_path_and_rests_at_the_goal():
-    maze, rng = Maze.named("umaze"), np.random.default_rng(0)
+    maze, rng = Maze.from_name("umaze"), np.random.default_rng(0)
     planner = Planner(maze, 1, rng)
     planner.aim(np.array([0]), np.array([[3.0, 1.0]]), np.array([[1, 1]]))
     way = np.ceil(planner.waypoints[0][:6] - 1e-9).astype(int).tolist()
@@ -127,9 +127,9 @@ def test_the_planner_takes_the_shortest_path_and_rests_at_the_goal():
 
 def test_unknown_mazes_and_goals_in_walls_are_refused():
     with pytest.raises(ValueError, match="expected one of open, umaze, medium, large, got 'giant'"):
-        Maze.named("giant")
+        Maze.from_name("giant")
     with pytest.raises(ValueError, match="expected free cells"):
-        Planner(Maze.named("umaze"), 1, np.random.default_rng(0)).aim(
+        Planner(Maze.from_name("umaze"), 1, np.random.default_rng(0)).aim(
             np.array([0]), np.ones((1, 2)), np.array([[2, 1]])
         )
 
@@ -139,4 +139,4 @@ def test_a_state_outside_the_layout_is_refused(place):
     states = np.array([[1.0, 1.0, 0, 0], [*place, 0, 0]])
     between = r"state 1: expected a position between the outer walls, 0\.3 \.\. 3\.3 and 0\.3 \.\. 3\.3, got \["
     with pytest.raises(ValueError, match=between):
-        Maze.named("umaze").step(states, np.zeros((2, 2)))
+        Maze.from_name("umaze").step(states, np.zeros((2, 2)))

@@ -84,7 +84,7 @@ def test_pieces_cover_the_log_and_none_is_longer():
 
 
 def test_a_stitch_episode_walks_four_cells_and_stays():
-    maze = Maze.named("large")
+    maze = Maze.from_name("large")
     log = generate(maze, "stitch", 30, 201, noise=0.0, seed=0)
     positions = log.positions.reshape(30, 201, 2)
     assert np.flatnonzero(log.ends).tolist() == (201 * np.arange(1, 31) - 1).tolist()
@@ -98,7 +98,7 @@ def test_a_stitch_episode_walks_four_cells_and_stays():
 
 
 def test_a_navigate_episode_goes_on_to_new_goals():
-    maze = Maze.named("medium")
+    maze = Maze.from_name("medium")
     log = generate(maze, "navigate", 4, 1001, noise=0.5, seed=0)
     cells = cell_of(log.positions.reshape(4, 1001, 2))
     visited = [len(np.unique(one, axis=0)) for one in cells]
@@ -107,7 +107,7 @@ def test_a_navigate_episode_goes_on_to_new_goals():
 
 
 def test_the_noise_of_a_log_is_that_of_its_actions():
-    maze = Maze.named("medium")
+    maze = Maze.from_name("medium")
     quiet = generate(maze, "navigate", 20, 50, noise=0.0, seed=0)
     speeds = np.linalg.norm(quiet.actions, axis=1)
     np.testing.assert_allclose(speeds, 1, atol=1e-3)

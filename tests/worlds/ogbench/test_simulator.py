@@ -23,7 +23,7 @@ every_maze = pytest.mark.parametrize("name", LAYOUTS)
 
 def compare(name, positions, actions, after):
     """Hold our step to rows of OGBench's; a quarter of them must touch a wall."""
-    np.testing.assert_allclose(Maze.named(name).step(positions, actions), after, atol=1e-6)
+    np.testing.assert_allclose(Maze.from_name(name).step(positions, actions), after, atol=1e-6)
     moved = np.abs(positions + 0.2 * actions - after).max(1) > 1e-9
     assert moved.mean() > 0.25, "the comparison must include contacts"
 
@@ -31,7 +31,7 @@ def compare(name, positions, actions, after):
 @every_maze
 def test_recorded_steps_of_ogbench_are_the_same(name):
     with np.load(record.FILE) as recorded:
-        assert np.array_equal(Maze.named(name).walls, recorded[f"{name}_walls"])
+        assert np.array_equal(Maze.from_name(name).walls, recorded[f"{name}_walls"])
         assert np.array_equal(TASKS[name], recorded[f"{name}_tasks"])
         compare(name, *(recorded[f"{name}_{key}"] for key in ("positions", "actions", "after")))
 
@@ -40,12 +40,12 @@ def test_recorded_steps_of_ogbench_are_the_same(name):
 def test_new_steps_of_an_installed_ogbench_are_the_same(name):
     pytest.importorskip("ogbench")
     walls, tasks = record.facts(name)
-    assert np.array_equal(Maze.named(name).walls, walls) and np.array_equal(TASKS[name], tasks)
+    assert np.array_equal(Maze.from_name(name).walls, walls) and np.array_equal(TASKS[name], tasks)
     compare(name, *record.recorded(name, walks=6, steps=60, seed=1))
 
 
 def test_one_point_moves_as_in_a_batch():
-    maze, rng = Maze.named("large"), np.random.default_rng(0)
+    maze, rng = Maze.from_name("large"), np.random.default_rng(0)
     positions = sample_positions(np.repeat(maze.free_cells, 5, 0), rng)
     for _ in range(20):
         actions = rng.choice([-1.0, 1.0], positions.shape)
@@ -56,12 +56,12 @@ def test_one_point_moves_as_in_a_batch():
 
 def test_in_the_open_an_action_moves_by_a_fifth_and_is_clipped():
     # cell (1, 1) is around (0, 0); x grows with the column
-    after = Maze.named("large").step([[0.0, 0.0], [4.0, 0.0]], [[0.5, -0.5], [3.0, 0.0]])
+    after = Maze.from_name("large").step([[0.0, 0.0], [4.0, 0.0]], [[0.5, -0.5], [3.0, 0.0]])
     np.testing.assert_allclose(after, [[0.1, -0.1], [4.2, 0.0]])
 
 
 def test_nothing_gets_through_a_wall():
-    maze, rng = Maze.named("giant"), np.random.default_rng(5)
+    maze, rng = Maze.from_name("giant"), np.random.default_rng(5)
     positions = sample_positions(maze.free_cells, rng)
     for t in range(200):
         if t % 40 == 0:
@@ -71,7 +71,7 @@ def test_nothing_gets_through_a_wall():
 
 
 def test_a_place_outside_is_refused():
-    maze = Maze.named("medium")
+    maze = Maze.from_name("medium")
     for place in ([8.0, 0.0], [-7.0, 0.0], [1000.0, 0.0], [0.0, -6.1]):
         with pytest.raises(ValueError, match=r"position 1: expected a place in a free cell"):
             maze.step([[0.0, 0.0], place], np.zeros((2, 2)))
