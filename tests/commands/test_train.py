@@ -570,7 +570,7 @@ def test_text_matters(losses):
 
 
 def test_held_out_groups_are_never_trained_on(tmp_path, monkeypatch):
-    (tmp_path / "lab.py").write_text(
+    (tmp_path / "spoiltlogs.py").write_text(
         """
 from dataclasses import replace
 from decisionllm.datasets import synthetic
@@ -589,7 +589,7 @@ def load(*, spoilt: list):
     words = [word for word in LOOP if word != "dataset.episodes=40"] + [
         "data.held_out=0.25",
         "data.seed=3",
-        "dataset._target_=lab.load",
+        "dataset._target_=spoiltlogs.load",
     ]
     for name, groups in spoilt.items():
         assert (
@@ -606,7 +606,7 @@ def load(*, spoilt: list):
     clean = saved(tmp_path / "clean")
     # normaliser and moments too
     assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))
-    with trust_modules(["lab"]):
+    with trust_modules(["spoiltlogs"]):
         assert (
             directory.read(tmp_path / "clean")[1]["targets"]
             == directory.read(tmp_path / "held-out")[1]["targets"]
