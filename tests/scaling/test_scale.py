@@ -437,7 +437,7 @@ WRONG = {
     "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
     "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
     "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer",
-    "executor=ray address=auto": "address=auto: Ray did not answer",
+    "executor=ray address=mycluster": "address=mycluster: Ray did not answer",
     "executor=slurm workers=1": "expected Slurm's sbatch on this machine, found none",
     "executor=slurm +slurm.cluster=local": "expected workers=<jobs at once> and whole gpus, got 0 and 0",
     "executor=slurm +slurm.cluster=local workers=1 gpus=0.5": "expected workers=<jobs at once> and whole gpus, got 1 and 0.5",
