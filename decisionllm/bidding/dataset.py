@@ -24,8 +24,7 @@ from decisionllm.bidding.logs.auctionnet_log import (
     log_files,
     parse_periods,
 )
-from decisionllm.bidding.logs.replay_days import Day, find_day_files, play_day, read_day
-from decisionllm.bidding.logs.replay_days import save_day as save_day
+from decisionllm.bidding.logs.replay_days import Day, find_day_files, play_day, read_day, save_day
 from decisionllm.bidding.market.advertisers import PUBLISHED, industries
 from decisionllm.bidding.market.bidders import BEHAVIOURS, behaviour_roster
 from decisionllm.bidding.market.campaigns import STATE, STEPS, Campaigns, context_numbers, score

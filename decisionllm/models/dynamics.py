@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from decisionllm.models.fitting import minimise
 from decisionllm.models.normalizer import Normalizer
-from decisionllm.protocols import Transitions as Transitions
+from decisionllm.protocols import Transitions
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.fourier_features import append_fourier_features
 from decisionllm.tokenizers.trajectory import action_inputs

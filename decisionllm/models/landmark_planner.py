@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.checks import check_at_least, check_one_of, check_share
-from decisionllm.models.dynamics import Dynamics, Transitions, candidate_actions
+from decisionllm.models.dynamics import Dynamics, candidate_actions
 from decisionllm.models.normalizer import Normalizer
-from decisionllm.protocols import Planner
+from decisionllm.protocols import Planner, Transitions
 from decisionllm.randomness import temporary_seed
 from decisionllm.schema import Spec
 

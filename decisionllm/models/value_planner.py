@@ -23,13 +23,12 @@ from decisionllm.models.dynamics import (
     BATCH,
     Dynamics,
     FourierMLP,
-    Transitions,
     candidate_actions,
     sample_rows,
 )
 from decisionllm.models.fitting import minimise
 from decisionllm.models.normalizer import Normalizer
-from decisionllm.protocols import Planner
+from decisionllm.protocols import Planner, Transitions
 from decisionllm.randomness import temporary_seed
 from decisionllm.schema import Spec
 

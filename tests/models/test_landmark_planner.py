@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from decisionllm.models.dynamics import Transitions
 from decisionllm.models.landmark_planner import FAR, LandmarkPaths
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.protocols import Transitions
 from decisionllm.schema import Spec
 
 pytestmark = pytest.mark.numeric

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from decisionllm.models import dynamics
-from decisionllm.models.dynamics import FourierMLP, Transitions, candidate_actions
+from decisionllm.models.dynamics import FourierMLP, candidate_actions
 from decisionllm.models.fitting import minimise
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.models.value_planner import CODE, ImaginedValue, codes
+from decisionllm.protocols import Transitions
 from decisionllm.schema import Spec
 
 pytestmark = pytest.mark.numeric
