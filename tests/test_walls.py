@@ -40,10 +40,12 @@ def run_without(neighbours, folder, *options):
     without_recipes = shutil.ignore_patterns("experiment", "study")
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=without_recipes)
     shutil.copy(ROOT / "pyproject.toml", folder)
+    # without what this run of pytest was told, such as a seed of its order
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:randomly", *options],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=env | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=False,
