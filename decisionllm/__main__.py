@@ -150,13 +150,20 @@ def run(command: str, overrides: list[str]) -> int:
 def dispatch(command: str, overrides: list[str], job: Callable[["DictConfig"], None]) -> None:
     """Print the help of a command, or call `job` with each config that these words compose."""
     import hydra
+    from hydra.core.hydra_config import HydraConfig
 
     if not HELP.isdisjoint(overrides):
-        print_help(command, overrides)
-    elif is_for_hydra(overrides):
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=command)(job)()
-    else:
-        compose_and_run(command, overrides, job)
+        return print_help(command, overrides)
+    state = HydraConfig.instance()
+    before = state.cfg
+    try:
+        if is_for_hydra(overrides):
+            of_command = {"config_path": str(config_folder()), "config_name": command}
+            hydra.main(version_base="1.3", **of_command)(job)()
+        else:
+            compose_and_run(command, overrides, job)
+    finally:
+        state.cfg = before  # that of the command is over
 
 
 def print_help(command: str, overrides: Sequence[str]) -> None:
@@ -260,17 +267,12 @@ def compose_and_run(
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    state = HydraConfig.instance()
-    before = state.cfg
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3", job_name=command):
         config = hydra.compose(command, overrides, return_hydra_config=True)
-        state.set_config(config)
+        HydraConfig.instance().set_config(config)
         with open_dict(config):
             del config["hydra"]
-        try:
-            job(config)
-        finally:
-            state.cfg = before
+        job(config)
 
 
 def fail(code: int, message: object) -> int:

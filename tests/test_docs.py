@@ -24,7 +24,7 @@ import yaml
 from hydra.errors import HydraException
 
 from decisionllm import PUBLIC
-from decisionllm.__main__ import COMMANDS, MODULES, with_action
+from decisionllm.__main__ import COMMANDS, dispatch, with_action
 from decisionllm.command_line import config_folder, store_choices
 from decisionllm.config import TrainConfig
 from tests.conftest import command
@@ -239,20 +239,17 @@ def test_every_command_composes(capsys):
 
 
 @pytest.mark.slow
-def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(tmp_path, monkeypatch):
+def test_the_jobs_of_a_sweep_have_run_directories_of_their_own():
+    store_choices()
     wrong = []
-    for words in [words for page in COMPOSED for words in commands(page) if "--multirun" in words]:
-        verb, *overrides = two_jobs(list(words))[1:]
-        started = []
-        monkeypatch.setitem(
-            vars(importlib.import_module(f"decisionllm.{MODULES[verb]}")), verb, started.append
-        )
-        code = command(verb, "--multirun", *overrides, f"hydra.sweep.dir={tmp_path}")
-        folders = {config["run"] for config in started}
-        if code != 0 or len(folders) != 2:
-            wrong.append(
-                f"{shlex.join(words)}: exit code {code}, run directories {sorted(folders)}"
-            )
+    for words in {words for page in COMPOSED for words in commands(page) if "--multirun" in words}:
+        _, verb, *overrides = two_jobs(list(words))
+        folders = []
+        for job in (r"\1=\2", r"\1=\3"):
+            of_job = [re.sub(r"^([\w.]+)=([^\[,]+),(.*)$", job, word) for word in overrides]
+            dispatch(verb, of_job, lambda config: folders.append(config.run))  # noqa: B023
+        if len(set(folders)) != 2:
+            wrong.append(f"{shlex.join(words)}: run directories {folders}")
     assert not wrong, "\n".join(wrong)
 
 

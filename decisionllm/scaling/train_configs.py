@@ -25,6 +25,7 @@ NOT_THE_RUNS = (
 def compose_train_configs(study: Node) -> dict[Cell, Node]:
     """Compose the config of `train` of each (size, quality), as the command line does."""
     config_by_cell = {}
+    composed: dict[tuple[str, ...], Node] = {}  # qualities of one mixture share a config
     sizes = study["axes"]["size"].items()
     for (size, size_words), quality in product(sizes, list_qualities(study["axes"]["quality"])):
         name, mixture, quantile = quality
@@ -37,7 +38,8 @@ def compose_train_configs(study: Node) -> dict[Cell, Node]:
                 )
         check_overrides(overrides, SET_BY)
         check_overrides(mixture, SET_BY | {"optim.lr": "study.lr, or each size,"})
-        config = compose("train", [*overrides, f"name='{size}'", "run=x", "log.tracker=none"])
+        line = (*map(str, overrides), f"name='{size}'", "run=x", "log.tracker=none")
+        config = composed.get(line) or composed.setdefault(line, compose("train", line))
         execution = config["team"]["execution"]
         if execution != "per_agent":
             raise ValueError(

@@ -36,6 +36,8 @@ def test_each_run_of_a_sweep_records_its_own_words(tmp_path):
 
 
 def test_a_run_made_from_python_records_no_command_line(tmp_path):
+    # nor one that was printed before, whose config Hydra leaves behind
+    assert command("train", "--cfg", "job", "dataset=synthetic") == 0
     options = {
         "dataset": choice("dataset", "synthetic", episodes=4),
         "backbone": choice("backbone", "nano", width=32, layers=1, inner=32),
