@@ -7,6 +7,7 @@ minutes, and would find no more than a name that is imported in a function.
 """
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -31,8 +32,27 @@ OF_THE_REPOSITORY = {
 SELECTED = "contracts and (test_core or synthetic or arrays or tested)"
 
 
-def run_without(neighbours, folder, *options):
-    """Run pytest on the core's tests in a copy of the tree that lacks these neighbours."""
+# runs pytest in each folder with its words; what both import from elsewhere is imported once
+RUN = """
+import json, os, sys
+import accelerate, hydra.utils, matplotlib.pyplot, pytest, scipy.stats
+from transformers import AutoModel, GPT2Model, PreTrainedTokenizerFast, Qwen2Model
+for folder, words in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        os.chdir(folder)
+        printed = os.open("printed", os.O_CREAT | os.O_WRONLY)
+        os.dup2(printed, 1)
+        os.dup2(printed, 2)
+        sys.path.insert(0, folder)
+        imported = "ignore::pytest.PytestAssertRewriteWarning"
+        os._exit(pytest.main(["-p", "no:randomly", "-W", imported, *words]))
+    _, status = os.wait()
+    print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def copy_without(neighbours, folder):
+    """Copy the tree without these neighbours, and without recipes."""
     for name in ("decisionllm", "tests"):
         shutil.copytree(ROOT / name, folder / name)  # with what Python has compiled
         for neighbour in neighbours:
@@ -40,32 +60,41 @@ def run_without(neighbours, folder, *options):
     without_recipes = shutil.ignore_patterns("experiment", "study")
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=without_recipes)
     shutil.copy(ROOT / "pyproject.toml", folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What pytest printed without each neighbour, and without `all`, {neighbour: (code, text)}."""
+    path = tmp_path_factory.mktemp("walls")
+    words_by_folder = {
+        copy_without([name], path / name): ["tests/contracts/test_core.py"] for name in NEIGHBOURS
+    }
+    # not given one by one: files of NEEDS that are named are collected all the same
+    ignored = [f"--ignore=tests/{name}" for name in (*NEIGHBOURS, *OF_THE_REPOSITORY)]
+    of_all = copy_without(NEIGHBOURS, path / "all")
+    words_by_folder[of_all] = ["-k", SELECTED, *ignored, "tests"]
     # without what this run of pytest was told, such as a seed of its order
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", *options],
-        cwd=folder,
-        env=env | {"PYTHONPATH": str(folder)},
-        capture_output=True,
+        [sys.executable, "-P", "-c", RUN, json.dumps(words_by_folder)],
+        env=env,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    return done.stdout
+    codes = map(int, done.stdout.split())
+    return {
+        Path(folder).name: (code, (Path(folder) / "printed").read_text(encoding="utf-8"))
+        for folder, code in zip(words_by_folder, codes, strict=True)
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("neighbour", NEIGHBOURS)
-def test_the_core_works_without_a_neighbour(neighbour, tmp_path):
-    printed = run_without([neighbour], tmp_path, "tests/contracts/test_core.py")
-    assert " passed" in printed and " skipped" not in printed
-
-
-@pytest.mark.slow
-def test_the_core_works_without_all_neighbours(tmp_path):
-    # not given one by one: files of NEEDS that are named are collected all the same
-    ignored = [f"--ignore=tests/{name}" for name in (*NEIGHBOURS, *OF_THE_REPOSITORY)]
-    printed = run_without(NEIGHBOURS, tmp_path, "-k", SELECTED, *ignored, "tests")
+@pytest.mark.parametrize("neighbour", [*NEIGHBOURS, "all"])
+def test_the_core_works_without_a_neighbour(neighbour, runs):
+    code, printed = runs[neighbour]
+    assert code == 0, printed[-5000:]
     assert " passed" in printed and " skipped" not in printed
 
 

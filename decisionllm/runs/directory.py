@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -368,8 +369,11 @@ def part_config(config: Node, part: str, info: Json) -> Json:
     return config | {"env": info["env"], "text": text, "window": window, "part": part}
 
 
+@cache
 def versions() -> dict[str, str | None]:
-    """Return the versions of packages, and the commit where the code is a checkout."""
+    """Return the versions of packages, and the commit where the code is a checkout, as this process
+    began.
+    """
     packages = {name: metadata.version(name) for name in PACKAGES}
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or not shutil.which("git"):
