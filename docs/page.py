@@ -22,8 +22,10 @@ from decisionllm.bidding import serve
 from decisionllm.bidding.market.advertisers import PUBLISHED
 from decisionllm.bidding.market.campaigns import STEPS
 from decisionllm.bidding.market.simulation import Entries, PriceReplay
+from decisionllm.bidding.serve_options import ServeConfig
 from decisionllm.bidding.server import protocol
 from decisionllm.command_line import config_folder
+from decisionllm.commands.options import read_options
 
 # advertiser: campaign; the last one is shown
 NAMES = {19: "garden chairs", 33: "tea", 3: "winter boots", 8: "running shoes"}
@@ -51,9 +53,8 @@ def served(run: str, shadow: str, journal: str) -> Iterator[httpx.Client]:
     from omegaconf import OmegaConf
 
     config: Any = OmegaConf.to_container(OmegaConf.load(config_folder() / "serve.yaml"))
-    app = serve.build_app(
-        config | {"run": run, "shadow": shadow or None, "journal": journal, "log": "none"}
-    )
+    config |= {"run": run, "shadow": shadow or None, "journal": journal, "log": "none"}
+    app = serve.build_app(read_options(ServeConfig, config))
     server = protocol.server(app, port=0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

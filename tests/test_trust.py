@@ -13,6 +13,9 @@ import yaml
 from decisionllm import registry, trust
 from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.serve import build_model_folder, load_run
+from decisionllm.bidding.serve_options import ServeConfig
+from decisionllm.command_line import fill_defaults
+from decisionllm.commands.options import read_options
 from decisionllm.commands.train import train
 from decisionllm.config import GROUPS, TrainConfig
 from decisionllm.datasets import minari, minari_export
@@ -302,14 +305,13 @@ def test_a_server_loads_no_foreign_code(own, trap):
     """Neither as the run of its command line, nor from its folder of models, see POST /v1/models."""
     path, _ = own
     with pytest.raises(ValueError, match="ownlab.Own"):
-        load_run({"device": "cpu"}, path / "run")
-    policy, _, _ = load_run({"device": "cpu", "trust": ["ownlab"]}, path / "run")
+        load_run(path / "run")
+    policy, _, _ = load_run(path / "run", trust=["ownlab"])
     assert type(policy.model.head).__name__ == "Own"
     foreign(path / "models" / "theirs", head=TRAP)
-    config = {"run": str(path / "run"), "models_dir": str(path / "models"), "models": None}
-    folder = build_model_folder(
-        config | {"device": "cpu", "trust": ["ownlab"], "act": {}}, Journal(path / "j"), {}
-    )
+    config = {"run": str(path / "run"), "models_dir": str(path / "models"), "trust": ["ownlab"]}
+    options = read_options(ServeConfig, fill_defaults("serve", config))
+    folder = build_model_folder(options, Journal(path / "j"), {})
     with pytest.raises(ValueError, match="theirs: it cannot be loaded: .*trap.spring"):
         folder.load("theirs")
     assert not trap()

@@ -5,6 +5,7 @@ the way back.
 import logging
 import sqlite3
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +13,7 @@ from decisionllm.bidding.journal.checks import RowCheck, check_rows
 from decisionllm.bidding.journal.journal import Journal, explain_journal_errors
 from decisionllm.bidding.journal.sqlite_files import connect_to_read, copy_database, resolve_path
 from decisionllm.bidding.server.reservations import open_file, rewind
+from decisionllm.commands.options import read_options
 from decisionllm.files import atomic, explain_errors
 from decisionllm.registry import Node
 
@@ -25,17 +27,26 @@ MAX_SHOWN = 5  # most faults that are logged
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackupConfig:
+    """The options of `backup`; configs/backup.yaml explains them."""
+
+    journal: str
+    to: str
+
+
 def backup(config: Node) -> None:
     """Copy a journal (see configs/backup.yaml)."""
-    with explain_journal_errors(config["journal"]):
-        with closing(Journal(config["journal"], read_only=True)) as journal:
-            copy_journal(journal, config["to"])
-        with closing(Journal(config["to"], read_only=True)) as copy:
+    options = read_options(BackupConfig, config)
+    with explain_journal_errors(options.journal):
+        with closing(Journal(options.journal, read_only=True)) as journal:
+            copy_journal(journal, options.to)
+        with closing(Journal(options.to, read_only=True)) as copy:
             check = check_rows(copy)
             copied = [name for name in SIDECAR_CONTENT if Path(copy.sidecar_path(name)).exists()]
     beside = "".join(f", and {SIDECAR_CONTENT[name]}" for name in copied)
-    print(f"{config['to']}: {check.campaigns:,} campaigns of {config['journal']}{beside}")
-    warn_of_faults(config["to"], check)
+    print(f"{options.to}: {check.campaigns:,} campaigns of {options.journal}{beside}")
+    warn_of_faults(options.to, check)
 
 
 def restore(journal: str | Path, copy: str | Path) -> list[Path]:

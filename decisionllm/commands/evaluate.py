@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.baselines.d3rlpy import Baseline
+from decisionllm.checks import split_list
 from decisionllm.command_line import fill_defaults
 from decisionllm.commands.evaluate_env import acting_differences, build_env_node
 from decisionllm.commands.evaluate_warnings import option_warnings, rollout_warnings
@@ -101,7 +102,7 @@ class Contender:
 
 @trust_user_modules
 def evaluate(config: Node) -> Path:
-    """Roll out every run of config["run"].
+    """Roll out every run of the option `run`.
 
     Args:
         config: plain dicts as configs/evaluate.yaml; an option left out has its default.
@@ -124,7 +125,13 @@ def evaluate(config: Node) -> Path:
                 f"probe_pairs={options.probe_pairs}: needs probe=words, got probe=null"
             )
         read_pairs(options.probe_pairs)
-    runs = open_runs(paths, asdict(options), each_part=True)
+    runs = open_runs(
+        paths,
+        device=options.device,
+        seed=options.seed,
+        acting=asdict(options.act) | asdict(options.team),
+        parts=split_list(options.part or ""),
+    )
     if options.probe:
         for run in runs:
             word_probe.check_reads_text(run)
@@ -183,7 +190,13 @@ def evaluate(config: Node) -> Path:
                     results.draw(row, members, contender, env, run)
             if options.probe and is_headline_policy:
                 probe = word_probe.probe_run(
-                    run, env, episodes, rows[0].row(), asdict(options), pairs
+                    run,
+                    env,
+                    episodes,
+                    rows[0].row(),
+                    pairs,
+                    limit=options.episodes,
+                    seed=options.seed,
                 )
                 results.add_probe(probe)
                 if all(variant["as_other"] is None for variant in probe["variants"]):

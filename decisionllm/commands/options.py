@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from decisionllm.checks import check_at_least, check_one_of, check_seed, unknown_key_message
+from decisionllm.checks import check_seed, unknown_key_message
 from decisionllm.files import explain_errors
 from decisionllm.registry import Node
 
@@ -18,25 +18,25 @@ def option(reader: Reader) -> Any:
     return field(metadata={"reader": reader})
 
 
-def number_from(least: float) -> Any:
-    """Declare a number with this lowest value."""
+def matching(expected: str, test: Callable[[Any], bool]) -> Any:
+    """Declare a value that passes a test. expected: such a value, for the message."""
 
-    def read(name: str, value: float) -> float:
-        check_at_least(name, value, least)
+    def read(name: str, value: object) -> object:
+        if not test(value):
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
         return value
 
     return option(read)
+
+
+def number_from(least: float) -> Any:
+    """Declare a number with this lowest value."""
+    return matching(f"{least} or more", lambda value: value >= least)
 
 
 def more_than(bound: float) -> Any:
     """Declare a number above this one."""
-
-    def read(name: str, value: float) -> float:
-        if not value > bound:
-            raise ValueError(f"{name}: expected more than {bound}, got {value}")
-        return value
-
-    return option(read)
+    return matching(f"more than {bound}", lambda value: value > bound)
 
 
 def seed_number() -> Any:
@@ -51,13 +51,8 @@ def seed_number() -> Any:
 
 def word(*words: str, optional: bool = False) -> Any:
     """Declare one of these words; with `optional`, or None."""
-
-    def read(name: str, value: object) -> object:
-        if value is not None or not optional:
-            check_one_of(name, value, words)
-        return value
-
-    return option(read)
+    values = [*words, None] if optional else words
+    return matching(f"one of {', '.join(words)}", lambda value: value in values)
 
 
 def numbers() -> Any:

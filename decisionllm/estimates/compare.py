@@ -11,8 +11,9 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.checks import check_at_least, unknown_name_message
 from decisionllm.command_line import fill_defaults
+from decisionllm.commands.options import read_options
+from decisionllm.estimates.compare_options import CompareConfig
 from decisionllm.estimates.compared_log import (
     check_one_space,
     check_run,
@@ -36,13 +37,13 @@ from decisionllm.estimates.support import Support
 from decisionllm.files import check_writable, explain_errors
 from decisionllm.policy.open_runs import OpenedRun, open_runs, run_directories
 from decisionllm.protocols import Candidate, Estimate, Estimator, Logged
-from decisionllm.registry import Node, build, find_function, function_names
+from decisionllm.registry import Node, build, find_function
 from decisionllm.trust import trust_user_modules
 
 
 @trust_user_modules
 def compare(config: Node) -> Path:
-    """Estimate the return of each run of config["run"] from a log.
+    """Estimate the return of each run of the option `run` from a log.
 
     Args:
         config: plain dicts as configs/compare.yaml; an option left out has its default.
@@ -54,71 +55,53 @@ def compare(config: Node) -> Path:
         ValueError: an option is wrong, a run does not fit the data, or the data cannot be used.
         FileNotFoundError: a run is not there or has no checkpoint.
     """
-    config = fill_defaults("compare", config)
-    check_options(config)
+    options = read_options(CompareConfig, fill_defaults("compare", config))
+    unused = [name for name in options.options if name not in options.estimators]
+    if unused:
+        raise ValueError(
+            f"options.{unused[0]}: expected options of {', '.join(options.estimators)}, which "
+            "are taken"
+        )
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    paths = run_directories(config["run"])
+    paths = run_directories(options.run)
     if not paths:
-        raise ValueError(f"run: expected one run directory or more, got {config['run']}")
+        raise ValueError(f"run: expected one run directory or more, got {options.run}")
     check_one_space(paths)
-    runs = open_runs(paths, config)
-    out = Path(config["out"] or paths[0].parent)
+    runs = open_runs(paths, device=options.device, seed=options.seed, acting=options.act)
+    out = Path(options.out or paths[0].parent)
     check_writable(out, "compare.json", "compare.png")  # now, not after estimators are fitted
-    store, is_other_log = open_log(runs[0], config)
-    text = get_log_text(runs[0], config)
+    store, is_other_log = open_log(runs[0], options)
+    text = get_log_text(runs[0], options)
     for run in runs:
         check_run(run, store, text)
 
     # -- the episodes that estimators are fitted to, and those that policies are judged on --
-    fitting, held_out = split_episodes(store, runs[0], config, other=is_other_log)
+    fitting, held_out = split_episodes(store, runs[0], options, other=is_other_log)
     for run in runs:
         print_overlap(console, run, store, held_out)
     log = build_logged(store, fitting, held_out)
     print_log(console, store, log)
 
     # -- estimates --
-    options = {name: config["options"].get(name, {}) for name in config["estimators"]}
-    estimators = build_estimators(options, log, config["discount"], config["seed"])
+    estimator_options = {name: options.options.get(name, {}) for name in options.estimators}
+    estimators = build_estimators(estimator_options, log, options.discount, options.seed)
     by_name = dict(zip(name_candidates(runs), runs, strict=True))
     candidates = [make_candidate(run, log, name) for name, run in by_name.items()]
-    judged = estimate_candidates(candidates, log, estimators, seed=config["seed"])
+    judged = estimate_candidates(candidates, log, estimators, seed=options.seed)
 
     # -- results --
-    of_log = log_return(log, config["discount"])
+    of_log = log_return(log, options.discount)
     console.print(
-        make_table(judged, log, of_log, store.info["name"], config["discount"]), soft_wrap=False
+        make_table(judged, log, of_log, store.info["name"], options.discount), soft_wrap=False
     )
-    for line in list_warnings(judged, config["most_far"]):
+    for line in list_warnings(judged, options.most_far):
         console.print(line)
     out.mkdir(parents=True, exist_ok=True)
-    path = write_comparison(out, judged, by_name, log, of_log, store, config)
-    if config["picture"]:
+    path = write_comparison(out, judged, by_name, log, of_log, store, options)
+    if options.picture:
         draw_estimates(judged, of_log).savefig(out / "compare.png")
     console.print(f"comparison: {path}")
     return path
-
-
-def check_options(config: Node) -> None:
-    """Raise a ValueError if an option cannot be."""
-    names = function_names("estimator")
-    if not config["estimators"]:
-        raise ValueError(f"estimators: expected one or more of {', '.join(names)}, got none")
-    for name in config["estimators"]:
-        if name not in names:
-            raise ValueError(f"estimators: {unknown_name_message('estimator', name, names)}")
-    unused = [name for name in config["options"] if name not in config["estimators"]]
-    if unused:
-        raise ValueError(
-            f"options.{unused[0]}: expected options of {', '.join(config['estimators'])}, which "
-            "are taken"
-        )
-    if not 0 < config["discount"] <= 1:
-        raise ValueError(f"discount: expected above 0 and at most 1, got {config['discount']}")
-    held_out = config["held_out"]
-    if held_out is not None and not 0 < held_out < 1:
-        raise ValueError(f"held_out: expected a share above 0 and below 1, got {held_out}")
-    for key in ("episodes", "fit_episodes", "least_episodes"):
-        check_at_least(key, config[key], 1)
 
 
 def build_estimators(

@@ -11,6 +11,7 @@ from decisionllm.config import merge
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
+from decisionllm.estimates.compare_options import CompareConfig
 from decisionllm.estimates.logged_episodes import FEWEST_GROUPS
 from decisionllm.estimates.networks import has_shared_texts
 from decisionllm.estimates.support import sample_rows
@@ -18,15 +19,14 @@ from decisionllm.files import explain_errors
 from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Logged
-from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
 
 
-def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
+def open_log(first: OpenedRun, options: CompareConfig) -> tuple[Store, bool]:
     """Open the store of the log; also return whether it is another one than the first run's."""
     dataset = first.config["dataset"]
-    overrides = dict(config["dataset"])
+    overrides = dict(options.dataset)
     transform = first.config.get("transform", NO_TRANSFORM)
     cache = first.config["cache_dir"]
     if not overrides:
@@ -36,17 +36,17 @@ def open_log(first: OpenedRun, config: Node) -> tuple[Store, bool]:
     else:
         node = overrides
         if node.get("text", "") is None:
-            node["text"] = config["text"] or first.config["text"]
+            node["text"] = options.text or first.config["text"]
     return prepare_store(node, cache), True
 
 
-def get_log_text(first: OpenedRun, config: Node) -> str:
+def get_log_text(first: OpenedRun, options: CompareConfig) -> str:
     """Return the option `text` that the log of `open_log` is read with."""
-    overrides = config["dataset"]
+    overrides = options.dataset
     if overrides.get("text"):
         return str(overrides["text"])
-    if "_target_" in overrides and config["text"]:
-        return str(config["text"])
+    if "_target_" in overrides and options.text:
+        return str(options.text)
     return str(first.config["text"])
 
 
@@ -90,7 +90,7 @@ def check_run(run: OpenedRun, store: Store, text: str) -> None:
 
 
 def split_episodes(
-    store: Store, first: OpenedRun, config: Node, *, other: bool
+    store: Store, first: OpenedRun, options: CompareConfig, *, other: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split the episodes: those that estimators are fitted to, and the held-out ones, (e,) int
     each.
@@ -98,11 +98,11 @@ def split_episodes(
     Args:
         store: of the log.
         first: the first run, whose held-out episodes are judged on unless another share is given.
-        config: of the command.
+        options: of the command.
         other: the log is not the first run's own.
     """
-    share = config["held_out"]
-    seed = config["seed"]
+    share = options.held_out
+    seed = options.seed
     if share is None and other:
         share = 0.5
     elif share is None:
@@ -110,12 +110,12 @@ def split_episodes(
         seed = first.config["data"]["seed"]
     with explain_errors("held_out", ValueError):
         fitting, held_out = sampling.select(store, held_out=share, seed=seed)
-    rng = np.random.default_rng(config["seed"])
-    fitting = sample_rows(fitting, config["fit_episodes"], rng)
-    held_out = sample_rows(held_out, config["episodes"], rng)
-    if len(held_out) < config["least_episodes"]:
+    rng = np.random.default_rng(options.seed)
+    fitting = sample_rows(fitting, options.fit_episodes, rng)
+    held_out = sample_rows(held_out, options.episodes, rng)
+    if len(held_out) < options.least_episodes:
         raise ValueError(
-            f"held_out: expected {config['least_episodes']} held-out episodes or more "
+            f"held_out: expected {options.least_episodes} held-out episodes or more "
             f"(least_episodes), got {len(held_out)} of {len(store.lengths)} in "
             f"{store.info['name']}; give a larger held_out=, or dataset= of another log"
         )

@@ -11,11 +11,11 @@ from rich.table import Table
 from scipy import stats
 
 from decisionllm.datasets.store import Store
+from decisionllm.estimates.compare_options import CompareConfig
 from decisionllm.eval.pictures import figure
 from decisionllm.files import write_json
 from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.protocols import Estimate, Logged
-from decisionllm.registry import Node
 from decisionllm.runs import directory
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def write_comparison(
     log: Logged,
     of_log: Estimate,
     store: Store,
-    config: Node,
+    options: CompareConfig,
 ) -> Path:
     """Write compare.json. Returns its path.
 
@@ -104,9 +104,9 @@ def write_comparison(
         log: the episodes.
         of_log: see `log_return`.
         store: of the log.
-        config: of the command.
+        options: of the command.
     """
-    places = {name: rank_policies(judged, name) for name in config["estimators"]}
+    places = {name: rank_policies(judged, name) for name in options.estimators}
     rows = []
     for i, policy in enumerate(judged):
         estimates = {
@@ -122,9 +122,9 @@ def write_comparison(
         "groups": len(np.unique(log.held_out_groups)),
         "fit_episodes": int((~log.held_out).sum()),
         "log": asdict(of_log),
-        "discount": config["discount"],
-        "seed": config["seed"],
-        "options": config["options"],
+        "discount": options.discount,
+        "seed": options.seed,
+        "options": options.options,
         "versions": directory.versions(),
         "rows": rows,
     }

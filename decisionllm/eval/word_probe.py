@@ -16,7 +16,6 @@ from decisionllm.eval.text_variants import Pair, TaskTexts, check_pairs, read_pa
 from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Env
-from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.schema import Episode, Json
 
@@ -94,8 +93,10 @@ def probe_run(
     env: Env,
     episodes: Sequence[Episode],
     result: Json,
-    config: Node,
     pairs: Sequence[Pair],
+    *,
+    limit: int,
+    seed: int,
 ) -> Json:
     """Return the line of word_probe.jsonl about a run.
 
@@ -104,15 +105,15 @@ def probe_run(
         env: of the episodes.
         episodes: N, of the run's headline target.
         result: the row of results.jsonl about the first condition of the environment.
-        config: of `evaluate`; of the episodes of this condition at most `episodes` are probed,
-            which are drawn.
         pairs: of the user's file.
+        limit: the most episodes of this condition that are probed, a random sample.
+        seed: of the sample and of the probe.
     """
     members = next(iter(env.conditions(run.policy.execution, False).values()))
     with_text = np.array([i for i in members if episodes[i].task])
     # drawn, since every third row may be the same agent of its team
-    order = np.random.default_rng(config["seed"]).permutation(with_text)
-    probed = np.sort(order[: config["episodes"]])
+    order = np.random.default_rng(seed).permutation(with_text)
+    probed = np.sort(order[:limit])
     # the agents of a team act in one world
     clusters = env.groups if env.clusters is None else env.clusters
     assert isinstance(run.policy, Policy)
@@ -122,7 +123,7 @@ def probe_run(
         task_texts(run, env),
         pairs=pairs,
         clusters=None if clusters is None else clusters[probed],
-        seed=config["seed"],
+        seed=seed,
     )
     about = {key: result[key] for key in ABOUT if key in result}
     return about | {"probe": "words", "n": len(probed), "variants": variants}

@@ -7,7 +7,7 @@ import json
 import logging
 import warnings
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from decisionllm.backbones.export_hf import save_merged
-from decisionllm.checks import check_one_of
+from decisionllm.commands.options import read_options, word
 from decisionllm.datasets.action_range import action_widths
 from decisionllm.files import atomic_folder, check_writable, explain_errors, new_path
 from decisionllm.policy import loading
@@ -34,15 +34,27 @@ ALSO = ("name", "env", "observation", "context_features", "reward", "text")
 EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """The options of `export`; configs/export.yaml explains them and has their defaults."""
+
+    run: str
+    part: str | None
+    format: str = word("onnx", "transformers")
+    path: str | None
+    trust: list[str]
+    act: Node  # fields of `Policy`; None: as the run was trained to
+
+
 @trust_user_modules
 def export(config: Node) -> None:
     """Export a run (see configs/export.yaml)."""
-    check_one_of("format", config["format"], ("onnx", "transformers"))
-    run = Path(config["run"])
-    path = Path(config["path"] or run / config["format"])
-    if config["format"] == "transformers":
-        rejected = [f"act.{name}" for name, value in config["act"].items() if value is not None]
-        if config["part"] is not None:
+    options = read_options(ExportConfig, config)
+    run = Path(options.run)
+    path = Path(options.path or run / options.format)
+    if options.format == "transformers":
+        rejected = [f"act.{name}" for name, value in options.act.items() if value is not None]
+        if options.part is not None:
             rejected.append("part")
         if rejected:
             raise ValueError(
@@ -50,7 +62,7 @@ def export(config: Node) -> None:
                 f"{', '.join(rejected)}"
             )
         return export_language_model(run, path)
-    policy = loading.load_policy(run, part=config["part"], **config["act"])
+    policy = loading.load_policy(run, part=options.part, **options.act)
     write_onnx(policy, path, policy.info, name=run.name)
     largest_difference = measure_difference(policy, path)
     print(

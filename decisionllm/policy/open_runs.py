@@ -6,7 +6,6 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decisionllm.checks import split_list
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node
@@ -33,23 +32,27 @@ class OpenedRun:
         return self.policy.info
 
 
-def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -> list[OpenedRun]:
+def open_runs(
+    paths: Sequence[Path], *, device: str, seed: int, acting: Node, parts: list[str] | None = None
+) -> list[OpenedRun]:
     """Load the policies of run directories, which act as a command says.
 
     Args:
         paths: of the runs.
-        config: of the command: its device, seed, act, and where it has them team and part.
-        each_part: of a run on a mixture one policy for each part, or for those that `part` names.
+        device: of the policies: auto, cpu or cuda.
+        seed: of their draws.
+        acting: see `load_parts`.
+        parts: of a run on a mixture one policy for each of these labels; empty: for each part;
+            None: one of the run as a whole.
     """
-    acting = config["act"] | config.get("team", {})
     opened = []
     for path in paths:
-        parts: list[str] = []
-        if each_part:
+        labels: list[str] = []
+        if parts is not None:
             _, info = directory.read(path)
-            parts = split_list(config["part"] or "") or list(info.get("parts", {}))
-        for policy in loading.load_parts(path, parts, device=config["device"], **acting):
-            policy.reseed(config["seed"])
+            labels = parts or list(info.get("parts", {}))
+        for policy in loading.load_parts(path, labels, device=device, **acting):
+            policy.reseed(seed)
             opened.append(OpenedRun(path, policy))
     return opened
 

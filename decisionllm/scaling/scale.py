@@ -1,27 +1,27 @@
 """The command `scale`: plan a study of size, data volume and quality, run, fit, report."""
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from decisionllm import executors
-from decisionllm.checks import check_one_of
+from decisionllm.commands.options import read_options
 from decisionllm.files import check_writable
 from decisionllm.registry import Node
 from decisionllm.runs import directory
 from decisionllm.scaling import cost, grid, ledger, report, study_options, workers
 from decisionllm.scaling.model_size import FLOPS
 from decisionllm.scaling.run import execute
+from decisionllm.scaling.study_options import ScaleConfig
 from decisionllm.schema import Json
 from decisionllm.trust import trust_user_modules
-
-ACTIONS = ("plan", "run", "status", "retry", "report")
 
 
 @trust_user_modules
 def scale(config: Node) -> Path:
-    """Apply config["action"] to config["study"].
+    """Apply the option `action` to the option `study`.
 
     Args:
         config: plain dicts, see configs/scale.yaml.
@@ -35,29 +35,28 @@ def scale(config: Node) -> Path:
     """
     console = Console(soft_wrap=True, markup=False, highlight=False)
     say = console.print
-    action = config["action"]
-    check_one_of("action", action, ACTIONS)
-    out = Path(config["out"])
-    if config["read"]:
-        return report.write_report(
-            Path(config["read"]).parent, report.read_study(config["read"]), say=say
-        )
+    options = read_options(ScaleConfig, config)
+    action = options.action
+    out = Path(options.out)
+    if options.read:
+        study = report.read_study(options.read)
+        return report.write_report(Path(options.read).parent, study, say=say)
 
-    study = study_options.check_study(config["study"])
+    study = study_options.check_study(options.study)
     if action in ("run", "retry", "report"):
         check_writable(out, "study.json", "report.html")
     if action in ("run", "retry"):
         # an executor that is not available fails first
-        with executors.build_executor(config) as executor:
-            runs = grid.Grid(study, config["cache_dir"])
+        with executors.build_executor(asdict(options)) as executor:
+            runs = grid.Grid(study, options.cache_dir)
             if action == "retry":
                 failed = ledger.retry(out, runs.all_jobs(out))
                 say(f"{len(failed)} failed runs are planned again")
-            run_missing(runs, config, executor, say)
+            run_missing(runs, options, executor, say)
     else:
-        runs = grid.Grid(study, config["cache_dir"])
+        runs = grid.Grid(study, options.cache_dir)
     if action == "plan":
-        cost.print_cost(runs, config, say)
+        cost.print_cost(runs, options, say)
         return out
     jobs = runs.all_jobs(out)
     states = ledger.status(out, jobs)
@@ -77,15 +76,22 @@ def scale(config: Node) -> Path:
 
 def run_missing(
     runs: grid.Grid,
-    config: Node,
+    options: ScaleConfig,
     executor: executors.Executor,
     say: workers.Say,
 ) -> None:
     """Do the runs that are neither done nor failed, first those that choose the learning rates."""
-    out = Path(config["out"])
+    out = Path(options.out)
     start, count, threads = executor
-    options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes", "trust")}
-    run = partial(execute, **options, threads=threads)
+    run = partial(
+        execute,
+        cache_dir=options.cache_dir,
+        device=options.device,
+        keep=options.keep,
+        processes=options.processes,
+        trust=options.trust,
+        threads=threads,
+    )
     for find_jobs in (runs.tuning_jobs, partial(runs.jobs, out)):
         runs.check_rates(out)
         names = ledger.plan(out, find_jobs())

@@ -1,8 +1,10 @@
-"""The options of a study, checked."""
+"""The options of `scale` and of its study, checked."""
 
 import sys
+from dataclasses import dataclass
 
 from decisionllm.checks import check_one_of
+from decisionllm.commands.options import word
 from decisionllm.registry import Node
 
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
@@ -13,6 +15,27 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {  # the keys that each rule read
 }
 TINY = sys.float_info.min  # the least number above 0
 MOST = sys.float_info.max  # all but infinity
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleConfig:
+    """The options of `scale`; configs/scale.yaml explains them and has their defaults."""
+
+    action: str = word("plan", "run", "status", "retry", "report")
+    study: Node
+    out: str
+    read: str
+    executor: str  # this one and the five below: see `executors.build_executor`
+    workers: int
+    processes: int
+    gpus: float
+    address: str
+    slurm: Node
+    probe: int
+    keep: bool
+    cache_dir: str
+    device: str
+    trust: list[str]
 
 
 def check_study(study: Node) -> Node:

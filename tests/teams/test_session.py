@@ -626,4 +626,4 @@ def test_a_team_that_decides_in_turn_is_not_served(monkeypatch):
     policy = policy_of(joint(), config={"team": {"execution": "joint"}})
     monkeypatch.setattr(serve.loading, "load_policy", lambda *args, **options: policy)
     with pytest.raises(ValueError, match="run=runs/team: expected one whose agents can decide"):
-        serve.load_run({"device": "cpu"}, "runs/team")
+        serve.load_run("runs/team")

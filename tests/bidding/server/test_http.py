@@ -38,6 +38,7 @@ from decisionllm.bidding.journal.journal import Journal
 from decisionllm.bidding.journal.rows import checksum, insert_campaign
 from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.serve import build_app, serve
+from decisionllm.bidding.serve_options import ServeConfig
 from decisionllm.bidding.server import protocol as protocols
 from decisionllm.bidding.server import replicas, schemas
 from decisionllm.bidding.server.app import create_app
@@ -50,6 +51,7 @@ from decisionllm.bidding.server.openrtb import BidRequest
 from decisionllm.bidding.server.protocol import BoundedProtocol
 from decisionllm.bidding.server.service import Service
 from decisionllm.command_line import fill_defaults
+from decisionllm.commands.options import read_options
 from decisionllm.policy import loading
 from decisionllm.schema import History, Spec
 from tests.bidding.server.in_process import CampaignManager
@@ -1339,7 +1341,8 @@ def program(run, *words, **environment):
 def restarted(run, **options):
     """The app of `decisionllm serve` in this process, which need not be started anew."""
     defaults = {"run": str(run), "deadline_ms": 1000 * PATIENCE, "log": "none"}
-    return build_app(fill_defaults("serve", defaults | options))
+    config = fill_defaults("serve", defaults | options)
+    return build_app(read_options(ServeConfig, config))
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")

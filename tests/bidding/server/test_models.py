@@ -253,7 +253,7 @@ def test_a_run_that_names_code_of_its_own_is_refused(server, tmp_path, monkeypat
     own = server.model
 
     def read(path, journal):
-        return own(path, journal) if path.name == "a" else load_run({"device": "cpu"}, path)
+        return own(path, journal) if path.name == "a" else load_run(path)
 
     monkeypatch.setattr(server, "model", read)
     with serving(server.app()) as client:
@@ -546,7 +546,7 @@ def test_a_policy_without_text_never_loads_the_tokenizer(trained_run):
     from tests.bidding.server.in_process import CampaignManager
 
     own_tokenizer.cache_clear()
-    policy, _, dataset = load_run(fill_defaults("serve", {"run": str(trained_run)}), trained_run)
+    policy, _, dataset = load_run(trained_run)
     policy.warm_up()
     for cache_bytes in (0, 10**7):
         manager = CampaignManager(

@@ -10,13 +10,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from decisionllm.bidding.serve import build_traces, check_options
+from decisionllm.bidding.serve import build_traces
+from decisionllm.bidding.serve_options import ServeConfig
 from decisionllm.bidding.server.app import create_app
 from decisionllm.bidding.server.models import Model, Models
 from decisionllm.bidding.server.otel import OtelTraces, build_otlp_traces
 from decisionllm.bidding.server.service import Service
 from decisionllm.bidding.server.tracing import NoTraces
 from decisionllm.command_line import fill_defaults
+from decisionllm.commands.options import read_options
 from tests.bidding.server.test_campaigns import SPEC, drawn, policy_of
 from tests.bidding.server.test_campaigns import settings as settings_of
 from tests.bidding.server.test_http import MODEL_INFO, serving
@@ -106,15 +108,14 @@ def test_a_late_decision_shows_where_its_time_went(traces, spans):
 
 
 def test_without_the_option_nothing_is_traced():
-    config = fill_defaults("serve", {"run": "r"})
-    assert build_traces(config) is None
+    assert build_traces(None) is None
     assert isinstance(Service(Models(Model("", "", policy_of()))).traces, NoTraces)
-    assert isinstance(
-        build_traces(config | {"tracing": "http://127.0.0.1:1/v1/traces"}), OtelTraces
-    )
+    assert isinstance(build_traces("http://127.0.0.1:1/v1/traces"), OtelTraces)
+    config = fill_defaults("serve", {"run": "r"})
+    assert config["tracing"] is None
     for name, value in (("log_sample", 1.5), ("log_slow_ms", 0)):
         with pytest.raises(ValueError, match=name):
-            check_options(config | {name: value})
+            read_options(ServeConfig, config | {name: value})
 
 
 def test_a_collector_that_is_away_fails_no_tick_and_no_stop():
