@@ -19,7 +19,7 @@ from decisionllm.datasets.dataset_reader import (
     list_files,
     set_task_texts,
 )
-from decisionllm.datasets.mixture_parts import Part, PartsOption, parse_parts
+from decisionllm.datasets.mixture_parts import ONLY, Part, PartsOption, parse_parts
 from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.datasets.store import Store, replace_task_texts
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
@@ -274,16 +274,16 @@ def open_stores(
         transform: config node, see `store_cache.prepare_store`.
 
     Returns:
-        {embodiment: store}; {"": store} of a dataset of one space.
+        {embodiment: store}; of a dataset of one space {ONLY: store}.
     """
     parts = embodiment_parts(dataset)
     return {name: prepare_store(part.dataset, cache_dir, transform) for name, part in parts.items()}
 
 
 def embodiment_parts(dataset: Node) -> dict[str, Part]:
-    """Return the parts of dataset=embodiments, see `parse_parts`; {"": ...} of a dataset of one space."""
+    """Return the parts of dataset=embodiments, see `parse_parts`; any other dataset is one part."""
     if dataset["_target_"] != f"{__name__}.embodiments":
-        return {"": Part(dataset=dataset)}
+        return {ONLY: Part(dataset=dataset)}
     return parse_parts(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
@@ -325,7 +325,7 @@ def evaluation_parts(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Js
         cards_of_embodiment = {}
         if opened[name].is_mixture:
             cards_of_embodiment = info["parts"]
-        elif name:
+        elif name != ONLY:
             cards_of_embodiment = {name: {"dataset": info, "env": part.env}}
         for label, card in cards_of_embodiment.items():
             if label in cards:

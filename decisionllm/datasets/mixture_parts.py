@@ -22,6 +22,7 @@ from decisionllm.schema import Json
 
 PartOption = str | Json  # a part as a user writes it: the name of a dataset, or its options
 PartsOption = Sequence[PartOption] | Mapping[str, PartOption]
+ONLY = ""  # the embodiment of a dataset of one space
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.hardware import resolve_device
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
@@ -121,7 +122,7 @@ def build_policies(
     """
     model_by_embodiment = members(model)
     if not parts:
-        return [build_policy(model_by_embodiment[""], config, info, acting)]
+        return [build_policy(model_by_embodiment[ONLY], config, info, acting)]
     policies = []
     for part in parts:
         part_info = info["parts"][part]

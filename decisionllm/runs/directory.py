@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from decisionllm.config import GROUPS, TrainConfig, default_options, flatten
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
     DIGESTS,
@@ -65,21 +66,27 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def create(path: Path, config: Node, stores: Mapping[str, Store], **keys: object) -> None:
+def create(
+    path: Path,
+    config: Node,
+    stores: Mapping[str, Store],
+    targets: Mapping[str, Mapping[str, float]],
+    **keys: object,
+) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
         path: the run directory.
         config: of the run.
         stores: by embodiment, see `mixture.open_stores`.
+        targets: quantiles of the returns of each embodiment, see `target_return`.
         keys: further keys of run.json.
     """
-    described = {name: _describe_dataset(store) for name, store in stores.items()}
-    info: Json = {"format": FORMAT}
-    if "" in described:
-        info |= described[""]
-    else:
-        info |= {"embodiments": described, "fingerprint": data_fingerprint(stores)}
+    embodiments = {}
+    for name, store in stores.items():
+        embodiments[name] = _describe_dataset(store) | {"targets": targets.get(name, {})}
+    several = {"embodiments": embodiments, "fingerprint": data_fingerprint(stores)}
+    info: Json = {"format": FORMAT} | embodiments.get(ONLY, several)
     info |= {"made_by": command_line(), "versions": versions(), **keys}
     with explain_errors(f"{path}: could not be written", OSError, fix=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
@@ -330,10 +337,10 @@ def _repair(folder: Path) -> str:
     return words
 
 
-def read_specs(info: Json) -> Spec | dict[str, Spec]:
-    """Return the spec that run.json holds, or those of its embodiments by name."""
-    each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
-    return each or Spec.of(info["spec"])
+def read_specs(info: Json) -> dict[str, Spec]:
+    """Return the specs of the embodiments that run.json describes, by name."""
+    embodiments = info.get("embodiments", {ONLY: info})
+    return {name: Spec.of(each["spec"]) for name, each in embodiments.items()}
 
 
 def data_fingerprint(stores: Mapping[str, Store]) -> str:

@@ -381,7 +381,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
     rates = ("optim.lr=0.01", "optim.lr_backbone=1e-9", "optim.weight_decay=0")
     assert command("train", *LOOP, *NANO, *rates, f"run={tmp_path}") == 0
     config, info = directory.read(tmp_path)
-    start = runs_model.make_model(train_config(config), Spec(**info["spec"])).state_dict()
+    start = runs_model.make_model(train_config(config), directory.read_specs(info)).state_dict()
     for name, weight in load_file(tmp_path / "checkpoint" / "model.safetensors").items():
         if not name.startswith("normalizer."):
             moved = (weight - start[name]).abs().max() > 1e-6

@@ -25,7 +25,7 @@ from decisionllm.datasets.mixture import (
     part_shares,
 )
 from decisionllm.datasets.mixture import open_stores as of_stores
-from decisionllm.datasets.mixture_parts import parse_parts
+from decisionllm.datasets.mixture_parts import ONLY, parse_parts
 from decisionllm.policy import loading
 from decisionllm.registry import build
 from decisionllm.runs import directory
@@ -280,7 +280,7 @@ def test_a_part_without_texts_is_evaluated_without(tmp_path):
 def test_the_weights_of_parts_say_how_often_each_is_drawn(tmp_path):
     weighted = {"few": LABELS["few"] | {"weight": 3}, "many": LABELS["many"]}
     mixture = node("dataset", "mixture", parts=weighted, text_wordings=0)
-    assert part_shares(mixture, of_stores(mixture, tmp_path)) == {"": [3.0, 1.0]}
+    assert part_shares(mixture, of_stores(mixture, tmp_path)) == {ONLY: [3.0, 1.0]}
     nested = {"alone": LABELS["few"], "both": mixture | {"dataset": "mixture", "weight": 2}}
     both = node("dataset", "embodiments", parts=nested, text_wordings=0)
     assert part_shares(both, of_stores(both, tmp_path)) == {"alone": [1.0], "both": [6.0, 2.0]}

@@ -766,7 +766,7 @@ FLAT = Spec(2, 1, 4, (-1.0,), (1.0,))
 
 
 def trained():
-    return TrainingData(label="", env={}, spec=FLAT, info={}, tasks=[""])
+    return TrainingData(env_name="env", env={}, spec=FLAT, info={}, tasks=[""])
 
 
 @pytest.mark.parametrize("checker", [True, False])

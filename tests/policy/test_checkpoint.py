@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig, to_plain_dicts, train_config
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.files import DIGESTS
 from decisionllm.models.heads import GaussianHead
 from decisionllm.policy import loading
@@ -43,14 +44,16 @@ BACKBONES = {
 
 def config(backbone="nano lora", **options):
     parts = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian")} | options
-    return to_plain_dicts(TrainConfig(dataset={}, seed=3, window=6, **parts))
+    return to_plain_dicts(
+        TrainConfig(dataset=node("dataset", "synthetic"), seed=3, window=6, **parts)
+    )
 
 
 def save_run(path, config, *, noise=1):
     """Save a run directory whose model has moved everything it trains by this noise; return the
     model.
     """
-    model = make_model(train_config(config), SPEC).eval()
+    model = make_model(train_config(config), {ONLY: SPEC}).eval()
     torch.manual_seed(noise)
     with torch.no_grad():
         for weight in model.parameters():
@@ -139,7 +142,10 @@ def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     expected = Policy(model, 6, 3, 30.0).act(histories())
     assert np.array_equal(loaded.act(histories()), expected)
     untrained = Policy(
-        make_model(train_config(config(backbone, head=node("head", head))), SPEC), 6, 3, 30.0
+        make_model(train_config(config(backbone, head=node("head", head))), {ONLY: SPEC}),
+        6,
+        3,
+        30.0,
     )
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
 
@@ -649,7 +655,7 @@ def test_a_run_goes_on_after_its_parts_have_got_more_options(tmp_path):
     config = TrainConfig(**{group: node(group, name) for group, name in kinds.items()})
     before = asdict(config)
     del before["backbone"]["text_summary"]
-    directory.create(tmp_path, before, {})
+    directory.create(tmp_path, before, {}, {})
     assert directory.check_same_run(tmp_path, config, {})
     config.backbone["text_summary"] = 3
     with pytest.raises(ValueError, match="backbone.text_summary was 0, is 3"):
