@@ -54,7 +54,8 @@ def foreign(path, *, info=None, **changes):
     )
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(asdict(config) | changes), encoding="utf-8")
-    run = {"format": directory.FORMAT, "spec": SPEC, "fingerprint": "f", "targets": {"0.9": 1.0}}
+    only = {"spec": SPEC, "targets": {"0.9": 1.0}}
+    run = {"format": directory.FORMAT, "embodiments": {ONLY: only}, "parts": {}}
     (path / "run.json").write_text(json.dumps(run | (info or {})), encoding="utf-8")
     return path
 

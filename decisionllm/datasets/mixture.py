@@ -296,10 +296,8 @@ def embodiment_config(config: TrainConfig, name: str) -> TrainConfig:
     part = embodiment_parts(config.dataset)[name]
     window = part.window or config.window
     if window < config.act.stride:
-        place = f"dataset.parts: {name}" if name else "window"
         raise ValueError(
-            f"{place}: expected a window of act.stride={config.act.stride} steps or more, got "
-            f"{window}"
+            f"window: expected act.stride={config.act.stride} steps or more, got {window} for {name}"
         )
     data = replace(config.data, step_discount=part.step_discount or config.data.step_discount)
     return replace(config, window=window, augment=part.augment or config.augment, data=data)

@@ -112,9 +112,7 @@ class SequenceModel(nn.Module):
     def forward(self, batch: Batch, embodiment: str = ONLY) -> dict[str, Tensor]:
         """Return the terms of the loss, scalars, see the objective.
 
-        Args:
-            batch: raw units.
-            embodiment: there is one, see `Generalist.forward`.
+        batch: raw units. embodiment: read by a `Generalist` alone.
         """
         hidden = self.read(batch, self.objective.return_given(batch))
         return self.objective.loss(self, batch, hidden)

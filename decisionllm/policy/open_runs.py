@@ -47,7 +47,7 @@ def open_runs(paths: Sequence[Path], config: Node, *, each_part: bool = False) -
         parts: list[str] = []
         if each_part:
             _, info = directory.read(path)
-            parts = split_list(config["part"] or "") or list(info.get("parts", {}))
+            parts = split_list(config["part"] or "") or list(info["parts"])
         for policy in loading.load_parts(path, parts, device=config["device"], **acting):
             policy.reseed(config["seed"])
             opened.append(OpenedRun(path, policy))

@@ -219,8 +219,7 @@ def _other_space(
     """
     specs_by_owner = {"the data": member.spec}
     for name, source in sources.items():
-        owner = f"the run ({name})" if name else "the run"
-        specs_by_owner[owner] = source.spec
+        specs_by_owner[f"the run ({name})"] = source.spec
     return (
         f"init_from={path}: expected a run of the data's space, got {describe_spaces(specs_by_owner)}; a new "
         "space is a new label of dataset=embodiments, or takes the backbone alone by "

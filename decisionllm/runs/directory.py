@@ -2,8 +2,8 @@
 
 runs/x/
   config.yaml       every option, resolved
-  run.json          spec and fingerprint of the data, target returns, a hash of the frozen weights,
-                    the command line that made the run, versions
+  run.json          spec, fingerprint and target returns of the data of each embodiment, the parts
+                    of a mixture, a hash of the frozen weights, the command line, versions
   checksums.json    of config.yaml and run.json
   metrics.jsonl     one line a log interval
   checkpoint/       see `checkpoint`
@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from decisionllm.config import GROUPS, TrainConfig, default_options, flatten
-from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
     DIGESTS,
@@ -43,7 +42,7 @@ from decisionllm.registry import Node, fill_option_defaults
 from decisionllm.schema import Json, Spec
 from decisionllm.trust import check_config, check_nodes
 
-FORMAT = 3  # of run.json, config.yaml and the names of weights
+FORMAT = 4  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
 UPGRADE = (
     "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md "
@@ -85,9 +84,15 @@ def create(
     embodiments = {}
     for name, store in stores.items():
         embodiments[name] = _describe_dataset(store) | {"targets": targets.get(name, {})}
-    several = {"embodiments": embodiments, "fingerprint": data_fingerprint(stores)}
-    info: Json = {"format": FORMAT} | embodiments.get(ONLY, several)
-    info |= {"made_by": command_line(), "versions": versions(), **keys}
+    info: Json = {
+        "format": FORMAT,
+        "embodiments": embodiments,
+        "parts": {},
+        "fingerprint": data_fingerprint(stores),
+        "made_by": command_line(),
+        "versions": versions(),
+        **keys,
+    }
     with explain_errors(f"{path}: could not be written", OSError, fix=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -339,8 +344,7 @@ def _repair(folder: Path) -> str:
 
 def read_specs(info: Json) -> dict[str, Spec]:
     """Return the specs of the embodiments that run.json describes, by name."""
-    embodiments = info.get("embodiments", {ONLY: info})
-    return {name: Spec.of(each["spec"]) for name, each in embodiments.items()}
+    return {name: Spec.of(each["spec"]) for name, each in info["embodiments"].items()}
 
 
 def data_fingerprint(stores: Mapping[str, Store]) -> str:

@@ -173,6 +173,7 @@ def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
     [
         ([], r"expected names of datasets, such as \[maze2d-umaze,maze2d-medium\], got \[\]"),
         (["synthetic", "synthetic"], "a label of its own for each"),
+        ({"data": "synthetic"}, "a label of its own for each, without a dot and not data"),
         (["synthetc"], "no dataset 'synthetc'; there are"),
         ({"a": None}, "expected each part as a name or as {dataset: name, ...}, got None"),
         ([1, 2], "expected each part as a name or as {dataset: name, ...}, got 1"),
@@ -224,7 +225,7 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(trained, tmp_path, capsys
         assert info["parts"][label]["targets"]["0.75"] == np.quantile(
             made.returns[np.intersect1d(part, kept)], 0.75
         )
-    assert info["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)
+    assert info["embodiments"][ONLY]["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)
     last = metrics(run)[-1]
     assert last["held_out_nll"] == pytest.approx(
         (last["held_out_nll/few"] + last["held_out_nll/many"]) / 2

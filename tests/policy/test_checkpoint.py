@@ -63,10 +63,10 @@ def save_run(path, config, *, noise=1):
         [(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))]
     )
     info = {
-        "format": 3,
-        "spec": asdict(SPEC),
+        "format": 4,
+        "embodiments": {ONLY: {"spec": asdict(SPEC), "targets": {"0.9": 30.0}}},
+        "parts": {},
         "frozen": fingerprint(model.backbone),
-        "targets": {"0.9": 30.0},
     }
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -307,7 +307,7 @@ WRONG = {
     ),
     "another observation": (
         "run.json",
-        lambda f: f["spec"].update(observation_dim=3),
+        lambda f: f["embodiments"][ONLY]["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
     "no such target": (
@@ -331,8 +331,8 @@ WRONG = {
     "damaged info": ("run.json", truncate_half, "run.json is damaged or missing"),
     "another format": (
         "run.json",
-        lambda f: f.pop("format"),
-        "expected a run of format 3, got format 1; train again",
+        lambda f: f.update(format=3),
+        "expected a run of format 4, got format 3; train again",
     ),
     "empty config": (
         "config.yaml",
