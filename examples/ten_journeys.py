@@ -143,9 +143,8 @@ def minari_dict(folder: Path) -> None:
     environment = "env=gymnasium env.id=JourneyReach-v0 'env.task=\"Go to {desired_goal}.\"'"
     command(f"train {data} {environment} run={folder}/run {FEW}")
     command(f"evaluate run={folder}/run episodes=5 report=false")
-    parts = json.loads((folder / "run/run.json").read_text(encoding="utf-8"))["dataset"][
-        "observation_parts"
-    ]
+    read = json.loads((folder / "run/run.json").read_text(encoding="utf-8"))["embodiments"]["data"]
+    parts = read["dataset"]["observation_parts"]
     assert parts == [["desired_goal", 2], ["pos", 2]], "the same order for data and environment"
 
 
@@ -267,7 +266,7 @@ def npz_texts(folder: Path) -> None:
     """Arrays in D4RL's layout with a column of task texts."""
     np.savez(folder / "log.npz", **record_robot())
     command(f"train dataset=arrays dataset.path={folder}/log.npz {READING} run={folder}/run")
-    read = json.loads((folder / "run/run.json").read_text(encoding="utf-8"))
+    read = json.loads((folder / "run/run.json").read_text(encoding="utf-8"))["embodiments"]["data"]
     assert len(read["tasks"]) == 3 and read["dataset"]["unread"] == ["seed"]
     check_robot(folder)
 

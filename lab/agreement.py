@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from decisionllm.backbones.forward import Backbone
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import loading
@@ -78,8 +79,9 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     )
     low, high = over_episodes(joint - alone)
     config, info = directory.read(run)
+    data = info["embodiments"][ONLY]
     return {
-        "dataset": info["dataset"]["name"],
+        "dataset": data["dataset"]["name"],
         "policy": config["name"],
         "protocol": "joint against per agent",
         "seed": config["seed"],
@@ -89,7 +91,7 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
         "difference": (joint - alone).mean(),
         "low": low,
         "high": high,
-        "agents": info["dataset"]["agents"],
+        "agents": data["dataset"]["agents"],
         "passes": passes,
         "passes_per_agent": passes_alone,
         "ms": ms,

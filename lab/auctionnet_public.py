@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from decisionllm.bidding.env import Auction
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.eval.intervals import over_episodes
 from decisionllm.eval.rollout import rollout
 from decisionllm.runs import directory
@@ -89,7 +90,7 @@ def main() -> None:
     _, info = directory.read(arguments.runs[0])
     hindsight = rollout(env.baselines(0)[HINDSIGHT], env, seed=0)
     about = {
-        "data": info["dataset"]["name"],
+        "data": info["embodiments"][ONLY]["dataset"]["name"],
         "days": arguments.days,
         "runs": [str(run) for run in arguments.runs],
         "versions": directory.versions(),

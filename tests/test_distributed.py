@@ -19,6 +19,7 @@ import torch
 import decisionllm
 from decisionllm import distributed
 from decisionllm.commands.train import check_sharded_texts, interruptible
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.runs import checkpoint
 from tests.commands.test_train import same_bits, saved
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
@@ -307,6 +308,6 @@ def test_a_cut_backbone_is_not_sharded():
 
 def test_a_sharded_model_needs_a_text_in_every_row_or_in_none():
     for tasks in ([""], ["a", "b"]):
-        check_sharded_texts({"": SimpleNamespace(tasks=tasks)})
+        check_sharded_texts({ONLY: SimpleNamespace(tasks=tasks)})
     with pytest.raises(ValueError, match="FSDP2: expected a text in every episode or in none"):
-        check_sharded_texts({"": SimpleNamespace(tasks=["a", ""])})
+        check_sharded_texts({ONLY: SimpleNamespace(tasks=["a", ""])})

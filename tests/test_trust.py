@@ -20,6 +20,7 @@ from decisionllm.commands.train import train
 from decisionllm.config import GROUPS, TrainConfig
 from decisionllm.datasets import minari, minari_export
 from decisionllm.datasets.mixture import evaluation_parts
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import open_store
 from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.eval.minari_export import Single
@@ -56,7 +57,8 @@ def foreign(path, *, info=None, **changes):
     )
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(asdict(config) | changes), encoding="utf-8")
-    run = {"format": directory.FORMAT, "spec": SPEC, "fingerprint": "f", "targets": {"0.9": 1.0}}
+    only = {"spec": SPEC, "targets": {"0.9": 1.0}}
+    run = {"format": directory.FORMAT, "embodiments": {ONLY: only}, "parts": {}}
     (path / "run.json").write_text(json.dumps(run | (info or {})), encoding="utf-8")
     return path
 
@@ -74,7 +76,7 @@ IMPORTS = {
     "listed part": {"dataset": node("dataset", "embodiments", parts=[TRAP])},
     "head of a part": mixture({"dataset": "synthetic", "head": TRAP}),
     "env within a dataset": {"dataset": node("dataset", "synthetic") | {"env": TRAP}},
-    "part in run.json": {"info": {"parts": {"a": {"env": TRAP, "embodiment": ""}}}},
+    "part in run.json": {"info": {"parts": {"a": {"env": TRAP, "embodiment": ONLY}}}},
     "embodiment in run.json": {"info": {"embodiments": {"a": {"spec": SPEC, "x": [TRAP]}}}},
     "gymnasium id": {"env": node("env", "gymnasium", id="trap:Env-v0")},
     "gymnasium argument": {
@@ -208,7 +210,7 @@ def test_the_card_of_a_foreign_store_imports_nothing(trap, tmp_path):
     (made.path / "card.json").write_text(json.dumps(card), encoding="utf-8")
     dataset = registry.choice("dataset", "store", path=str(made.path))
     with pytest.raises(ValueError, match="a.env._target_=trap.spring"):
-        evaluation_parts(dataset, {"": open_store(made.path)})
+        evaluation_parts(dataset, {ONLY: open_store(made.path)})
     assert not trap()
 
 

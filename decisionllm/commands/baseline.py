@@ -29,6 +29,7 @@ from decisionllm.baselines.d3rlpy import (
 from decisionllm.commands.options import more_than, read_options, seed_number, word
 from decisionllm.datasets import sampling
 from decisionllm.datasets.action_range import action_widths
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.files import append_line, atomic_folder, write_lines
 from decisionllm.registry import Node
@@ -138,7 +139,7 @@ def fit(options: BaselineConfig, config: Node, d3rlpy: ModuleType, device: str) 
 
     run_config = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
     versions = directory.versions() | {"d3rlpy": d3rlpy.__version__}
-    directory.create(run, run_config, {"": store}, versions=versions)
+    directory.create(run, run_config, {ONLY: store}, {}, versions=versions)
     count = f"{len(episodes):,} episodes, {len(log.rewards):,} transitions"
     console.print(f"data: {store.info['name']}, {count}")
     if len(store.tasks) > 1:

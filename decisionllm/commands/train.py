@@ -97,7 +97,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
     console = Console(soft_wrap=True, markup=False, highlight=False, quiet=not is_main)
     is_resumed = has_checkpoint(config, accelerator)
 
-    # -- data: a store and a sampler of windows for each embodiment ("": there is only one) --
+    # -- data: a store and a sampler of windows for each embodiment --
     with accelerator.main_process_first():
         stores = mixture.open_stores(config.dataset, config.cache_dir, config.transform)
     if is_main and not is_resumed:
@@ -167,7 +167,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
 
     def loss_terms(module: nn.Module, batch: Batch, embodiment: str) -> dict[str, Tensor]:
         with accelerator.autocast():
-            terms: dict[str, Tensor] = module(batch, embodiment) if embodiment else module(batch)
+            terms: dict[str, Tensor] = module(batch, embodiment)
         return terms
 
     def held_out_terms(embodiment: str, window: Window) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from decisionllm.datasets.dataset_reader import (
     list_files,
     set_task_texts,
 )
-from decisionllm.datasets.mixture_parts import Part, PartsOption, parse_parts
+from decisionllm.datasets.mixture_parts import ONLY, Part, PartsOption, parse_parts
 from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.datasets.store import Store, replace_task_texts
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
@@ -274,16 +274,16 @@ def open_stores(
         transform: config node, see `store_cache.prepare_store`.
 
     Returns:
-        {embodiment: store}; {"": store} of a dataset of one space.
+        {embodiment: store}; of a dataset of one space {ONLY: store}.
     """
     parts = embodiment_parts(dataset)
     return {name: prepare_store(part.dataset, cache_dir, transform) for name, part in parts.items()}
 
 
 def embodiment_parts(dataset: Node) -> dict[str, Part]:
-    """Return the parts of dataset=embodiments, see `parse_parts`; {"": ...} of a dataset of one space."""
+    """Return the parts of dataset=embodiments, see `parse_parts`; any other dataset is one part."""
     if dataset["_target_"] != f"{__name__}.embodiments":
-        return {"": Part(dataset=dataset)}
+        return {ONLY: Part(dataset=dataset)}
     return parse_parts(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
@@ -296,10 +296,8 @@ def embodiment_config(config: TrainConfig, name: str) -> TrainConfig:
     part = embodiment_parts(config.dataset)[name]
     window = part.window or config.window
     if window < config.act.stride:
-        place = f"dataset.parts: {name}" if name else "window"
         raise ValueError(
-            f"{place}: expected a window of act.stride={config.act.stride} steps or more, got "
-            f"{window}"
+            f"window: expected act.stride={config.act.stride} steps or more, got {window} for {name}"
         )
     data = replace(config.data, step_discount=part.step_discount or config.data.step_discount)
     return replace(config, window=window, augment=part.augment or config.augment, data=data)
@@ -325,7 +323,7 @@ def evaluation_parts(dataset: Node, opened: Mapping[str, Store]) -> dict[str, Js
         cards_of_embodiment = {}
         if opened[name].is_mixture:
             cards_of_embodiment = info["parts"]
-        elif name:
+        elif name != ONLY:
             cards_of_embodiment = {name: {"dataset": info, "env": part.env}}
         for label, card in cards_of_embodiment.items():
             if label in cards:

@@ -22,6 +22,7 @@ from decisionllm.schema import Json
 
 PartOption = str | Json  # a part as a user writes it: the name of a dataset, or its options
 PartsOption = Sequence[PartOption] | Mapping[str, PartOption]
+ONLY = "data"  # the embodiment of a dataset of one space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +85,10 @@ def _label_parts(parts: PartsOption) -> list[tuple[str, PartOption]]:
             )
     labels = [label for label, _ in labelled]
     are_usable = all(isinstance(label, str) and "." not in label for label in labels)
-    if not are_usable or len(set(labels)) < len(labels):
+    if not are_usable or ONLY in labels or len(set(labels)) < len(labels):
         raise ValueError(
-            "dataset.parts: expected a label of its own for each, without a dot, as {label: "
-            f"{{dataset: name}}}}, got {parts!r}"
+            f"dataset.parts: expected a label of its own for each, without a dot and not {ONLY}, as "
+            f"{{label: {{dataset: name}}}}, got {parts!r}"
         )
     return labelled
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from decisionllm.config import merge
 from decisionllm.datasets import sampling
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
 from decisionllm.estimates.compare_options import CompareConfig
@@ -54,7 +55,7 @@ def check_one_space(paths: Sequence[Path]) -> None:
     """Raise a ValueError if a run has a head for each of several spaces."""
     for path in paths:
         _, info = directory.read(path)
-        if "embodiments" in info:
+        if ONLY not in info["embodiments"]:
             names = ", ".join(info["embodiments"])
             raise ValueError(
                 f"{path}: expected a run of one space, got one of dataset=embodiments "

@@ -9,6 +9,7 @@ import numpy as np
 
 from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import mixture
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import Store
 from decisionllm.eval.env_layout import check_env
 from decisionllm.eval.rollout import checked_reset, checked_step
@@ -26,7 +27,7 @@ WITHOUT = "env=none trains without an environment"
 class TrainingData:
     """The data that a policy is trained on, as far as an environment must agree with them."""
 
-    label: str  # of a part of a mixture; empty: the whole dataset
+    env_name: str  # to begin a message with, such as "env" or "env of maze", a part of a mixture
     env: Node
     spec: Spec
     info: Json  # of the dataset
@@ -51,36 +52,34 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
     notes: list[str] = []
     for data in training_data(config, stores):
         if is_none(data.env):
-            check_rollouts_are_off(config, data.label)
+            check_rollouts_are_off(config, data.env_name)
             continue
         with explain_errors(
             "env: could not be built", ValueError, ImportError, OSError, fix=WITHOUT
         ):
             env = build_one_episode(json.dumps(data.env, sort_keys=True))
         notes += compare(env, data, longest=longest_episode(config, data.spec))
-        check_has_teams(config, env, data.label)
+        check_has_teams(config, env, data.env_name)
     return notes
 
 
-def check_rollouts_are_off(config: TrainConfig, label: str) -> None:
+def check_rollouts_are_off(config: TrainConfig, name: str) -> None:
     """Raise a ValueError if a run without an environment asks for rollouts during training."""
     if config.log.rollout_every:
-        of_part = f" of the part {label}" if label else ""
         raise ValueError(
-            f"log.rollout_every={config.log.rollout_every}: expected an environment{of_part} to roll "
-            "out in, got env=none; give one, or log.rollout_every=0"
+            f"{name}: expected an environment, which log.rollout_every={config.log.rollout_every} "
+            "rolls out in, got none; give one, or log.rollout_every=0"
         )
 
 
-def check_has_teams(config: TrainConfig, env: Env, label: str) -> None:
+def check_has_teams(config: TrainConfig, env: Env, name: str) -> None:
     """Raise a ValueError if rollouts of a team during training need groups of agents, and the
     environment, which was reset, has none.
     """
     if config.log.rollout_every and not one_agent_reads(config) and env.groups is None:
-        of_part = f" of the part {label}" if label else ""
         raise ValueError(
-            f"log.rollout_every={config.log.rollout_every}: expected an environment{of_part} with "
-            f"groups of agents, since team.execution={config.team.execution}, got none; take "
+            f"{name}: expected groups of agents, since team.execution={config.team.execution} and "
+            f"log.rollout_every={config.log.rollout_every}, got none; take "
             "team.execution=per_agent or log.rollout_every=0"
         )
 
@@ -101,10 +100,10 @@ def training_data(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[
         episodes = store.parts.get(label, np.arange(len(store.lengths)))
         tasks = [store.tasks[i] for i in np.unique(store.task[episodes])]
         env = part["env"] or no_choice()
-        yield TrainingData(label, env, store.spec, part["dataset"], tasks)
+        yield TrainingData(f"env of {label}", env, store.spec, part["dataset"], tasks)
     if not parts:
-        store = stores[""]
-        yield TrainingData("", config.env, store.spec, store.info, store.tasks)
+        store = stores[ONLY]
+        yield TrainingData("env", config.env, store.spec, store.info, store.tasks)
 
 
 def longest_episode(config: TrainConfig, spec: Spec) -> int | None:
@@ -126,7 +125,7 @@ def compare(env: Env, data: TrainingData, *, longest: int | None) -> list[str]:
     Raises:
         ValueError: see `check_environments`.
     """
-    name = f"env of {data.label}" if data.label else "env"
+    name = data.env_name
     check_world(env, data, name)
     layout_note = check_env(data.spec, data.info, env, name)
     first_observations = checked_reset(env, 0)

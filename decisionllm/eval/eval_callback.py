@@ -40,7 +40,7 @@ class EvalCallback:
 
         The model is left in evaluation mode.
         """
-        parts = [*self.info.get("parts", {})]
+        parts = [*self.info["parts"]]
         acting = {"device": self.device}
         scores = {}
         for policy in build_policies(model, self.config, self.info, parts, acting):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.schema import Batch
 
@@ -34,5 +35,5 @@ Model = SequenceModel | Generalist  # of a run
 
 
 def members(model: Model) -> dict[str, SequenceModel]:
-    """Return {embodiment: its model}; {"": model} of a model of one space."""
-    return {"": model} if isinstance(model, SequenceModel) else dict(model.models.items())  # type: ignore[arg-type]
+    """Return {embodiment: its model}; of a model of one space {ONLY: model}."""
+    return {ONLY: model} if isinstance(model, SequenceModel) else dict(model.models.items())  # type: ignore[arg-type]

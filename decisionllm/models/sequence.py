@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.config import ModelOptions
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head, Objective, Planner
@@ -108,8 +109,11 @@ class SequenceModel(nn.Module):
         """Return what lays the members of a team out as one list; None: each row is read alone."""
         return None
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the terms of the loss, scalars, see the objective. batch: raw units."""
+    def forward(self, batch: Batch, embodiment: str = ONLY) -> dict[str, Tensor]:
+        """Return the terms of the loss, scalars, see the objective.
+
+        batch: raw units. embodiment: read by a `Generalist` alone.
+        """
         hidden = self.read(batch, self.objective.return_given(batch))
         return self.objective.loss(self, batch, hidden)
 

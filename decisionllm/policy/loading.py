@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.hardware import resolve_device
 from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
@@ -39,8 +40,9 @@ def load(
 
     Returns:
         A `Policy`: `policy.act(histories)`, `policy.begin(tasks, horizon)`; the run's config is
-        `policy.config`, and run.json is `policy.info`. A run of `decisionllm baseline` gives a
-        baseline with the same `begin`, `config` and `info`.
+        `policy.config`; `policy.info` is run.json with the spec, dataset and targets of the
+        policy's own data. A run of `decisionllm baseline` gives a baseline with the same `begin`,
+        `config` and `info`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
@@ -99,14 +101,14 @@ def load_parts(
         tensors = read_file(checkpoint_folder(path) / "model.safetensors")
         baseline: Baseline = build(config["policy"], tensors, device)
         baseline.config = config
-        baseline.info = info
+        baseline.info = info | info["embodiments"][ONLY]
         return [baseline]
-    info_by_part = info.get("parts", {})
+    info_by_part = info["parts"]
     for part in parts:
         if part not in info_by_part:
             labels = ", ".join(info_by_part) or "none, the run is of one dataset"
             raise ValueError(f"part: expected one of {labels}, got {part!r}")
-    if "embodiments" in info and not parts:
+    if ONLY not in info["embodiments"] and not parts:
         labels = ", ".join(info_by_part)
         raise ValueError(f"{path}: its parts have spaces of their own; give part=, one of {labels}")
     model = load_model(path, config, info).to(device)
@@ -120,8 +122,9 @@ def build_policies(
     `load_parts`.
     """
     model_by_embodiment = members(model)
+    embodiments = info["embodiments"]
     if not parts:
-        return [build_policy(model_by_embodiment[""], config, info, acting)]
+        return [build_policy(model_by_embodiment[ONLY], config, info | embodiments[ONLY], acting)]
     policies = []
     for part in parts:
         part_info = info["parts"][part]
@@ -130,7 +133,7 @@ def build_policies(
             build_policy(
                 model_by_embodiment[embodiment],
                 part_config(config, part, part_info),
-                info | info.get("embodiments", {}).get(embodiment, {}) | part_info,
+                info | embodiments[embodiment] | part_info,
                 acting,
             )
         )

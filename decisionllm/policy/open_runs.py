@@ -50,7 +50,7 @@ def open_runs(
         labels: list[str] = []
         if parts is not None:
             _, info = directory.read(path)
-            labels = parts or list(info.get("parts", {}))
+            labels = parts or list(info["parts"])
         for policy in loading.load_parts(path, labels, device=device, **acting):
             policy.reseed(seed)
             opened.append(OpenedRun(path, policy))

@@ -23,6 +23,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.lora import ADAPTER_FILE, save_adapter, select_own_names
 from decisionllm.config import TrainConfig, train_config
 from decisionllm.datasets.mixture import describe_spaces, is_same_space
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.distributed import gather_tensor
 from decisionllm.files import atomic_folder, explain_errors
 from decisionllm.models.generalist import Model, members
@@ -197,7 +198,7 @@ def copy_weights(path: str | Path, model: Model, config: TrainConfig) -> set[str
         if similar:
             _copy(path, sources[name if name in similar else similar[0]], member)
             started.add(name)
-        elif name in sources or not name:
+        elif name in sources or name == ONLY:
             raise ValueError(_other_space(path, member, sources))
     return started
 
@@ -218,8 +219,7 @@ def _other_space(
     """
     specs_by_owner = {"the data": member.spec}
     for name, source in sources.items():
-        owner = f"the run ({name})" if name else "the run"
-        specs_by_owner[owner] = source.spec
+        specs_by_owner[f"the run ({name})"] = source.spec
     return (
         f"init_from={path}: expected a run of the data's space, got {describe_spaces(specs_by_owner)}; a new "
         "space is a new label of dataset=embodiments, or takes the backbone alone by "

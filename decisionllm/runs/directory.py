@@ -2,8 +2,8 @@
 
 runs/x/
   config.yaml       every option, resolved
-  run.json          spec and fingerprint of the data, target returns, a hash of the frozen weights,
-                    the command line that made the run, versions
+  run.json          spec, fingerprint and target returns of the data of each embodiment, the parts
+                    of a mixture, a hash of the frozen weights, the command line, versions
   checksums.json    of config.yaml and run.json
   metrics.jsonl     one line a log interval
   checkpoint/       see `checkpoint`
@@ -43,7 +43,7 @@ from decisionllm.registry import Node, fill_option_defaults
 from decisionllm.schema import Json, Spec
 from decisionllm.trust import check_config, check_nodes
 
-FORMAT = 3  # of run.json, config.yaml and the names of weights
+FORMAT = 4  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
 UPGRADE = (
     "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md "
@@ -66,22 +66,34 @@ MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def create(path: Path, config: Node, stores: Mapping[str, Store], **keys: object) -> None:
+def create(
+    path: Path,
+    config: Node,
+    stores: Mapping[str, Store],
+    targets: Mapping[str, Mapping[str, float]],
+    **keys: object,
+) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
 
     Args:
         path: the run directory.
         config: of the run.
         stores: by embodiment, see `mixture.open_stores`.
+        targets: quantiles of the returns of each embodiment, see `target_return`.
         keys: further keys of run.json.
     """
-    described = {name: _describe_dataset(store) for name, store in stores.items()}
-    info: Json = {"format": FORMAT}
-    if "" in described:
-        info |= described[""]
-    else:
-        info |= {"embodiments": described, "fingerprint": data_fingerprint(stores)}
-    info |= {"made_by": command_line(), "versions": versions(), **keys}
+    embodiments = {}
+    for name, store in stores.items():
+        embodiments[name] = _describe_dataset(store) | {"targets": targets.get(name, {})}
+    info: Json = {
+        "format": FORMAT,
+        "embodiments": embodiments,
+        "parts": {},
+        "fingerprint": data_fingerprint(stores),
+        "made_by": command_line(),
+        "versions": versions(),
+        **keys,
+    }
     with explain_errors(f"{path}: could not be written", OSError, fix=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -331,10 +343,9 @@ def _repair(folder: Path) -> str:
     return words
 
 
-def read_specs(info: Json) -> Spec | dict[str, Spec]:
-    """Return the spec that run.json holds, or those of its embodiments by name."""
-    each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
-    return each or Spec.of(info["spec"])
+def read_specs(info: Json) -> dict[str, Spec]:
+    """Return the specs of the embodiments that run.json describes, by name."""
+    return {name: Spec.of(each["spec"]) for name, each in info["embodiments"].items()}
 
 
 def data_fingerprint(stores: Mapping[str, Store]) -> str:

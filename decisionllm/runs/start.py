@@ -81,7 +81,7 @@ def check_text_readers(config: TrainConfig, stores: Mapping[str, Store]) -> None
 def unfitted_model(config: TrainConfig, data: Mapping[str, Data]) -> Model:
     """Build the model of a run, before anything is fitted or read from a checkpoint."""
     specs = {name: each.store.spec for name, each in data.items()}
-    model = make_model(config, specs.get("", specs))
+    model = make_model(config, specs)
     model.backbone.checkpoint_gradients(config.optim.gradient_checkpointing)
     return model
 
@@ -90,30 +90,18 @@ def create_folder(
     config: TrainConfig, stores: dict[str, Store], data: Mapping[str, Data], model: Model
 ) -> None:
     """Write the directory of a new run, but for its weights."""
-    keys = target_returns(config, data) | {"frozen": fingerprint(model.backbone)}
-    directory.create(Path(config.run), asdict(config), stores, **keys)
-
-
-def target_returns(config: TrainConfig, data: Mapping[str, Data]) -> Json:
-    """Return the keys of run.json about target returns, raw reward units.
-
-    Returns:
-        {"targets": {"0.9": ...}}, quantiles of the returns that were trained on; of a mixture also
-        {"parts": {label: {"targets": ...}}}.
-    """
-    keys: Json = {}
-    if "" in data:
-        keys["targets"] = return_quantiles(config, data[""], "")
-    stores = {name: each.store for name, each in data.items()}
+    targets = {}
+    for name, each in data.items():
+        targets[name] = return_quantiles(config, each, each.episodes)
     parts = mixture.evaluation_parts(config.dataset, stores)
     for label, part in parts.items():
-        part["targets"] = return_quantiles(config, data[part["embodiment"]], label)
-    if parts:
-        keys["parts"] = parts
-    return keys
+        each = data[part["embodiment"]]
+        part["targets"] = return_quantiles(config, each, each.store.parts.get(label, each.episodes))
+    keys: Json = {"parts": parts, "frozen": fingerprint(model.backbone)}
+    directory.create(Path(config.run), asdict(config), stores, targets, **keys)
 
 
-def return_quantiles(config: TrainConfig, data: Data, label: str) -> dict[str, float]:
+def return_quantiles(config: TrainConfig, data: Data, episodes: np.ndarray) -> dict[str, float]:
     """Return quantiles of the returns that were trained on, raw reward units: {"0.9": ...}.
 
     With model.return_horizon they are those of all steps.
@@ -121,10 +109,10 @@ def return_quantiles(config: TrainConfig, data: Data, label: str) -> dict[str, f
     Args:
         config: the options.
         data: of an embodiment.
-        label: of a part of the data; "": all.
+        episodes: (e,) those of them that are trained on count.
     """
     steps = data.steps
-    episodes = np.intersect1d(data.store.parts.get(label, data.episodes), data.episodes)
+    episodes = np.intersect1d(episodes, data.episodes)
     returns = data.store.returns[episodes]
     if config.model.return_horizon:
         returns = np.concatenate([steps.returns_to_go[rows] for rows in steps.blocks(episodes)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from decisionllm.datasets.batches import Data
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.schema import Window
 
 # (embodiment, its held-out window) -> terms of the loss
@@ -40,7 +41,7 @@ def validation_terms(
             for term, mean in means.items():
                 means_by_term[term].append(mean)
             part = label if of_embodiment.store.is_mixture else embodiment
-            if part:
+            if part != ONLY:
                 values[f"held_out_nll/{part}"] = means["nll"]
     for term, of_parts in means_by_term.items():
         values[f"held_out_{term}"] = float(np.mean(of_parts))

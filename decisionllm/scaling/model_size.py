@@ -10,6 +10,7 @@ import torch
 from decisionllm.backbones.text_layers import get_blocks
 from decisionllm.commands.train import train
 from decisionllm.config import train_config
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.files import read_lines
 from decisionllm.models.generalist import Model, members
 from decisionllm.registry import Node
@@ -30,7 +31,7 @@ def count_parameters(config: Node, spec: Spec) -> dict[str, int]:
         non_embedding and trained that the tokens of a trajectory pass; layers, width; tokens of a
         window, with those of as many entities as its observations can have.
     """
-    model = make_model(train_config(config), spec)
+    model = make_model(train_config(config), {ONLY: spec})
     embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)
@@ -39,7 +40,7 @@ def count_parameters(config: Node, spec: Spec) -> dict[str, int]:
     skipped: list[torch.nn.Parameter] = []
     for module in list_skipped_modules(model):
         skipped += module.parameters()
-    tokenizer = members(model)[""].tokenizer
+    tokenizer = members(model)[ONLY].tokenizer
     return {
         "total": total,
         "trained": trained,

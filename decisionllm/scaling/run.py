@@ -155,7 +155,7 @@ def roll_out(
     """
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
     config, info = directory.read(run)
-    parts = info.get("parts", {})
+    parts = info["parts"]
     if any(is_none(each["env"]) for each in parts.values() or [config]):
         return score, {}
 

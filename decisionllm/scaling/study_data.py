@@ -9,6 +9,7 @@ import numpy as np
 
 from decisionllm.config import train_config
 from decisionllm.datasets import sampling
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.eval.env_checks import check_environments
@@ -98,6 +99,6 @@ def open_stores(
     for cell, config in configs.items():
         store = open_store(json.dumps([config["dataset"], str(cache_dir), config["transform"]]))
         check_data(store, config["data"], fraction)
-        check_environments(train_config(config), {"": store})
+        check_environments(train_config(config), {ONLY: store})
         stores[cell] = store
     return stores

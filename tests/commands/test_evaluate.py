@@ -17,12 +17,14 @@ from decisionllm.command_line import fill_defaults
 from decisionllm.commands.evaluate import evaluate, published_scores
 from decisionllm.commands.evaluate_env import build_env_node
 from decisionllm.commands.evaluate_warnings import constant_action_warnings, option_warnings
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
 from decisionllm.files import DIGESTS
 from decisionllm.policy.open_runs import OpenedRun
 from decisionllm.registry import build, choice
+from decisionllm.runs import directory
 from decisionllm.schema import Spec
 from decisionllm.worlds.maze2d.dataset import save
 from tests.conftest import LOOP, NANO, command, episode, node
@@ -127,7 +129,7 @@ def test_rows_name_the_bytes_of_a_file(tmp_path):
 
 def test_a_row_describes_its_evaluation(runs, tmp_path):
     (row,) = evaluated(tmp_path, f"run={runs}/plain")
-    info = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))
+    info = directory.read(runs / "plain")[1]["embodiments"][ONLY]
     assert row.keys() >= KEYS
     expected = {
         "world": "synthetic",
@@ -220,7 +222,7 @@ def test_of_several_targets_one_is_the_headline(runs, tmp_path):
     rows = evaluated(
         tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]"
     )
-    targets = json.loads((runs / "plain" / "run.json").read_text(encoding="utf-8"))["targets"]
+    targets = directory.read(runs / "plain")[1]["embodiments"][ONLY]["targets"]
     # 0.9 is not played twice
     assert [row["target_return"] for row in rows] == [
         targets["0.9"],

@@ -24,6 +24,7 @@ from decisionllm.bidding.serve import model_info
 from decisionllm.commands.train import due_after
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store_cache, store_writer
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.synthetic import load
 from decisionllm.files import read_lines
 from decisionllm.policy import loading
@@ -183,7 +184,7 @@ def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):
 
 def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "act.stride=9", f"run={tmp_path}/run") == 1
-    message = "decisionllm: window: expected a window of act.stride=9 steps or more, got 5"
+    message = "decisionllm: window: expected act.stride=9 steps or more, got 5 for data"
     assert message in capsys.readouterr().err
 
 
@@ -381,7 +382,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
     rates = ("optim.lr=0.01", "optim.lr_backbone=1e-9", "optim.weight_decay=0")
     assert command("train", *LOOP, *NANO, *rates, f"run={tmp_path}") == 0
     config, info = directory.read(tmp_path)
-    start = runs_model.make_model(train_config(config), Spec(**info["spec"])).state_dict()
+    start = runs_model.make_model(train_config(config), directory.read_specs(info)).state_dict()
     for name, weight in load_file(tmp_path / "checkpoint" / "model.safetensors").items():
         if not name.startswith("normalizer."):
             moved = (weight - start[name]).abs().max() > 1e-6
@@ -607,10 +608,11 @@ def load(*, spoilt: list):
     # normaliser and moments too
     assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))
     with trust_modules(["spoiltlogs"]):
-        assert (
-            directory.read(tmp_path / "clean")[1]["targets"]
-            == directory.read(tmp_path / "held-out")[1]["targets"]
-        )
+        targets = [
+            directory.read(tmp_path / name)[1]["embodiments"][ONLY]["targets"]
+            for name in ("clean", "held-out")
+        ]
+        assert targets[0] == targets[1]
     assert (
         metrics(tmp_path / "clean")[-1]["held_out_nll"]
         != metrics(tmp_path / "held-out")[-1]["held_out_nll"]

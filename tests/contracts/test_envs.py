@@ -127,7 +127,7 @@ def test_an_environment_fits_the_dataset_of_its_name(name, tmp_path):
     """As `train` checks it before its first step."""
     source = made("dataset", name, tmp_path)
     store = write_store(tmp_path / "store", source)
-    trained = TrainingData("", {}, store.spec, store.info, store.tasks)
+    trained = TrainingData("env", {}, store.spec, store.info, store.tasks)
     assert compare(made("env", name, tmp_path, 1), trained, longest=None) == []
 
 

@@ -2,17 +2,18 @@
 corrupted, by hand.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from decisionllm.datasets import corruptions, sampling
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.datasets.store_writer import write_store
 from decisionllm.protocols import Source
 from decisionllm.registry import choice
+from decisionllm.runs import directory
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command
 
@@ -181,19 +182,15 @@ def test_commands_read_the_log_as_a_transform_changes_it(tmp_path, capsys, verb)
             assert "expected a log with every action and transform=none" in printed.err
         assert "actions, the others are missing" in printed.out
     else:
-        info = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"]
+        info = directory.read(tmp_path / "run")[1]["embodiments"][ONLY]["dataset"]
         seed = 3 if verb == "train" else 0
         assert (
             info["corrupted"] == "actions of 20 % of the steps, adversarial, scale 1"
             and info["seed_of_changes"] == seed
         )
         assert command(verb, *words, *run, *unlabelled, "fresh=true") == 0
-        assert (
-            json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"][
-                "actions_kept"
-            ]
-            == 0.5
-        )
+        info = directory.read(tmp_path / "run")[1]["embodiments"][ONLY]["dataset"]
+        assert info["actions_kept"] == 0.5
 
 
 def test_what_cannot_be_is_refused(tmp_path):

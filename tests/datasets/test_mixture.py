@@ -25,7 +25,7 @@ from decisionllm.datasets.mixture import (
     part_shares,
 )
 from decisionllm.datasets.mixture import open_stores as of_stores
-from decisionllm.datasets.mixture_parts import parse_parts
+from decisionllm.datasets.mixture_parts import ONLY, parse_parts
 from decisionllm.policy import loading
 from decisionllm.registry import build
 from decisionllm.runs import directory
@@ -173,6 +173,7 @@ def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
     [
         ([], r"expected names of datasets, such as \[maze2d-umaze,maze2d-medium\], got \[\]"),
         (["synthetic", "synthetic"], "a label of its own for each"),
+        ({"data": "synthetic"}, "a label of its own for each, without a dot and not data"),
         (["synthetc"], "no dataset 'synthetc'; there are"),
         ({"a": None}, "expected each part as a name or as {dataset: name, ...}, got None"),
         ([1, 2], "expected each part as a name or as {dataset: name, ...}, got 1"),
@@ -224,7 +225,7 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(trained, tmp_path, capsys
         assert info["parts"][label]["targets"]["0.75"] == np.quantile(
             made.returns[np.intersect1d(part, kept)], 0.75
         )
-    assert info["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)
+    assert info["embodiments"][ONLY]["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)
     last = metrics(run)[-1]
     assert last["held_out_nll"] == pytest.approx(
         (last["held_out_nll/few"] + last["held_out_nll/many"]) / 2
@@ -280,7 +281,7 @@ def test_a_part_without_texts_is_evaluated_without(tmp_path):
 def test_the_weights_of_parts_say_how_often_each_is_drawn(tmp_path):
     weighted = {"few": LABELS["few"] | {"weight": 3}, "many": LABELS["many"]}
     mixture = node("dataset", "mixture", parts=weighted, text_wordings=0)
-    assert part_shares(mixture, of_stores(mixture, tmp_path)) == {"": [3.0, 1.0]}
+    assert part_shares(mixture, of_stores(mixture, tmp_path)) == {ONLY: [3.0, 1.0]}
     nested = {"alone": LABELS["few"], "both": mixture | {"dataset": "mixture", "weight": 2}}
     both = node("dataset", "embodiments", parts=nested, text_wordings=0)
     assert part_shares(both, of_stores(both, tmp_path)) == {"alone": [1.0], "both": [6.0, 2.0]}

@@ -43,7 +43,7 @@ class Small(Env):
 
 
 def trained(tasks=("",), **changes):
-    facts = {"label": "", "env": {}, "spec": PLANE, "info": {}, "tasks": tasks}
+    facts = {"env_name": "env", "env": {}, "spec": PLANE, "info": {}, "tasks": tasks}
     return TrainingData(**facts | changes)
 
 
@@ -79,7 +79,7 @@ def test_an_environment_without_the_texts_of_the_data_is_refused():
         ValueError,
         match="env of maze: expected texts such as 'Go.', as in the data, the environment has none",
     ):
-        compare(Small(), trained(["Go."], label="maze"), longest=20)
+        compare(Small(), trained(["Go."], env_name="env of maze"), longest=20)
 
 
 def test_an_environment_of_another_world_is_refused():

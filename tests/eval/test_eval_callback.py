@@ -82,10 +82,13 @@ def test_a_loss_that_falls_without_a_higher_score_is_said_once(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("log.rollout_every=1", "env=none"), "log.rollout_every=1: expected an environment"),
+        (
+            ("log.rollout_every=1", "env=none"),
+            "env: expected an environment, which log.rollout_every=1 rolls",
+        ),
         (
             ("log.rollout_every=1", "team.execution=joint"),
-            "log.rollout_every=1: expected an environment with groups of agents",
+            "env: expected groups of agents, since team.execution=joint and log.rollout_every=1",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.categorical import grid_parts
 from decisionllm.datasets.minari import load
 from decisionllm.datasets.minari_export import export_store
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.spaces import stack
 from decisionllm.datasets.store import open_store
 from decisionllm.eval.env_checks import TrainingData, compare
@@ -26,6 +27,7 @@ from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import DIGESTS
 from decisionllm.registry import build
+from decisionllm.runs import directory
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
@@ -487,7 +489,10 @@ def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatc
     )
     assert message in " ".join(capsys.readouterr().err.split())
     card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
-    assert card["dataset"].pop("observation_parts") == [["pos", 2], ["goal", 1]]
+    assert card["embodiments"][ONLY]["dataset"].pop("observation_parts") == [
+        ["pos", 2],
+        ["goal", 1],
+    ]
     (tmp_path / "run/run.json").write_text(json.dumps(card), encoding="utf-8")
     (tmp_path / "run" / DIGESTS).unlink()  # as a run of before
     assert command(*evaluated) == 0
@@ -604,7 +609,7 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
         for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert rows[0]["text"] == "template"
-    card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
+    card = directory.read(tmp_path / "run")[1]["embodiments"][ONLY]
     assert card["dataset"]["observation_parts"] == [["goal", 1], ["pos", 2]]
     assert sorted(card["tasks"]) == sorted(
         {
@@ -766,7 +771,7 @@ FLAT = Spec(2, 1, 4, (-1.0,), (1.0,))
 
 
 def trained():
-    return TrainingData(label="", env={}, spec=FLAT, info={}, tasks=[""])
+    return TrainingData(env_name="env", env={}, spec=FLAT, info={}, tasks=[""])
 
 
 @pytest.mark.parametrize("checker", [True, False])
@@ -1028,7 +1033,7 @@ def test_a_run_on_categories_is_evaluated_with_those_of_its_data(cells, tmp_path
     for words in ([], [*ours, "env.text=none"]):
         evaluation = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false", *words]
         assert command(*evaluation) == 0
-    card = json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))
+    card = directory.read(tmp_path / "run")[1]["embodiments"][ONLY]
     assert card["dataset"]["categorical"] == {"grid": [3, 2]}
     assert card["spec"]["categorical"] == [[0, 3], [3, 2], [5, 3], [8, 2]]
     assert card["spec"]["entity_schema"] == [["grid:grid", 5, 2], ["own", 1, 1]]

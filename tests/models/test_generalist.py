@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from decisionllm.config import train_config
 from decisionllm.datasets import mixture_parts, sampling, store_cache, windows
 from decisionllm.datasets.mixture import draw_embodiment
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.models.generalist import Generalist
 from decisionllm.policy import loading
@@ -98,7 +99,7 @@ def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
         == [draw_embodiment(shares, 7, step) for step in range(2000)]
         != [draw_embodiment(shares, 8, step) for step in range(2000)]
     )
-    assert draw_embodiment({"": [1.0, 1.0]}, 7, 0) == ""
+    assert draw_embodiment({ONLY: [1.0, 1.0]}, 7, 0) == ONLY
 
 
 def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):

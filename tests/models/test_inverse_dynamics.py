@@ -2,18 +2,18 @@
 where it is less certain.
 """
 
-import json
-
 import numpy as np
 import pytest
 
 from decisionllm.config import train_config
 from decisionllm.datasets import windows
 from decisionllm.datasets.batches import open_data
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import open_store
 from decisionllm.datasets.store_writer import write_store
 from decisionllm.models.inverse_dynamics import fill
 from decisionllm.protocols import Source
+from decisionllm.runs import directory
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, node
 
@@ -162,12 +162,8 @@ def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
     assert command("train", *LOOP, *NANO, *words, *few, *filled) == 0
     output = capsys.readouterr().out
     assert "recorded, " in output and "filled in, weight " in output
-    assert (
-        json.loads((tmp_path / "run/run.json").read_text(encoding="utf-8"))["dataset"][
-            "actions_kept"
-        ]
-        == 0.2
-    )
+    info = directory.read(tmp_path / "run")[1]["embodiments"][ONLY]["dataset"]
+    assert info["actions_kept"] == 0.2
     assert command("train", *LOOP, *NANO, *words, *few, f"run={tmp_path}/recorded") == 0
     assert "filled in" not in capsys.readouterr().out
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig, to_plain_dicts, train_config
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.files import DIGESTS
 from decisionllm.models.heads import GaussianHead
 from decisionllm.policy import loading
@@ -43,14 +44,16 @@ BACKBONES = {
 
 def config(backbone="nano lora", **options):
     parts = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian")} | options
-    return to_plain_dicts(TrainConfig(dataset={}, seed=3, window=6, **parts))
+    return to_plain_dicts(
+        TrainConfig(dataset=node("dataset", "synthetic"), seed=3, window=6, **parts)
+    )
 
 
 def save_run(path, config, *, noise=1):
     """Save a run directory whose model has moved everything it trains by this noise; return the
     model.
     """
-    model = make_model(train_config(config), SPEC).eval()
+    model = make_model(train_config(config), {ONLY: SPEC}).eval()
     torch.manual_seed(noise)
     with torch.no_grad():
         for weight in model.parameters():
@@ -60,10 +63,10 @@ def save_run(path, config, *, noise=1):
         [(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))]
     )
     info = {
-        "format": 3,
-        "spec": asdict(SPEC),
+        "format": 4,
+        "embodiments": {ONLY: {"spec": asdict(SPEC), "targets": {"0.9": 30.0}}},
+        "parts": {},
         "frozen": fingerprint(model.backbone),
-        "targets": {"0.9": 30.0},
     }
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -139,7 +142,10 @@ def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     expected = Policy(model, 6, 3, 30.0).act(histories())
     assert np.array_equal(loaded.act(histories()), expected)
     untrained = Policy(
-        make_model(train_config(config(backbone, head=node("head", head))), SPEC), 6, 3, 30.0
+        make_model(train_config(config(backbone, head=node("head", head))), {ONLY: SPEC}),
+        6,
+        3,
+        30.0,
     )
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
 
@@ -301,7 +307,7 @@ WRONG = {
     ),
     "another observation": (
         "run.json",
-        lambda f: f["spec"].update(observation_dim=3),
+        lambda f: f["embodiments"][ONLY]["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
     "no such target": (
@@ -325,8 +331,8 @@ WRONG = {
     "damaged info": ("run.json", truncate_half, "run.json is damaged or missing"),
     "another format": (
         "run.json",
-        lambda f: f.pop("format"),
-        "expected a run of format 3, got format 1; train again",
+        lambda f: f.update(format=3),
+        "expected a run of format 4, got format 3; train again",
     ),
     "empty config": (
         "config.yaml",
@@ -649,7 +655,7 @@ def test_a_run_goes_on_after_its_parts_have_got_more_options(tmp_path):
     config = TrainConfig(**{group: node(group, name) for group, name in kinds.items()})
     before = asdict(config)
     del before["backbone"]["text_summary"]
-    directory.create(tmp_path, before, {})
+    directory.create(tmp_path, before, {}, {})
     assert directory.check_same_run(tmp_path, config, {})
     config.backbone["text_summary"] = 3
     with pytest.raises(ValueError, match="backbone.text_summary was 0, is 3"):

@@ -11,8 +11,20 @@ from tests.conftest import LOOP, NANO, command
 pytestmark = pytest.mark.slow
 
 
+def read_info(run):
+    return json.loads((run / "run.json").read_text(encoding="utf-8"))
+
+
 def made_by(run):
-    return json.loads((run / "run.json").read_text(encoding="utf-8"))["made_by"]
+    return read_info(run)["made_by"]
+
+
+def test_a_run_on_one_dataset_is_described_as_one_of_several(tmp_path):
+    assert command("train", *LOOP, *NANO, "steps=1", f"run={tmp_path}/run") == 0
+    info = read_info(tmp_path / "run")
+    ((name, data),) = info["embodiments"].items()
+    assert name == "data" and data["dataset"]["name"] == "synthetic" and data["targets"]
+    assert info["fingerprint"] == data["fingerprint"] and info["parts"] == {}
 
 
 def test_a_run_records_the_command_line_that_made_it(tmp_path):

@@ -7,6 +7,7 @@ from torch import nn
 
 from decisionllm.config import train_config
 from decisionllm.datasets.batches import open_data
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.protocols import Planner
 from decisionllm.runs.start import new_model
 from tests.conftest import episode, make_store, node
@@ -61,7 +62,7 @@ def fitted(tmp_path):
         "data": {"held_out": 0.0},
     }
     config = train_config(options)
-    return new_model(config, {"": open_data(config, store, [1.0])}).planner
+    return new_model(config, {ONLY: open_data(config, store, [1.0])}).planner
 
 
 def test_a_planner_is_given_the_steps_whose_action_is_known(fitted):

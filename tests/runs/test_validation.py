@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.runs.validation import validation_terms
 
 
@@ -37,7 +38,7 @@ def test_held_out_terms_are_means_over_batches_and_then_over_parts():
 
 
 def test_the_only_part_of_a_run_has_no_line_of_its_own():
-    data = {"": held_out_data({"umaze": lambda step: step}, is_mixture=False)}
+    data = {ONLY: held_out_data({"umaze": lambda step: step}, is_mixture=False)}
     assert validation_terms(data, lambda name, window: {"nll": torch.tensor(2.0)}, 1) == {
         "held_out_nll": 2.0
     }

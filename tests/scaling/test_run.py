@@ -13,8 +13,8 @@ SPEC = Spec(4, 2, 10, low=(-1.0, -1.0), high=(1.0, 1.0))
 
 def cost(backbone, **options):
     """(parameters without embeddings, FLOPs of a step) of a model."""
-    head = node("head", "gaussian")
-    parts = {"dataset": {}, "backbone": backbone, "head": head, "window": 4}
+    nodes = {"dataset": node("dataset", "synthetic"), "head": node("head", "gaussian")}
+    parts = nodes | {"backbone": backbone, "window": 4}
     config = parts | {"optim": {"batch_size": 8}} | options
     size = count_parameters(config, SPEC)
     return size["non_embedding"], flops_per_step(config, size)

@@ -29,7 +29,7 @@ class Rival:
     """
 
     def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, object]) -> None:
-        parts = [*directory.read(run)[1].get("parts", {})]
+        parts = [*directory.read(run)[1]["parts"]]
         target = discover()["env"]["pettingzoo"]["_target_"]
         played = []
         for self.policy in loading.load_parts(run, parts):
