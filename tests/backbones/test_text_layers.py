@@ -31,9 +31,14 @@ LAYERS = 6
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(request, tmp_path_factory):
     """A model folder, which no test changes."""
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS)
+    family = getattr(request, "param", "Qwen2")
+    return write(tmp_path_factory.mktemp(family), family, num_hidden_layers=LAYERS)
+
+
+# the blocks of Gemma 3 see four tokens, fewer than a text has, and all tokens in turn
+every_family = pytest.mark.parametrize("folder", ["Qwen2", "Gemma3Text"], indirect=True)
 
 
 def whole(folder):
@@ -51,6 +56,7 @@ def batch(backbone, texts=TEXTS):
     return tokens, *backbone.encode(texts), torch.tensor([0, 2, 1, 0, 2])
 
 
+@every_family
 def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     model, ids, mask = whole(folder), *whole(folder).encode(TEXTS)
     expected = model.core(
@@ -62,6 +68,7 @@ def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     near(backbone.embed(rows)[mask], expected[2][mask].detach())
 
 
+@every_family
 @every_layout
 def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_them(
     folder, text_summary
@@ -97,6 +104,7 @@ def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
         near(values.detach(), v.transpose(1, 2).detach())
 
 
+@every_family
 @every_layout
 def test_attention_to_words_is_that_of_the_upper_blocks(folder, text_summary):
     backbone = cut(folder, text_summary=text_summary)
@@ -156,6 +164,7 @@ def test_another_config_of_the_same_weights_reads_texts_anew(folder, tmp_path):
     assert fingerprint(second) == fingerprint(first), "that of runs of an earlier version"
 
 
+@every_family
 def test_only_the_upper_blocks_have_adapters(folder):
     backbone = cut(folder)
     trained = {
@@ -180,6 +189,7 @@ def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
     near(backbone(*arguments).detach(), library.plain(backbone, *arguments).detach())
 
 
+@every_family
 @every_layout
 def test_gradients_are_those_of_the_library(folder, text_summary):
     backbone = cut(folder, text_summary=text_summary)
@@ -333,6 +343,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):
     near(policy.begin(["Go"], horizon=5).act(seen), policy.act([alone]))
 
 
+@every_family
 @every_layout
 def test_what_is_kept_of_a_text_acts_like_a_text_that_is_read_anew(folder, text_summary):
     """Steps one by one behind a cache of texts, one of them empty, against all at once."""
