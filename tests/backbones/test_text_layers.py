@@ -20,7 +20,7 @@ from decisionllm.backbones.text_layers import TRAINED_CUT, only_blocks, resolve_
 from decisionllm.policy import loading
 from decisionllm.schema import History
 from tests.backbones.test_backbones import write
-from tests.conftest import LOOP, command, near
+from tests.conftest import LOOP, command, near, node
 
 pytestmark = pytest.mark.numeric
 
@@ -228,6 +228,36 @@ def test_the_defaults_are_two_and_three_fifths(arguments, tune, cut_into):
 
 
 @pytest.mark.parametrize(
+    "blocks, arguments, cut_into",
+    [
+        (30, (0.4, 0.6), (12, 18)),
+        (30, (0.5, 0.7), (15, 21)),
+        (18, (0.5, 0.7), (9, 13)),
+        (24, (0.5, 0.7), (12, 17)),
+        (24, (0.4, 20), (10, 20)),
+        (24, (10, 0.99), (10, 24)),
+        (24, (-1, 0.5), (10, 12)),
+        (24, (0.5, -1), (12, 15)),
+        (24, (0.5, 0), (12, 24)),
+        (24, (1.0, 12.0), (1, 12)),  # as the command line gives whole numbers
+    ],
+)
+def test_a_share_is_of_the_blocks_of_the_model_rounded(blocks, arguments, cut_into):
+    assert resolve_cut(core_of(blocks), *arguments, tune="lora", supported=True) == cut_into
+
+
+def test_the_summary_of_smollm2_stays_where_it_was_measured():
+    options = node("backbone", "smollm2-summary")
+    shares = options["text_layers"], options["layers"]
+    assert resolve_cut(core_of(30), *shares, tune="lora", supported=True) == (15, 21)
+    assert node("backbone", "pretrained-summary").items() >= {
+        ("text_layers", shares[0]),
+        ("layers", shares[1]),
+        ("text_summary", options["text_summary"]),
+    }
+
+
+@pytest.mark.parametrize(
     "arguments, cut_into", [((-1, -1), (12, 18)), ((0, -1), (0, 18)), ((-1, 15), (12, 15))]
 )
 def test_a_model_that_a_run_trained_is_cut_as_it_was(arguments, cut_into):
@@ -271,10 +301,20 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
         ),
         ({"text_summary": -1}, "backbone.text_summary: expected 0 or more, got -1"),
         ({"layers": 7}, "layers of at most 6, the blocks of this model, got 2 and 7"),
+        ({"text_layers": 0.6, "layers": 0.5}, "text_layers below layers, .* got 4 and 3"),
+        (
+            {"layers": 0.01},
+            "backbone.layers: expected a whole number of blocks, or a share between 0 and 1 of the "
+            "6 blocks of this model that is at least one block, got 0.01",
+        ),
+        ({"layers": 1.5}, "backbone.layers: expected a whole number .*, got 1.5"),
+        ({"text_layers": -0.4}, "backbone.text_layers: expected a whole number .*, got -0.4"),
+        ({"layers": float("nan")}, "backbone.layers: expected a whole number .*, got nan"),
         (
             {"tune": "full"},
             "backbone.layers: expected 0 and 0, since tune=full trains every block, got 2 and 4",
         ),
+        ({"tune": "full", "text_layers": 0.4}, "since tune=full trains every block, got 0.4 and 4"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(folder, options, message):
@@ -327,15 +367,16 @@ def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):
     run = tmp_path / "run"
     words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
     words += [f"backbone.text_summary={text_summary}"]
+    words += ["backbone.text_layers=0.5", "backbone.layers=5"]
     assert command("train", *LOOP, *words, f"run={run}") == 0
     policy = loading.load(run)
     backbone = policy.model.backbone
-    assert (backbone.text_layers, backbone.depth) == (2, 2)
+    assert (backbone.text_layers, backbone.depth) == (3, 2)
     assert policy.info["frozen"] == fingerprint(backbone)
     adapter = json.loads(
         (run / "checkpoint/adapter/adapter_config.json").read_text(encoding="utf-8")
     )
-    assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")
+    assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(3|4)\.")
     assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
     # a text of fewer words than it has tokens in a summary
     seen = np.zeros((1, policy.model.spec.observation_dim), np.float32)
