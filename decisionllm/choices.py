@@ -6,7 +6,11 @@ such as `worlds/choices.py`, and so has an installed package, see `registry`.
 """
 
 QWEN2 = "decisionllm.backbones.build.qwen2"
+PRETRAINED = "decisionllm.backbones.build.pretrained"
 SMOLLM2 = "decisionllm.backbones.build.smollm2"
+# Half of the blocks read texts, and the next fifth the trajectory: of SmolLM2 blocks 1 to 15 and 16
+# to 21. It understands more sentences that were never trained on, see docs/results.md.
+SUMMARY = {"text_layers": 0.5, "layers": 0.7, "text_summary": 4}
 
 CHOICES = {
     "backbone": {
@@ -16,10 +20,10 @@ CHOICES = {
         # the shape of Qwen2.5-0.5B
         "base": dict(_target_=QWEN2, width=896, layers=24, heads=14, kv_heads=2, inner=4864),
         "dt": dict(_target_="decisionllm.backbones.build.gpt2"),
-        "pretrained": dict(_target_="decisionllm.backbones.build.pretrained"),
+        "pretrained": dict(_target_=PRETRAINED),
+        "pretrained-summary": dict(_target_=PRETRAINED, dtype="bfloat16", **SUMMARY),
         "smollm2": dict(_target_=SMOLLM2),
-        # understands more sentences that were never trained on, see docs/results.md
-        "smollm2-summary": dict(_target_=SMOLLM2, text_layers=15, layers=21, text_summary=4),
+        "smollm2-summary": dict(_target_=SMOLLM2, **SUMMARY),
     },
     "text_encoder": {
         "features": dict(_target_="decisionllm.backbones.text_encoders.FrozenFeatures"),

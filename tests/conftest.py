@@ -15,12 +15,14 @@ import torch
 
 from decisionllm import executors, hardware
 from decisionllm.__main__ import run
+from decisionllm.backbones.build import build_backbone, init_random_model
 from decisionllm.config import ModelOptions
 from decisionllm.datasets import sampling, store_writer
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
 from decisionllm.registry import build, discover, get_function
 from decisionllm.schema import Episode, Spec
+from decisionllm.tokenizers.text import VOCABULARY, own_tokenizer
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
 
@@ -28,7 +30,12 @@ SMALL = {
     "qwen2": {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48},
     "gpt2": {"width": 32, "layers": 2, "heads": 2},
 }
-BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
+# a registered backbone, or a function here, and its options
+BACKBONES = {
+    "qwen2": ("nano", SMALL["qwen2"]),
+    "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0}),
+    "gemma3": ("tests.conftest.gemma3", {}),
+}
 
 TESTS = Path(__file__).parent
 # the neighbours of the core, in folders of the package that may be deleted, see test_walls.py
@@ -191,6 +198,47 @@ def node(group, name, /, **options):
     return choice | ({"text": "none"} if "text" in choice else {}) | options
 
 
+def gemma3(
+    seed,
+    *,
+    layers=2,
+    dropout=0.0,
+    tune="full",
+    lora_rank=16,
+    lora_alpha=32,
+    lora_targets="all-linear",
+):
+    """A small Gemma 3 with random weights, whose first block sees four tokens and whose second one
+    all.
+    """
+    from transformers import Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"][:layers],
+        attention_dropout=dropout,
+        use_cache=False,
+    )
+    model = init_random_model(config, seed)
+    return build_backbone(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+
+
+def backbone_node(backbone, **options):
+    """The config node of one of BACKBONES."""
+    name, sizes = BACKBONES[backbone]
+    if "." in name:
+        return {"_target_": name} | sizes | options
+    return node("backbone", name, **sizes | options)
+
+
 def episode(rewards, *, S=2, A=1, start=0.0, **fields):
     """An episode of these rewards, whose observations and actions count up from `start`, so that
     each row is known.
@@ -231,8 +279,7 @@ def make_model(
     """A small model with random weights, its biases and its adapters too, so that a wrong one would
     show.
     """
-    name, sizes = BACKBONES[backbone]
-    language_model = build(node("backbone", name, **sizes | (backbone_options or {})), seed)
+    language_model = build(backbone_node(backbone, **backbone_options or {}), seed)
     assert language_model.layout is not None, (
         "our forward differs from the library's: the plain one would hide it"
     )

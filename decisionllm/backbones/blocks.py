@@ -4,7 +4,7 @@ Letters: B rows, n new tokens, n' of them at output positions, L text tokens, M 
 query heads, G key heads, d head width, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decisionllm.backbones.attention import TextAttention, attend
-from decisionllm.backbones.layouts import ALL, GPT2, Llama
+from decisionllm.backbones.layouts import ALL, GPT2, BlockKind, Llama, Rope
 from decisionllm.backbones.packing import PackedTokens, Rows, TokenLayout
 from decisionllm.tokenizers.entity_tokens import EntityTokens
 
@@ -20,6 +20,7 @@ NO_OUTPUT = slice(0, 0)  # of a text, of which only the keys and values are need
 # extend(i, k, v) may store the new keys and values of block i; it returns all keys and values of
 # the rows that are attended to.
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+Window = int | None  # see `BlockKind.window`
 
 
 def attend_to_new_tokens(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,11 +53,12 @@ class TokenPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
-    """The keys that the tokens of B rows attend to in every block.
+    """The keys that the tokens of B rows attend to in the blocks.
 
     Attributes:
         positions: (B or 1, n).
-        visible: (B or 1, n, L + M) bool, the keys that each token attends to.
+        visible: by the window of a block, (B or 1, n, L + M) bool: the keys that each token attends
+            to.
         output_positions: of the n tokens.
         extend: see `Extend`.
         texts: attention to the texts, whose keys stand before those of the rows.
@@ -64,18 +66,23 @@ class AttentionPlan:
     """
 
     positions: Tensor
-    visible: Tensor
+    visible: dict[Window, Tensor]
     output_positions: slice
     extend: Extend
     texts: TextAttention | None
     layout: TokenLayout
 
 
-def plan_attention(places: TokenPlaces) -> AttentionPlan:
-    """Let each token attend to its text and to the tokens up to itself."""
+def plan_attention(places: TokenPlaces, windows: Iterable[Window]) -> AttentionPlan:
+    """Let each token attend to its text and to the tokens up to itself, within these windows."""
+    visible = {}
+    for window in windows:
+        visible[window] = visible_keys(
+            places.text_mask, places.slots, places.num_keys, window, slots=places.slots
+        )
     return AttentionPlan(
         positions=places.positions,
-        visible=visible_keys(places.text_mask, places.slots, places.num_keys),
+        visible=visible,
         output_positions=places.output_positions,
         extend=places.extend,
         texts=places.texts,
@@ -84,12 +91,13 @@ def plan_attention(places: TokenPlaces) -> AttentionPlan:
 
 
 def plan_attention_with_entities(
-    places: TokenPlaces, entities: EntityTokens, n: int
+    places: TokenPlaces, windows: Iterable[Window], entities: EntityTokens, n: int
 ) -> AttentionPlan:
     """Plan the attention of n tokens and of the entities that stand behind them, see
     `EntityTokens`.
 
-    The keys of entities are attended to and not stored.
+    The keys of entities are attended to and not stored. In a window an entity counts as its
+    observation token does.
     """
 
     def extend_tokens(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,10 +105,16 @@ def plan_attention_with_entities(
         return torch.cat([all_k, k[:, :, n:]], 2), torch.cat([all_v, v[:, :, n:]], 2)
 
     last_slots = entities.last_slots(places.slots)
-    of_texts_and_rows = visible_keys(places.text_mask, last_slots, places.num_keys)
+    slots = entities.positions(places.slots)
+    visible = {}
+    for window in windows:
+        of_texts_and_rows = visible_keys(
+            places.text_mask, last_slots, places.num_keys, window, slots=slots
+        )
+        visible[window] = entities.visible(of_texts_and_rows, window)
     output_positions = slice(*places.output_positions.indices(n))
     return AttentionPlan(
-        visible=entities.visible(of_texts_and_rows),
+        visible=visible,
         positions=entities.positions(places.positions),
         output_positions=output_positions,
         extend=extend_tokens,
@@ -109,22 +123,41 @@ def plan_attention_with_entities(
     )
 
 
-def visible_keys(text_mask: Tensor, slots: Tensor, num_keys: int) -> Tensor:
-    """Return which keys each token attends to: all real text, and the tokens of its row up to its
-    slot.
+def visible_keys(
+    text_mask: Tensor, last_slots: Tensor, num_keys: int, window: Window, *, slots: Tensor
+) -> Tensor:
+    """Return which keys each token attends to: real text, and the tokens of its row up to its last
+    slot, all of them within a window that ends with the token.
 
     Args:
         text_mask: (N, L) True where real.
-        slots: (N, n).
+        last_slots: (N, n).
         num_keys: M, of a row.
+        window: of the block; the padding of a text does not count.
+        slots: (N, n) of the tokens.
 
     Returns:
         (N, n, L + M) bool; N is 1 where both have one row.
     """
+    row_slots = torch.arange(num_keys, device=slots.device)
     of_text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
-    of_row = torch.arange(num_keys, device=slots.device) <= slots[..., None]
+    of_row = row_slots <= last_slots[..., None]
+    if window is not None:
+        out_of_sight = slots[..., None] - window  # the last slot before the window
+        of_row = of_row & (row_slots > out_of_sight)
+        text_slots = torch.arange(text_mask.shape[1], device=slots.device)
+        text_length = text_mask.sum(1)[:, None, None]
+        of_text = of_text & (text_slots > text_length + out_of_sight)
     N = max(len(of_text), len(of_row))
     return torch.cat([of_text.expand(N, -1, -1), of_row.expand(N, -1, -1)], -1)
+
+
+def rotations_by_kind(
+    layout: Llama | GPT2, core: Any, states: Tensor, positions: Tensor, kinds: Iterable[BlockKind]
+) -> dict[str, Rope]:
+    """Return the rotary embedding of positions for blocks of these kinds, by the kind's name."""
+    names = dict.fromkeys(kind.name for kind in kinds)
+    return {name: layout.rotations(core, states, positions, name) for name in names}
 
 
 class BlockStack:
@@ -136,16 +169,25 @@ class BlockStack:
         layout: of the model's architecture.
         core: the transformers model.
         blocks: of it.
-        plan: of the attention.
+        kinds: of these blocks.
+        plan: of the attention, with the windows of these kinds.
         training: with dropout.
     """
 
     def __init__(
-        self, layout: Llama | GPT2, core: Any, blocks: Any, plan: AttentionPlan, *, training: bool
+        self,
+        layout: Llama | GPT2,
+        core: Any,
+        blocks: Any,
+        kinds: Sequence[BlockKind],
+        plan: AttentionPlan,
+        *,
+        training: bool,
     ) -> None:
         self.layout = layout
         self.core = core
         self.blocks = blocks
+        self.kinds = kinds
         self.plan = plan
         self.training = training
         self.tokens = plan.layout
@@ -154,10 +196,13 @@ class BlockStack:
         """Return the states before the first block of embedded tokens (B, n, D)."""
         states = self.tokens.pack(tokens)
         positions = self.tokens.pack(self.plan.positions)
-        states, self.rope = self.layout.enter(self.core, states, positions)
-        visible = self.plan.visible
-        bias = torch.zeros(visible.shape, dtype=states.dtype, device=states.device)
-        self.bias = bias.masked_fill(~visible, float("-inf"))[:, None]  # (B or 1, 1, n, L + M)
+        states = self.layout.enter(self.core, states, positions)
+        self.ropes = rotations_by_kind(self.layout, self.core, states, positions, self.kinds)
+        self.biases = {}
+        for window, visible in self.plan.visible.items():
+            bias = torch.zeros(visible.shape, dtype=states.dtype, device=states.device)
+            bias = bias.masked_fill(~visible, float("-inf"))
+            self.biases[window] = bias[:, None]  # (B or 1, 1, n, L + M)
         return states
 
     def run_block(self, i: int, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,7 +229,8 @@ class BlockStack:
 
     def _project(self, i: int, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries as the tokens lie, and keys and values as rows."""
-        q, k, v = self.layout.project(self.blocks[i], states, self.rope, self._outputs(i))
+        rope = self.ropes[self.kinds[i].name]
+        q, k, v = self.layout.project(self.blocks[i], states, rope, self._outputs(i))
         return q, self.tokens.rows(k), self.tokens.rows(v)
 
     def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -192,7 +238,8 @@ class BlockStack:
         last = self._is_last(i)
         dropout = self.layout.attention_dropout(self.blocks[i]) if self.training else 0.0
         keys, values = self.plan.extend(i, k, v)
-        bias = self.bias[:, :, self.plan.output_positions] if last else self.bias
+        bias = self.biases[self.kinds[i].window]
+        bias = bias[:, :, self.plan.output_positions] if last else bias
         q = self.tokens.output_rows(q) if last else self.tokens.rows(q)
         if self.plan.texts is None:
             mixed = attend(q, keys, values, bias, dropout)

@@ -150,8 +150,8 @@ def pretrained(
     lora_rank: int = 16,
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
-    text_layers: int = -1,
-    layers: int = -1,
+    text_layers: float = -1.0,
+    layers: float = -1.0,
     text_summary: int = 0,
 ) -> Backbone:
     """Load a language model with its own tokenizer.
@@ -169,10 +169,11 @@ def pretrained(
             of bfloat16 are held in float32 on a processor that multiplies those faster.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
-            behind them; -1: two fifths of the model, as many as in the run that trained it, or 0
-            where it can't be cut (tune=full, or blocks that are not supported).
-        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where a run
-            trained it or it can't be cut.
+            behind them. A number below 1 is a share of the model's blocks, rounded: 0.4 of 30 are
+            12. -1: two fifths of the model, as many as in the run that trained it, or 0 where it
+            can't be cut (tune=full, or blocks that are not supported).
+        layers: blocks that are built, or a share of the model's blocks; 0: all; -1: three fifths of
+            the model, or all where a run trained it or it can't be cut.
         text_summary: tokens that sum up a text for the blocks above, see `TextSummary`; 0: they
             attend to each of its words.
 
@@ -194,8 +195,10 @@ def pretrained(
 
     supported = layout_of(model) is not None
     print_uncomputed_fields(folder or hub_id, model.config)
-    text_layers, layers = resolve_cut(model, text_layers, layers, tune=tune, supported=supported)
-    keep_blocks(model, layers)
+    num_text_layers, num_layers = resolve_cut(
+        model, text_layers, layers, tune=tune, supported=supported
+    )
+    keep_blocks(model, num_layers)
     backbone = build_backbone(
         model,
         load_tokenizer,
@@ -204,20 +207,20 @@ def pretrained(
         lora_rank,
         lora_alpha,
         lora_targets,
-        text_layers=text_layers,
+        text_layers=num_text_layers,
     )
     if weights == "shuffled":
         shuffle(backbone.core, seed)
     if hardware.is_slow_dtype(numbers):
         backbone.widen()
-    if text_summary and not text_layers:
+    if text_summary and not num_text_layers:
         raise ValueError(
             "backbone.text_summary: expected 0, since no block reads texts alone "
             f"(backbone.text_layers), got {text_summary}"
         )
-    if text_layers:
+    if num_text_layers:
         summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
-        backbone.cut_off(text_layers, summary)
+        backbone.cut_off(num_text_layers, summary)
     return backbone
 
 
@@ -296,8 +299,8 @@ def smollm2(
     lora_rank: int = 8,
     lora_alpha: int = 16,
     lora_targets: str = "all-linear",
-    text_layers: int = -1,
-    layers: int = -1,
+    text_layers: float = -1.0,
+    layers: float = -1.0,
     text_summary: int = 0,
 ) -> Backbone:
     """Load SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed

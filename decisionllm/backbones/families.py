@@ -6,14 +6,14 @@ are in this table, and transformers' own forward reads all other models, see `hf
 could not decide, since some fields change what a model computes at a later position, at larger
 numbers, or in training. tests/backbones/test_families.py compares both forwards for each type.
 
-To add a type, read its `modeling_<type>.py` and list each field of its config below. Where its
-blocks are called in another way, add a layout in `layouts` first.
+To add a type, read its `modeling_<type>.py` and list each field of its config below, beside the
+layout of its blocks, see `layouts`.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from decisionllm.backbones.layouts import GPT2, Llama
+from decisionllm.backbones.layouts import FULL, GPT2, SLIDING, Llama
 from decisionllm.backbones.text_layers import TRAINED_CUT
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Fields = dict[str, Any]  # {field: ANY, values that change nothing, or the field
 class Family(NamedTuple):
     """A model type: the layout that calls its blocks, and the fields of its config."""
 
-    layout: type[Llama] | type[GPT2]
+    layout: Llama | GPT2
     fields: Fields
 
 
@@ -46,51 +46,71 @@ ROTARY = _any(
     "rope_type": ("default", "linear", "dynamic", "yarn", "longrope", "llama3"),
     "partial_rotary_factor": (None, 1),
 }
-LLAMA = _any(
+COMMON = _any(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps "
-    "attention_dropout initializer_range original_max_position_embeddings"
-) | {"rope_parameters": ROTARY}
-# a window bounds how many tokens our forward reads, see `forward.Backbone.positions`
-WINDOWS = {"sliding_window": ANY, "layer_types": ("full_attention", "sliding_attention")}
+    "num_key_value_heads head_dim max_position_embeddings rms_norm_eps attention_dropout "
+    "initializer_range original_max_position_embeddings"
+)
+LLAMA = COMMON | {"hidden_act": ANY, "rope_parameters": ROTARY}
+WINDOWS = {"sliding_window": ANY, "layer_types": (FULL, SLIDING)}  # see `layouts.block_kinds`
 BIASES = _any("attention_bias mlp_bias")
 
 # from transformers/models/<type>/modeling_<type>.py and configuration_<type>.py
 FAMILIES = {
-    "llama": Family(Llama, LLAMA | BIASES),
+    "llama": Family(Llama(), LLAMA | BIASES),
     # these three are LlamaModel with other defaults
-    "exaone": Family(Llama, LLAMA | BIASES),
-    "internlm3": Family(Llama, LLAMA | BIASES),
-    "iquestcoder": Family(Llama, LLAMA | BIASES),
-    "qwen2": Family(Llama, LLAMA | WINDOWS | _any("use_sliding_window max_window_layers")),
+    "exaone": Family(Llama(), LLAMA | BIASES),
+    "internlm3": Family(Llama(), LLAMA | BIASES),
+    "iquestcoder": Family(Llama(), LLAMA | BIASES),
+    "qwen2": Family(Llama(), LLAMA | WINDOWS | _any("use_sliding_window max_window_layers")),
     # norms of queries and keys are modules
     "qwen3": Family(
-        Llama, LLAMA | WINDOWS | _any("use_sliding_window max_window_layers attention_bias")
+        Llama(), LLAMA | WINDOWS | _any("use_sliding_window max_window_layers attention_bias")
     ),
-    "mistral": Family(Llama, LLAMA | _any("sliding_window")),
-    "ministral": Family(Llama, LLAMA | WINDOWS),
+    "mistral": Family(Llama(), LLAMA | _any("sliding_window")),
+    "ministral": Family(Llama(), LLAMA | WINDOWS),
     # queries are scaled from position original_max_position_embeddings on, which bounds our forward
     "ministral3": Family(
-        Llama,
+        Llama(),
         LLAMA | _any("sliding_window") | {"rope_parameters": ROTARY | _any("llama_4_scaling_beta")},
     ),
-    "cwm": Family(Llama, LLAMA | WINDOWS | _any("mlp_bias")),
-    # the norm adds 1 to its weight and the word embedding scales; both are modules
+    "cwm": Family(Llama(), LLAMA | WINDOWS | _any("mlp_bias")),
+    # the word embedding scales and is a module
     "gemma": Family(
-        Llama, LLAMA | _any("attention_bias") | {"use_bidirectional_attention": (None, False)}
+        Llama(norm_offset=1.0),
+        LLAMA | _any("attention_bias") | {"use_bidirectional_attention": (None, False)},
+    ),
+    # norms of queries and keys and the scaling of scores are read from modules; the rest of the
+    # model, which caps logits, is not part of a backbone
+    "gemma3_text": Family(
+        Llama(
+            attention_output_norm="post_attention_layernorm",
+            mlp_input_norm="pre_feedforward_layernorm",
+            mlp_output_norm="post_feedforward_layernorm",
+            norm_offset=1.0,
+            rotates_by_kind=True,
+        ),
+        COMMON
+        | WINDOWS
+        | _any("hidden_activation attention_bias query_pre_attn_scalar final_logit_softcapping")
+        | {
+            "rope_parameters": {FULL: ROTARY, SLIDING: ROTARY},
+            "attn_logit_softcapping": (None,),
+            "use_bidirectional_attention": (None, False),
+        },
     ),
     # clip_qkv clamps queries, keys and values; the norms are of a fixed epsilon
     "olmo": Family(
-        Llama,
+        Llama(),
         LLAMA | _any("attention_bias") | {"clip_qkv": (None,), "rms_norm_eps": (1e-5,)},
     ),
     # residual_dropout comes behind the output map and behind the feed-forward
     "seed_oss": Family(
-        Llama, LLAMA | BIASES | _any("attention_out_bias") | {"residual_dropout": (0,)}
+        Llama(), LLAMA | BIASES | _any("attention_out_bias") | {"residual_dropout": (0,)}
     ),
     # 0: a block without rotary positions, every fourth one by default
     "smollm3": Family(
-        Llama,
+        Llama(),
         LLAMA
         | WINDOWS
         | BIASES
@@ -98,7 +118,7 @@ FAMILIES = {
         | {"no_rope_layers": (1,)},
     ),
     "gpt2": Family(
-        GPT2,
+        GPT2(),
         _any(
             "vocab_size n_positions n_embd n_layer n_head n_inner activation_function resid_pdrop "
             "embd_pdrop attn_pdrop layer_norm_epsilon initializer_range summary_type "
@@ -136,6 +156,7 @@ EXTRA: Fields = {
     "use_mrope": (False,),  # DeepSeek-R1-Distill-Qwen
     "embed_dropout": (0,),  # EXAONE
     "hidden_activation": ("gelu_pytorch_tanh",),  # Gemma
+    "sliding_window_pattern": ANY,  # Gemma 3, whose layer_types are made of it
     "is_causal": (True,),
 }
 
@@ -149,7 +170,7 @@ def layout_of(core: "PreTrainedModel") -> Llama | GPT2 | None:
     is_own_class = type(core).__module__.startswith("transformers.models.")
     if family is None or not is_own_class or uncomputed_fields(core.config):
         return None
-    return family.layout()
+    return family.layout
 
 
 def uncomputed_fields(config: "PreTrainedConfig") -> list[str]:

@@ -25,13 +25,14 @@ from decisionllm.backbones.blocks import (
     TokenPlaces,
     plan_attention,
     plan_attention_with_entities,
+    rotations_by_kind,
 )
 from decisionllm.backbones.cuda_graphs import CUDAGraphReader, ReadRows
 from decisionllm.backbones.families import layout_of
 from decisionllm.backbones.hf_forward import hidden_states, run_behind_texts
 from decisionllm.backbones.hf_types import LoadTokenizer, TextReader
 from decisionllm.backbones.kv_cache import EncodedTexts, SessionCache, TextPrefix
-from decisionllm.backbones.layouts import ALL, GPT2, Llama
+from decisionllm.backbones.layouts import ALL, GPT2, BlockKind, Llama, block_kinds
 from decisionllm.backbones.text_layers import TextLayers
 from decisionllm.backbones.text_summary import TextSummary
 from decisionllm.tokenizers import text
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
 # width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
-POSITIONS = "the positions or the sliding window of this backbone"  # that limit a length
+POSITIONS = "the positions of this backbone"  # that limit a length
 RunBlock = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor]]  # `BlockStack.run_block`
 
 
@@ -97,10 +98,10 @@ class Backbone(nn.Module):
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
         # None: the blocks of this architecture are not supported
         self.layout: Llama | GPT2 | None = layout_of(self.core)
+        self.kinds: list[BlockKind] = []  # of all blocks, where our forward reads them
         if self.layout is not None:
-            # our forward attends to all earlier tokens, and keeps their keys
-            window = _sliding_window(self.config)
-            self.positions = min(self.positions, window, _same_rotations(self.config))
+            self.kinds = block_kinds(self.config)
+            self.positions = min(self.positions, _same_rotations(self.config))
 
     @property
     def core(self) -> Any:
@@ -137,6 +138,11 @@ class Backbone(nn.Module):
     def depth(self) -> int:
         """The number of blocks that read a trajectory."""
         return int(self.config.num_hidden_layers) - self.text_layers
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The windows of the blocks that read a trajectory, each once, see `BlockKind`."""
+        return list(dict.fromkeys(kind.window for kind in self.kinds[self.text_layers :]))
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode U texts, on the CPU, see `tokenizers.text.encode`.
@@ -274,8 +280,8 @@ class Backbone(nn.Module):
             Hidden states at the output positions of the n tokens (B, n', D).
         """
         if entities is None:
-            return self._run_blocks(tokens, plan_attention(places))[0]
-        plan = plan_attention_with_entities(places, entities, tokens.shape[1])
+            return self._run_blocks(tokens, plan_attention(places, self.windows))[0]
+        plan = plan_attention_with_entities(places, self.windows, entities, tokens.shape[1])
         return self._run_blocks(entities.append_to(tokens), plan)[0]
 
     def text_places(self, words: int) -> int:
@@ -318,7 +324,7 @@ class Backbone(nn.Module):
                 text_mask=slots[:, :0],  # nothing stands before a text
                 output_positions=NO_OUTPUT,
             )
-            _, keys, values = self._run_blocks(x, plan_attention(places))
+            _, keys, values = self._run_blocks(x, plan_attention(places, self.windows))
         return TextPrefix(keys, values, text_mask, text_mask.sum(1))
 
     def _project_texts(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -327,10 +333,13 @@ class Backbone(nn.Module):
         """
         assert self.layout is not None
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        x, rope = self.layout.enter(self.core, x.to(self.dtype), positions)
+        x = self.layout.enter(self.core, x.to(self.dtype), positions)
+        blocks = self.layout.blocks(self.core)[self.text_layers :]
+        kinds = self.kinds[self.text_layers :]
+        ropes = rotations_by_kind(self.layout, self.core, x, positions, kinds)
         keys, values = [], []
-        for block in self.layout.blocks(self.core)[self.text_layers :]:
-            _, k, v = self.layout.project(block, x, rope, NO_OUTPUT)
+        for block, kind in zip(blocks, kinds, strict=True):
+            _, k, v = self.layout.project(block, x, ropes[kind.name], NO_OUTPUT)
             keys.append(k)
             values.append(v)
         return keys, values
@@ -419,7 +428,7 @@ class Backbone(nn.Module):
             output_positions=slice(-1, None),
             extend=append,
         )
-        hidden = self._run_blocks(tokens, plan_attention(places))[0]
+        hidden = self._run_blocks(tokens, plan_attention(places, self.windows))[0]
         return hidden[:, -1], torch.stack(both)
 
     def _run_blocks(
@@ -433,7 +442,9 @@ class Backbone(nn.Module):
         """
         assert self.layout is not None
         blocks = self.layout.blocks(self.core)[self.text_layers :]
-        stack = BlockStack(self.layout, self.core, blocks, plan, training=self.model.training)
+        kinds = self.kinds[self.text_layers :]
+        training = self.model.training
+        stack = BlockStack(self.layout, self.core, blocks, kinds, plan, training=training)
         states = stack.enter(tokens.to(self.dtype))
         keys, values = [], []
         for i, block in enumerate(blocks):
@@ -486,21 +497,14 @@ def _call(run_block: RunBlock, i: int, states: Tensor) -> tuple[Tensor, Tensor, 
     return run_block(i, states)
 
 
-def _sliding_window(config: "PreTrainedConfig") -> float:
-    """Return the most tokens, itself included, that a token attends to in any block of a model."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds and "sliding_attention" not in kinds:
-        return math.inf
-    window: int | None = getattr(config, "sliding_window", None)
-    return window or math.inf
-
-
 def _same_rotations(config: "PreTrainedConfig") -> float:
     """Return how long a sequence may be until the rotary frequencies of a model are others, also
     those of its beginning, or its queries are scaled.
     """
-    rotations = getattr(config, "rope_parameters", None) or {}
-    if rotations.get("rope_type") != "longrope" and not rotations.get("llama_4_scaling_beta"):
-        return math.inf
-    longest: int = rotations["original_max_position_embeddings"]
+    own = getattr(config, "rope_parameters", None) or {}
+    by_kind = [rotations for rotations in own.values() if isinstance(rotations, dict)]
+    longest = math.inf
+    for rotations in by_kind or [own]:
+        if rotations.get("rope_type") == "longrope" or rotations.get("llama_4_scaling_beta"):
+            longest = min(longest, rotations["original_max_position_embeddings"])
     return longest

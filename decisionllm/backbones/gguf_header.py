@@ -171,10 +171,22 @@ def carry(header: Header, model: "PreTrainedModel") -> None:
     vars(config).pop("feed_forward_length", None)
     if config.model_type == "mistral":  # whose default is a window that the file does not name
         config.sliding_window = None
+    if config.model_type == "gemma3_text":  # of which no key speaks
+        config.query_pre_attn_scalar = _gemma3_query_scalar(config)
     for key, value in header.values.items():
         if key not in ROTARY:
             _carry_key(header, key, value, config)
     _carry_rotary(header, config)
+
+
+def _gemma3_query_scalar(config: "PreTrainedConfig") -> int:
+    """Return the number by whose root Gemma 3 divides scores.
+
+    Source: llama.cpp, src/llama-model.cpp (load_hparams), which knows the model of 27B by its depth.
+    """
+    if config.num_hidden_layers == 62:
+        return int(config.hidden_size // config.num_attention_heads)
+    return _head_width(config)
 
 
 def _carry_key(header: Header, key: str, value: Any, config: "PreTrainedConfig") -> None:

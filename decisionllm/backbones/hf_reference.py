@@ -31,7 +31,7 @@ def plain(
     backbone: Backbone, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
 ) -> Tensor:
     """Return what `Backbone.forward` does, the text repeated for every row: (B, n, D)."""
-    out, places = _run(backbone, tokens, text_ids, text_mask, text_index)
+    out, places, _ = _run(backbone, tokens, text_ids, text_mask, text_index)
     return hidden_states(out, places, tokens.dtype)
 
 
@@ -45,7 +45,7 @@ def attention_to_text(
     before = core.config._attn_implementation
     core.set_attn_implementation("eager")  # the only one that returns its weights
     try:
-        out, places = _run(
+        out, places, words = _run(
             backbone, tokens, text_ids, text_mask, text_index, output_attentions=True
         )
     finally:
@@ -58,7 +58,7 @@ def attention_to_text(
         if weights.ndim != 4:  # of RWKV other numbers
             continue
         of_tokens = weights.float().mean(1).take_along_dim(places[..., None], 1)
-        of_words = of_tokens[..., : backbone.text_places(L)]
+        of_words = of_tokens.take_along_dim(words[:, None], -1)
         if backbone.summary is not None:
             shares = backbone.summary.shares(backbone.embed(text_ids), text_mask)
             of_words = of_words @ shares[text_index]
@@ -73,38 +73,48 @@ def _run(
     text_mask: Tensor,
     text_index: Tensor,
     **options: bool,
-) -> tuple[Any, Tensor]:
-    """Return the output of transformers' forward on tokens behind their texts, and the places of
-    the tokens in it (B, n).
+) -> tuple[Any, Tensor, Tensor]:
+    """Return the output of transformers' forward on tokens behind their texts, the places of the
+    tokens in it (B, n), and the places of the keys of the texts (B, L), or of their summaries.
     """
     x = tokens.to(backbone.dtype)
+    B, n = tokens.shape[:2]
     if not backbone.text_layers:
         texts = backbone.embed(text_ids)
-        return run_behind_texts(backbone.model, x, texts, text_mask, text_index, **options)
+        out, places = run_behind_texts(backbone.model, x, texts, text_mask, text_index, **options)
+        return out, places, torch.arange(text_ids.shape[1], device=tokens.device).expand(B, -1)
     prefix = backbone.read_text(text_ids, text_mask)
-    mask = torch.cat([prefix.text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
+    # The padding of a text moves before it, since a sliding window counts the keys between.
+    of_text = prefix.text_mask[text_index]
+    order = of_text.long().argsort(dim=1, stable=True)  # (B, L)
+    mask = torch.cat([of_text.take_along_dim(order, 1), text_mask.new_ones(B, n)], 1)
     positions = mask.long().cumsum(1) - 1
     inputs: Json = options | {
         "attention_mask": mask.long(),
-        "position_ids": positions[:, prefix.text_mask.shape[1] :],
-        "past_key_values": _prefix_of_rows(prefix, text_index),
+        "position_ids": positions[:, of_text.shape[1] :],
+        "past_key_values": _prefix_of_rows(prefix, text_index, order),
         "use_cache": True,
     }
     upper = slice(backbone.text_layers, None)
-    slots = torch.arange(tokens.shape[1], device=tokens.device)
+    places = torch.arange(n, device=tokens.device).expand(B, -1)
     with only_blocks(backbone.core, upper), warnings.catch_warnings():
         # of `past_key_values`, a name that all supported versions have
         warnings.simplefilter("ignore", FutureWarning)
-        return backbone.model(inputs_embeds=x, **inputs), slots.expand(tokens.shape[:2])
+        return backbone.model(inputs_embeds=x, **inputs), places, order.argsort(dim=1)
 
 
-def _prefix_of_rows(texts: TextPrefix, text_index: Tensor) -> DynamicCache:
-    """Return the keys and values of the text of each row, as transformers stores them."""
+def _prefix_of_rows(texts: TextPrefix, text_index: Tensor, order: Tensor) -> DynamicCache:
+    """Return the keys and values of the text of each row in this order (B, L), as transformers
+    stores them.
+    """
     from transformers import DynamicCache
 
     past = DynamicCache()
+    index = order[:, None, :, None]
     for i, (k, v) in enumerate(zip(texts.keys, texts.values, strict=True)):
-        past.update(k[text_index], v[text_index], i)
+        keys = k[text_index].take_along_dim(index, 2)
+        values = v[text_index].take_along_dim(index, 2)
+        past.update(keys, values, i)
     return past
 
 

@@ -72,18 +72,20 @@ class TextReader(Protocol):
 
 
 class RMSNorm(Protocol):
-    """A norm; the usual one of transformers has these attributes."""
+    """A norm; the usual one of transformers has a variance_epsilon, that of Gemma has eps."""
 
     weight: Tensor
     variance_epsilon: float
+    eps: float
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class LlamaAttention(Protocol):
-    """q_norm and k_norm are there in Qwen3 alone."""
+    """q_norm and k_norm are there in Qwen3 and Gemma 3 alone."""
 
     head_dim: int
+    scaling: float  # of the scores
     q_proj: nn.Module
     k_proj: nn.Module
     v_proj: nn.Module
@@ -101,16 +103,17 @@ class LlamaFeedForward(Protocol):
 
 
 class LlamaBlock(Protocol):
+    """It has other norms too, by the names of its layout."""
+
     self_attn: LlamaAttention
     mlp: LlamaFeedForward
     input_layernorm: RMSNorm
-    post_attention_layernorm: RMSNorm
 
 
 class LlamaModel(Protocol):
     norm: RMSNorm
-    # states and positions -> cosines and sines
-    rotary_emb: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    # states, positions and, in some models, the kind of block -> cosines and sines
+    rotary_emb: Callable[..., tuple[Tensor, Tensor]]
 
 
 class GPT2Attention(Protocol):

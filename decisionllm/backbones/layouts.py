@@ -5,17 +5,22 @@ the attention.
 
     blocks              the blocks of a model
     enter               embedded tokens and positions -> states before the first block
+    rotations           positions -> rotary embedding of the blocks of a kind, see `BlockKind`
     project             states -> queries, keys and values of a block
     attention_dropout   of a block
     finish              states and mixed values -> states behind a block
     norm                states behind the last block -> hidden states
 
-`pack` prepares the weights of a block for decisions. To add an architecture, write a class with
-these members, types of its modules in `parts`, and a row of `families.FAMILIES`.
+`pack` prepares the weights of a block for decisions. To add an architecture, write a row of
+`families.FAMILIES`: with a `Llama` whose attributes say where its norms stand and how they and the
+rotary embedding are computed, or with a class of its own that has the members above, and types of
+its modules in `hf_types`.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,25 +36,68 @@ from decisionllm.backbones.hf_types import (
 )
 from decisionllm.backbones.lora import linear, pack
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 ALL = slice(None)
+FULL, SLIDING = "full_attention", "sliding_attention"  # names of transformers
 Rope = tuple[Tensor, ...]  # cosines and sines of positions; () where the model has none
 
 
+class BlockKind(NamedTuple):
+    """The attention of a block.
+
+    Attributes:
+        name: FULL or SLIDING; some models have other rotary frequencies for each.
+        window: the most tokens, itself included, that a token attends to; None: all before it.
+    """
+
+    name: str
+    window: int | None
+
+
+def block_kinds(config: "PreTrainedConfig") -> list[BlockKind]:
+    """Return the kind of each block of a model."""
+    window: int | None = getattr(config, "sliding_window", None) or None
+    names: list[str] | None = getattr(config, "layer_types", None)
+    if not names:
+        names = [SLIDING if window else FULL] * config.num_hidden_layers
+    return [BlockKind(name, window if name == SLIDING else None) for name in names]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Llama:
     """Blocks of Qwen2, Qwen3, Llama, Mistral and their like: RMS norms, rotary positions, a gated
     feed-forward.
+
+    Attributes:
+        attention_output_norm: name of the norm of what attention adds to the states; "": none.
+        mlp_input_norm: of the norm before the feed-forward.
+        mlp_output_norm: of the norm of what the feed-forward adds; "": none.
+        norm_offset: number that every norm adds to its weight.
+        rotates_by_kind: whether the rotary embedding has frequencies for each kind of block.
     """
+
+    attention_output_norm: str = ""
+    mlp_input_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str = ""
+    norm_offset: float = 0.0
+    rotates_by_kind: bool = False
 
     blocks_name = "layers"
     blocks = attrgetter(blocks_name)
     attention_dropout = attrgetter("self_attn.attention_dropout")
 
-    def enter(self, core: LlamaModel, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
-        cos, sin = core.rotary_emb(x, positions)  # (B, n, d), of Olmo in float32
+    def enter(self, core: LlamaModel, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+    def rotations(self, core: LlamaModel, x: Tensor, positions: Tensor, kind: str) -> Rope:
+        kinds = (kind,) if self.rotates_by_kind else ()
+        cos, sin = core.rotary_emb(x, positions, *kinds)  # (B, n, d), of Olmo in float32
         cos = cos[:, None].to(x.dtype)
         sin = sin[:, None].to(x.dtype)
         left, right = sin.chunk(2, -1)
-        return x, (cos, torch.cat([-left, right], -1))
+        return cos, torch.cat([-left, right], -1)
 
     def pack(self, block: LlamaBlock) -> None:
         attention, mlp = block.self_attn, block.mlp
@@ -62,7 +110,7 @@ class Llama:
         self, block: LlamaBlock, x: Tensor, rope: Rope, out: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.self_attn
-        h = _rms(block.input_layernorm, x)
+        h = self._norm(block.input_layernorm, x)
         cos, sin = rope
         if h.shape[1] == h[:, out].shape[1]:
             q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
@@ -70,19 +118,34 @@ class Llama:
             (q,) = linear(h[:, out], attention.q_proj)
             k, v = linear(h, attention.k_proj, attention.v_proj)
         q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
-        if "q_norm" in attention._modules:  # Qwen3
-            q = _rms(attention.q_norm, q)
-            k = _rms(attention.k_norm, k)
+        if "q_norm" in attention._modules:  # Qwen3, Gemma 3
+            q = self._norm(attention.q_norm, q)
+            k = self._norm(attention.k_norm, k)
+        # `attention` divides scores by the root of the head's width
+        usual_scaling = attention.head_dim**-0.5
+        if attention.scaling != usual_scaling:
+            q = q * (attention.scaling / usual_scaling)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 
     def finish(self, block: LlamaBlock, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + linear(mixed, block.self_attn.o_proj)[0]
+        x = x + self._norm_by_name(
+            block, self.attention_output_norm, linear(mixed, block.self_attn.o_proj)[0]
+        )
         mlp = block.mlp
-        gate, up = linear(_rms(block.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
-        return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
+        h = self._norm_by_name(block, self.mlp_input_norm, x)
+        gate, up = linear(h, mlp.gate_proj, mlp.up_proj)
+        out = linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
+        return x + self._norm_by_name(block, self.mlp_output_norm, out)
 
     def norm(self, core: LlamaModel, x: Tensor) -> Tensor:
-        return _rms(core.norm, x)
+        return self._norm(core.norm, x)
+
+    def _norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        return _rms_with_offset(norm, x, self.norm_offset) if self.norm_offset else _rms(norm, x)
+
+    def _norm_by_name(self, block: LlamaBlock, name: str, x: Tensor) -> Tensor:
+        """Apply the norm of a block that has this name; "": none."""
+        return self._norm(getattr(block, name), x) if name else x
 
 
 class GPT2:
@@ -92,11 +155,12 @@ class GPT2:
     blocks = attrgetter(blocks_name)
     attention_dropout = attrgetter("attn.attn_dropout.p")
 
-    def enter(self, core: GPT2Model, x: Tensor, positions: Tensor) -> tuple[Tensor, Rope]:
+    def enter(self, core: GPT2Model, x: Tensor, positions: Tensor) -> Tensor:
         x = x + core.wpe(positions)
-        if core.training:
-            x = drop(x, core.drop.p)
-        return x, ()
+        return drop(x, core.drop.p) if core.training else x
+
+    def rotations(self, core: GPT2Model, x: Tensor, positions: Tensor, kind: str) -> Rope:
+        return ()
 
     def pack(self, block: GPT2Block) -> None:
         """Do nothing: its maps have no packed form."""
@@ -140,14 +204,31 @@ def _rms(norm: RMSNorm, x: Tensor) -> Tensor:
         return norm(x)
     if norm.weight.dtype != x.dtype:  # queries and keys of Qwen3 within autocast
         return norm(x)
+    return _rms_of_weight(x, norm.weight, norm.variance_epsilon)
+
+
+def _rms_with_offset(norm: RMSNorm, x: Tensor, offset: float) -> Tensor:
+    """Apply an RMS norm that adds a number to its weight, in float32 or wider as transformers
+    does.
+    """
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return _rms_of_weight(x, norm.weight.to(exact) + offset, norm.eps)
+
+
+def _rms_of_weight(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Apply the RMS norm of this weight, which may be of a wider type than x."""
     if (
         torch.is_grad_enabled()
         and x.dtype == torch.bfloat16
         and not x.is_cuda
-        and not norm.weight.requires_grad
+        and not weight.requires_grad
     ):
-        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+        return _FrozenRMS.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    return _compute_rms(x, weight, epsilon)
+
+
+def _compute_rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, epsilon).to(x.dtype)
 
 
 class _Epsilon(Saved):
@@ -163,7 +244,7 @@ class _FrozenRMS(torch.autograd.Function):
     def forward(ctx: _Epsilon, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         ctx.epsilon = epsilon
         ctx.save_for_backward(x, weight)
-        return F.rms_norm(x, weight.shape, weight, epsilon)
+        return _compute_rms(x, weight, epsilon)
 
     @staticmethod
     def backward(ctx: _Epsilon, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -182,7 +263,7 @@ class _FrozenRMS(torch.autograd.Function):
             (True, False, False),
         )[0]
         # what layer norm subtracts, and RMS norm does not
-        mean = (gradient @ weight)[..., None].float() / D
+        mean = (gradient @ weight.to(gradient.dtype))[..., None].float() / D
         return of_layer_norm.add_((scale * mean).to(x.dtype)), None, None
 
 

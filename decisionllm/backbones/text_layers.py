@@ -40,16 +40,17 @@ TRAINED_CUT = "decisionllm_text_layers"
 
 
 def resolve_cut(
-    core: "PreTrainedModel", text_layers: int, layers: int, *, tune: str, supported: bool
+    core: "PreTrainedModel", text_layers: float, layers: float, *, tune: str, supported: bool
 ) -> tuple[int, int]:
     """Return how many blocks read texts alone, and how many there are in all, by these options.
 
     Args:
         core: the whole model of transformers.
-        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, as many
-            as in the run that trained it, or none where it can't be cut.
-        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where a
-            run trained it or it can't be cut.
+        text_layers: blocks that read a text once, frozen, or a share of the model's blocks;
+            DEFAULT: two fifths of the model, as many as in the run that trained it, or none where
+            it can't be cut.
+        layers: blocks that are built, or a share of the model's; 0: all; DEFAULT: three fifths of
+            the model, or all where a run trained it or it can't be cut.
         tune: `full` trains all blocks, so that none may be frozen.
         supported: whether our forward reads the blocks of this model.
 
@@ -65,22 +66,37 @@ def resolve_cut(
         )
     if reason:
         return 0, count
+    lower = _count_blocks("backbone.text_layers", text_layers, count)
+    every = _count_blocks("backbone.layers", layers, count)
     trained_cut = getattr(core.config, TRAINED_CUT, None)
-    if text_layers == DEFAULT and trained_cut is not None:
-        text_layers = trained_cut
-    elif text_layers == DEFAULT:
-        text_layers = round(TEXT_SHARE * count)
-    if layers == DEFAULT and trained_cut is not None:  # all have learned to read trajectories
-        layers = count
-    elif layers == DEFAULT:
-        layers = max(math.ceil(SHARE * count), text_layers + 1)
-    layers = layers or count
-    if not 0 <= text_layers < layers <= count:
+    if lower == DEFAULT and trained_cut is not None:
+        lower = trained_cut
+    elif lower == DEFAULT:
+        lower = round(TEXT_SHARE * count)
+    if every == DEFAULT and trained_cut is not None:  # all have learned to read trajectories
+        every = count
+    elif every == DEFAULT:
+        every = max(math.ceil(SHARE * count), lower + 1)
+    every = every or count
+    if not 0 <= lower < every <= count:
         raise ValueError(
             f"backbone.text_layers, backbone.layers: expected text_layers below layers, and layers "
-            f"of at most {count}, the blocks of this model, got {text_layers} and {layers}"
+            f"of at most {count}, the blocks of this model, got {lower} and {every}"
         )
-    return text_layers, layers
+    return lower, every
+
+
+def _count_blocks(option: str, blocks: float, count: int) -> int:
+    """Return a number of blocks, or how many of a model's blocks a share of them is, rounded."""
+    if blocks % 1 == 0:
+        return int(blocks)
+    number = round(blocks * count) if 0 < blocks < 1 else 0
+    if not number:
+        raise ValueError(
+            f"{option}: expected a whole number of blocks, or a share between 0 and 1 of the "
+            f"{count} blocks of this model that is at least one block, got {blocks}"
+        )
+    return number
 
 
 def _reason_against_cut(core: "PreTrainedModel", tune: str, supported: bool) -> str:

@@ -50,11 +50,13 @@ class EntityTokens(NamedTuple):
         rows = numbers.expand(len(self.place), -1)
         return rows, rows.gather(1, self.place)
 
-    def visible(self, before: Tensor) -> Tensor:
+    def visible(self, before: Tensor, window: int | None = None) -> Tensor:
         """Add the entities as keys to what each token attends to.
 
         Args:
             before: (B, n + E, L + M) bool, the keys of texts and trajectories.
+            window: the most trajectory tokens, itself included, whose entities a token attends to;
+                None: all before it.
 
         Returns:
             (B, n + E, L + M + E) bool.
@@ -66,6 +68,8 @@ class EntityTokens(NamedTuple):
         step = torch.cat([of_tokens, self.place], 1)[..., None]  # of each query, (B, n + E, 1)
         place = self.place[:, None]
         own = step >= place if self.remembered else step == place  # (B, n + E, E)
+        if window is not None:
+            own &= step < place + window
         # without a key at all the softmax of a padded entity would be NaN
         itself = torch.zeros(n + E, E, dtype=torch.bool, device=device)
         itself[n:].fill_diagonal_(True)

@@ -10,7 +10,7 @@ import torch
 from decisionllm.backbones import hf_reference as library
 from decisionllm.backbones.attention import Grid, TextAttention, attend, attend_fused
 from tests.backbones.test_backbones import small_backbone
-from tests.conftest import near
+from tests.conftest import BACKBONES, near
 
 pytestmark = pytest.mark.numeric
 
@@ -155,7 +155,7 @@ def inputs(width, lengths, index, dtype):
     return tokens, ids, mask, torch.tensor(index)
 
 
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize(
     ("lengths", "index"),

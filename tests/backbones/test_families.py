@@ -19,7 +19,7 @@ from decisionllm.backbones.blocks import TokenPlaces, plan_attention
 from decisionllm.backbones.build import pretrained
 from decisionllm.backbones.families import FAMILIES, layout_of, uncomputed_fields
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.layouts import Llama
+from decisionllm.backbones.layouts import FULL, SLIDING, BlockKind, Llama, block_kinds
 from decisionllm.tokenizers.text import own_tokenizer
 from tests.backbones.test_backbones import WHOLE, close, inputs
 
@@ -45,6 +45,24 @@ PLAIN = {
     "ministral3": {"rope_parameters": SCALED | {"original_max_position_embeddings": 64}},
     "seed_oss": {"residual_dropout": 0.0},
 }
+WINDOW = 8
+# families whose first block, or each of two, sees WINDOW tokens
+WINDOWS = {
+    "mistral": {"sliding_window": WINDOW},
+    "ministral": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]},
+    "qwen2": {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": [SLIDING, FULL],
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": WINDOW,
+        "layer_types": [SLIDING, FULL],
+    },
+}
+PLAIN["gemma3_text"] = WINDOWS["gemma3_text"]
 
 
 def make_config(family, **options):
@@ -75,9 +93,9 @@ def load(folder, family, **options):
     return pretrained(0, folder=str(folder), tune="frozen", **WHOLE).eval()
 
 
-def check_equal(backbone, n):
+def check_equal(backbone, n, longest=6):
     """Assert that n tokens behind texts of six tokens are read as transformers reads them."""
-    arrays = inputs(backbone.width, (6, 3, 1), n=n)
+    arrays = inputs(backbone.width, (longest, 3, 1), n=n)
     with torch.no_grad():
         close(backbone(*arrays), library.plain(backbone, *arrays))
 
@@ -126,7 +144,7 @@ def trains_like_transformers(backbone, monkeypatch):
     )
     backbone.model.train()
     with torch.no_grad(), _DropoutScales():
-        ours, _, _ = backbone._run_blocks(x, plan_attention(places))
+        ours, _, _ = backbone._run_blocks(x, plan_attention(places, backbone.windows))
         expected = core(
             inputs_embeds=x,
             attention_mask=torch.ones(2, 16, dtype=torch.long),
@@ -140,7 +158,7 @@ def trains_like_transformers(backbone, monkeypatch):
 def test_our_forward_reads_each_family_of_the_table(family):
     """At all positions that it allows, in long sequences too."""
     backbone = make_backbone(family)
-    assert isinstance(backbone.layout, FAMILIES[family].layout)
+    assert backbone.layout is FAMILIES[family].layout
     check_equal(backbone, n=min(backbone.positions, 100) - 6)
 
 
@@ -160,6 +178,44 @@ def test_the_table_decides_each_field_of_a_config_class(family):
     }
     assert not FAMILIES[family].fields.keys() - names
     assert not uncomputed_fields(make_config(family))
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+@pytest.mark.parametrize(
+    ("longest", "n"), [(WINDOW - 3, 2 * WINDOW), (3 * WINDOW, 3), (3 * WINDOW, 2 * WINDOW)]
+)
+def test_a_sliding_window_ends_what_a_token_attends_to(family, longest, n):
+    """Behind texts that are shorter and longer than it; the padding of a text does not count."""
+    backbone = make_backbone(family, **WINDOWS[family])
+    assert WINDOW in backbone.windows
+    check_equal(backbone, n, longest)
+    tokens, *texts = inputs(backbone.width, (longest, 3, 1), n=n)
+    with torch.no_grad():
+        within = backbone(tokens, *texts)
+        cache = backbone.read_text(*texts[:2]).with_room(texts[2], n)
+        for k in range(n):
+            appended = backbone.append(tokens[:, [k]], cache, torch.full((4,), k))
+            close(appended, within[:, [k]])
+        backbone.kinds = [BlockKind(kind.name, None) for kind in backbone.kinds]
+        assert not torch.allclose(backbone(tokens, *texts), within, atol=1e-2)
+
+
+def test_each_kind_of_block_has_its_own_rotary_frequencies():
+    """Also where they are scaled."""
+    rotations = {
+        FULL: {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 10.0},
+    }
+    check_equal(make_backbone("gemma3_text", rope_parameters=rotations), n=30)
+    long = {
+        "rope_type": "longrope",
+        "rope_theta": 10.0,
+        "factor": 4.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 12,
+    }
+    assert make_backbone("gemma3_text", rope_parameters=rotations | {FULL: long}).positions == 12
 
 
 CHANGED = [
@@ -187,6 +243,13 @@ CHANGED = [
     ("cwm", {"residual_dropout": 0.1}, "residual_dropout=0.1"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ("gemma", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5.0"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5.0"),
+    (
+        "gemma3_text",
+        {"rope_parameters": {FULL: DEFAULT | {"partial_rotary_factor": 0.5}, SLIDING: DEFAULT}},
+        "rope_parameters.full_attention.partial_rotary_factor=0.5",
+    ),
     ("olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("seed_oss", {"residual_dropout": 0.1}, "residual_dropout=0.1"),
     ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers=[1, 0]"),
@@ -229,6 +292,7 @@ HARMLESS = {
         "sliding_window": None,
     },
     "qwen2": {"use_mrope": False, "decisionllm_text_layers": 1},
+    "gemma3_text": {"sliding_window_pattern": 6, "final_logit_softcapping": 30.0},
     "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True}}},
 }
 
@@ -283,6 +347,7 @@ def test_the_comparison_sees_training_later_positions_and_large_numbers(
     """Should the table be wrong."""
     backbone = make_backbone(family, **options)
     backbone.layout = Llama()
+    backbone.kinds = block_kinds(backbone.config)
     backbone.positions = 128
     check_equal(backbone, n=10)
     assert not trains_like_transformers(backbone, monkeypatch)

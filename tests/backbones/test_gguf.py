@@ -20,17 +20,7 @@ installed = pytest.mark.skipif(
 )
 
 
-def write(path, layout="llama", keys=None, tensors=None):
-    """A GGUF file of a small model with random weights and the package's tokenizer; returns the
-    model, in bfloat16's numbers.
-
-    Args:
-        path: of the file.
-        layout: the architecture.
-        keys: further ones of the header, behind the architecture's name, or whole behind a "!".
-        tensors: further ones, by name.
-    """
-    library = pytest.importorskip("gguf")
+def make_llama():
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(3)
@@ -43,18 +33,58 @@ def write(path, layout="llama", keys=None, tensors=None):
         intermediate_size=INNER,
         tie_word_embeddings=True,
     )
-    model = LlamaModel(config).bfloat16().float()
+    return LlamaModel(config).bfloat16().float()
+
+
+def make_gemma3():
+    """Five blocks that see four tokens, and one that sees all."""
+    from transformers import Gemma3TextConfig, Gemma3TextModel
+
+    torch.manual_seed(3)
+    config = Gemma3TextConfig(
+        vocab_size=len(own_tokenizer()),
+        hidden_size=D,
+        num_hidden_layers=6,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        intermediate_size=INNER,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=4,
+    )
+    model = Gemma3TextModel(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:  # norms begin as zeros
+                weight.normal_()
+            weight.copy_(weight.bfloat16())
+    return model.eval()
+
+
+def write(path, layout="llama", keys=None, tensors=None):
+    """A GGUF file of a small model with random weights and the package's tokenizer; returns the
+    model, in bfloat16's numbers.
+
+    Args:
+        path: of the file.
+        layout: the architecture: gemma3, or another one, of which the weights are those of Llama.
+        keys: further ones of the header, behind the architecture's name, or whole behind a "!".
+        tensors: further ones, by name.
+    """
+    library = pytest.importorskip("gguf")
+    model = make_gemma3() if layout == "gemma3" else make_llama()
+    config = model.config
     writer = library.GGUFWriter(path, layout)
     bpe = json.loads((HERE / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     for add, value in (
         ("context_length", 64),
         ("embedding_length", D),
-        ("block_count", LAYERS),
+        ("block_count", config.num_hidden_layers),
         ("feed_forward_length", INNER),
         ("head_count", HEADS),
         ("head_count_kv", KV_HEADS),
         ("layer_norm_rms_eps", config.rms_norm_eps),
-        ("rope_dimension_count", D // HEADS),
+        ("rope_dimension_count", config.head_dim),
         ("rope_freq_base", 10_000.0),
         ("vocab_size", config.vocab_size),
         ("tokenizer_model", "gpt2"),
@@ -86,14 +116,25 @@ def write(path, layout="llama", keys=None, tensors=None):
         "input_layernorm": "attn_norm",
         "post_attention_layernorm": "ffn_norm",
     }
+    if layout == "gemma3":
+        names |= {
+            "self_attn.q_norm": "attn_q_norm",
+            "self_attn.k_norm": "attn_k_norm",
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        }
     for name, weight in model.state_dict().items():
         parts = name.removesuffix(".weight").split(".", 2)
         numbers = weight.numpy()
         parts = (
             [names["layers"], parts[1], names[parts[2]]] if len(parts) == 3 else [names[parts[0]]]
         )
+        if layout == "gemma3":
+            if parts[-1].endswith("norm"):  # this format holds what transformers adds 1 to
+                numbers = 1 + numbers
         # this format pairs neighbours where transformers pairs halves
-        if parts[-1] in ("attn_q", "attn_k"):
+        elif parts[-1] in ("attn_q", "attn_k"):
             heads = HEADS if parts[-1] == "attn_q" else KV_HEADS
             numbers = numbers.reshape(heads, 2, -1, D).swapaxes(1, 2).reshape(numbers.shape)
         writer.add_tensor(".".join([*parts, "weight"]), np.ascontiguousarray(numbers))
@@ -125,6 +166,26 @@ def test_a_gguf_file_becomes_a_backbone(tmp_path):
     with (tmp_path / "small.gguf").open("ab") as file:
         file.write(b"0")
     assert gguf.convert_gguf(tmp_path / "small.gguf") != folder
+
+
+def test_a_gemma_3_file_becomes_a_backbone(tmp_path):
+    """Its norms, windows and both rotary frequencies are those of the model that was written."""
+    keys = {
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.sliding_window": 4,
+        "rope.freq_base": 1_000_000.0,
+    }
+    model = write(tmp_path / "small.gguf", "gemma3", keys=keys)
+    backbone = load(tmp_path / "small.gguf")
+    assert backbone.layout is not None
+    assert [kind.window for kind in backbone.kinds] == [4, 4, 4, 4, 4, None]
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, backbone.core.get_parameter(name)), name
+    ids = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        hidden = backbone.core(input_ids=ids, use_cache=False).last_hidden_state
+        near(hidden, model(input_ids=ids, use_cache=False).last_hidden_state)
 
 
 @pytest.mark.parametrize("content", ["truncated", "header", "no gguf", "layout", "nothing"])

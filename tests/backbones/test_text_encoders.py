@@ -146,13 +146,13 @@ def test_a_text_longer_than_the_positions_is_refused():
     backbone.positions = 8
     with pytest.raises(
         ValueError,
-        match="text: expected fewer than 8 tokens, the positions or the sliding window .*, got 9",
+        match="text: expected fewer than 8 tokens, the positions of this backbone, got 9",
     ):
         backbone.encode(["one two three four five six seven eight"])
     ids, mask = backbone.encode(["one two"])
     with pytest.raises(
         ValueError,
-        match=f"at most 8 tokens, the positions or the sliding window .*, got {ids.shape[1]} \\+ 7;",
+        match=f"at most 8 tokens, the positions of this backbone, got {ids.shape[1]} \\+ 7;",
     ):
         backbone(torch.zeros(1, 7, backbone.width), ids, mask, torch.zeros(1, dtype=torch.long))
 

@@ -20,7 +20,7 @@ from decisionllm.backbones.text_layers import TRAINED_CUT, only_blocks, resolve_
 from decisionllm.policy import loading
 from decisionllm.schema import History
 from tests.backbones.test_backbones import write
-from tests.conftest import LOOP, command, near
+from tests.conftest import LOOP, command, near, node
 
 pytestmark = pytest.mark.numeric
 
@@ -31,9 +31,14 @@ LAYERS = 6
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(request, tmp_path_factory):
     """A model folder, which no test changes."""
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS)
+    family = getattr(request, "param", "Qwen2")
+    return write(tmp_path_factory.mktemp(family), family, num_hidden_layers=LAYERS)
+
+
+# the blocks of Gemma 3 see four tokens, fewer than a text has, and all tokens in turn
+every_family = pytest.mark.parametrize("folder", ["Qwen2", "Gemma3Text"], indirect=True)
 
 
 def whole(folder):
@@ -51,6 +56,7 @@ def batch(backbone, texts=TEXTS):
     return tokens, *backbone.encode(texts), torch.tensor([0, 2, 1, 0, 2])
 
 
+@every_family
 def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     model, ids, mask = whole(folder), *whole(folder).encode(TEXTS)
     expected = model.core(
@@ -62,6 +68,7 @@ def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     near(backbone.embed(rows)[mask], expected[2][mask].detach())
 
 
+@every_family
 @every_layout
 def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_them(
     folder, text_summary
@@ -97,6 +104,7 @@ def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
         near(values.detach(), v.transpose(1, 2).detach())
 
 
+@every_family
 @every_layout
 def test_attention_to_words_is_that_of_the_upper_blocks(folder, text_summary):
     backbone = cut(folder, text_summary=text_summary)
@@ -156,6 +164,7 @@ def test_another_config_of_the_same_weights_reads_texts_anew(folder, tmp_path):
     assert fingerprint(second) == fingerprint(first), "that of runs of an earlier version"
 
 
+@every_family
 def test_only_the_upper_blocks_have_adapters(folder):
     backbone = cut(folder)
     trained = {
@@ -180,6 +189,7 @@ def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
     near(backbone(*arguments).detach(), library.plain(backbone, *arguments).detach())
 
 
+@every_family
 @every_layout
 def test_gradients_are_those_of_the_library(folder, text_summary):
     backbone = cut(folder, text_summary=text_summary)
@@ -215,6 +225,36 @@ def test_gradients_are_those_of_the_library(folder, text_summary):
 )
 def test_the_defaults_are_two_and_three_fifths(arguments, tune, cut_into):
     assert resolve_cut(core_of(30), *arguments, tune=tune, supported=True) == cut_into
+
+
+@pytest.mark.parametrize(
+    "blocks, arguments, cut_into",
+    [
+        (30, (0.4, 0.6), (12, 18)),
+        (30, (0.5, 0.7), (15, 21)),
+        (18, (0.5, 0.7), (9, 13)),
+        (24, (0.5, 0.7), (12, 17)),
+        (24, (0.4, 20), (10, 20)),
+        (24, (10, 0.99), (10, 24)),
+        (24, (-1, 0.5), (10, 12)),
+        (24, (0.5, -1), (12, 15)),
+        (24, (0.5, 0), (12, 24)),
+        (24, (1.0, 12.0), (1, 12)),  # as the command line gives whole numbers
+    ],
+)
+def test_a_share_is_of_the_blocks_of_the_model_rounded(blocks, arguments, cut_into):
+    assert resolve_cut(core_of(blocks), *arguments, tune="lora", supported=True) == cut_into
+
+
+def test_the_summary_of_smollm2_stays_where_it_was_measured():
+    options = node("backbone", "smollm2-summary")
+    shares = options["text_layers"], options["layers"]
+    assert resolve_cut(core_of(30), *shares, tune="lora", supported=True) == (15, 21)
+    assert node("backbone", "pretrained-summary").items() >= {
+        ("text_layers", shares[0]),
+        ("layers", shares[1]),
+        ("text_summary", options["text_summary"]),
+    }
 
 
 @pytest.mark.parametrize(
@@ -261,10 +301,20 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
         ),
         ({"text_summary": -1}, "backbone.text_summary: expected 0 or more, got -1"),
         ({"layers": 7}, "layers of at most 6, the blocks of this model, got 2 and 7"),
+        ({"text_layers": 0.6, "layers": 0.5}, "text_layers below layers, .* got 4 and 3"),
+        (
+            {"layers": 0.01},
+            "backbone.layers: expected a whole number of blocks, or a share between 0 and 1 of the "
+            "6 blocks of this model that is at least one block, got 0.01",
+        ),
+        ({"layers": 1.5}, "backbone.layers: expected a whole number .*, got 1.5"),
+        ({"text_layers": -0.4}, "backbone.text_layers: expected a whole number .*, got -0.4"),
+        ({"layers": float("nan")}, "backbone.layers: expected a whole number .*, got nan"),
         (
             {"tune": "full"},
             "backbone.layers: expected 0 and 0, since tune=full trains every block, got 2 and 4",
         ),
+        ({"tune": "full", "text_layers": 0.4}, "since tune=full trains every block, got 0.4 and 4"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(folder, options, message):
@@ -317,15 +367,16 @@ def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):
     run = tmp_path / "run"
     words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
     words += [f"backbone.text_summary={text_summary}"]
+    words += ["backbone.text_layers=0.5", "backbone.layers=5"]
     assert command("train", *LOOP, *words, f"run={run}") == 0
     policy = loading.load(run)
     backbone = policy.model.backbone
-    assert (backbone.text_layers, backbone.depth) == (2, 2)
+    assert (backbone.text_layers, backbone.depth) == (3, 2)
     assert policy.info["frozen"] == fingerprint(backbone)
     adapter = json.loads(
         (run / "checkpoint/adapter/adapter_config.json").read_text(encoding="utf-8")
     )
-    assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")
+    assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(3|4)\.")
     assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
     # a text of fewer words than it has tokens in a summary
     seen = np.zeros((1, policy.model.spec.observation_dim), np.float32)
@@ -333,6 +384,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, text_summary, tmp_path):
     near(policy.begin(["Go"], horizon=5).act(seen), policy.act([alone]))
 
 
+@every_family
 @every_layout
 def test_what_is_kept_of_a_text_acts_like_a_text_that_is_read_anew(folder, text_summary):
     """Steps one by one behind a cache of texts, one of them empty, against all at once."""

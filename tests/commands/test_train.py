@@ -36,6 +36,7 @@ from decisionllm.schema import Spec
 from decisionllm.trust import trust_modules
 from tests.backbones.test_backbones import write
 from tests.conftest import (
+    BACKBONES,
     DT,
     LOOP,
     NANO,
@@ -341,7 +342,7 @@ def test_other_data_is_another_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("tune", ["full", "lora", "frozen"])
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 def test_each_trained_parameter_is_in_exactly_one_group(backbone, tune):
     spec = Spec(2, 1, 5, (-1.0,), (1.0,))
     model = make_model(

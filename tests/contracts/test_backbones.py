@@ -19,7 +19,7 @@ SMALLER = {
 }
 # built from an installed package of 93 MB in tests/backbones/test_gguf.py, the summary of a text from a
 # model of the tests in test_text_layers.py
-ELSEWHERE = {"smollm2", "smollm2-summary"}
+ELSEWHERE = {"smollm2", "smollm2-summary", "pretrained-summary"}
 NAMES = [name for name in discover()["backbone"] if name not in ELSEWHERE]
 every_backbone = pytest.mark.parametrize("name", NAMES)
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm.backbones.blocks import TokenPlaces, plan_attention_with_entities
 from decisionllm.datasets.windows import collate, concatenate_histories, cut_windows
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entities import EntityEmbedding
 from decisionllm.tokenizers.entity_tokens import EntityTokens
-from tests.conftest import MAX_RETURN, make_model, make_policy, near
+from tests.conftest import BACKBONES, MAX_RETURN, make_model, make_policy, near
 from tests.policy.test_policy import TASKS, World, play
 
 pytestmark = pytest.mark.numeric
@@ -41,7 +42,7 @@ def agree(policy, tasks=TASKS, share=0.5):
 
 
 @pytest.mark.parametrize("entities", ["current", "all"])
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("returns", ["return_to_go", "none"])
 def test_the_cached_session_equals_the_plain_policy(entities, backbone, returns):
     agree(
@@ -126,6 +127,41 @@ def test_an_observation_token_attends_to_the_entities_of_its_step():
     assert remembered[2] == [1, 1, 1, 0, 1, 1, 0]  # o2 to both
     assert remembered[4] == expected[4]  # e1 not to the later e2
     assert beside.positions(10 + slots).tolist() == [[10, 11, 12, 13, 10, 12, 12]]
+
+
+def test_a_window_counts_an_entity_as_its_observation_token():
+    """Two words, then three steps of one token; an entity at the first step and one at the third,
+    and each token sees itself and one before it.
+    """
+    beside = EntityTokens(
+        embedded=torch.zeros(1, 2, 5),
+        present=torch.tensor([[True, True]]),
+        place=torch.tensor([[0, 2]]),
+        remembered=True,
+    )
+    places = TokenPlaces(
+        positions=2 + torch.arange(3)[None],
+        slots=torch.arange(3)[None],
+        num_keys=3,
+        text_mask=torch.tensor([[True, True, False]]),
+        output_positions=slice(None),
+    )
+    plan = plan_attention_with_entities(places, [None, 2], beside, 3)
+    assert plan.visible[2][0].int().tolist() == [
+        # w1 w2 padding o1 o2 o3 e1 e3
+        [0, 1, 0, 1, 0, 0, 1, 0],  # o1
+        [0, 0, 0, 1, 1, 0, 1, 0],  # o2
+        [0, 0, 0, 0, 1, 1, 0, 1],  # o3
+        [0, 1, 0, 0, 0, 0, 1, 0],  # e1
+        [0, 0, 0, 0, 1, 0, 0, 1],  # e3
+    ]
+    assert plan.visible[None][0].int().tolist() == [
+        [1, 1, 0, 1, 0, 0, 1, 0],
+        [1, 1, 0, 1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1, 1, 1, 1],
+        [1, 1, 0, 0, 0, 0, 1, 0],
+        [1, 1, 0, 1, 1, 0, 1, 1],
+    ]
 
 
 @torch.no_grad()

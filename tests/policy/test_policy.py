@@ -11,7 +11,7 @@ from decisionllm.policy.policy import Policy, Session
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import write
-from tests.conftest import MAX_RETURN, make_policy, node
+from tests.conftest import BACKBONES, MAX_RETURN, make_policy, node
 
 pytestmark = pytest.mark.numeric
 
@@ -88,7 +88,7 @@ def agree(policy, spec, tasks=TASKS):
     return play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(len(tasks)))
 
 
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("returns", ["return_to_go", "none"])
 def test_the_cached_session_equals_the_plain_policy(backbone, tune, returns):
@@ -129,7 +129,7 @@ def test_it_does_for_every_model_option(options):
 
 
 @pytest.mark.parametrize(("window", "stride"), [(6, 3), (6, 6), (1, 1), (15, 15)])
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 def test_it_does_with_the_predicted_maximum_return(window, stride, backbone):
     agree(
         make_policy(
@@ -170,7 +170,7 @@ def test_the_maximum_return_is_predicted_from_null_returns():
     assert expected.std() > 0.01
 
 
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 def test_it_does_for_discrete_actions_and_takes_allowed_ones(backbone):
     policy = make_policy(DISCRETE, backbone=backbone, head="discrete")
     world = World(DISCRETE)

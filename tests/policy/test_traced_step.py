@@ -30,6 +30,7 @@ def histories(spec, targets=(None, 2.0, -1.0), steps=6):
         {},
         {"objective": MAX_RETURN, "target_return": None},
         {"backbone": "gpt2"},
+        {"backbone": "gemma3"},
         {"condition_on": "none"},
     ],
     ids=str,

@@ -19,7 +19,7 @@ from decisionllm.teams.tokenizer import POOL
 from decisionllm.teams.windows import TeamSampler
 from decisionllm.tokenizers import text
 from lab import permutation
-from tests.conftest import MAX_RETURN, NANO, command, make_model, node
+from tests.conftest import BACKBONES, MAX_RETURN, NANO, command, make_model, node
 
 pytestmark = pytest.mark.numeric
 
@@ -236,7 +236,7 @@ def test_a_step_is_a_return_then_observations_then_queries(tmp_path):
     assert alone.shape[:2] == (12, 6 * 3) and lists.queries[0].tolist() == [2, 5, 8, 11, 14, 17]
 
 
-@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 @torch.no_grad()
 def test_teams_of_different_size_share_a_batch(backbone, spec, tmp_path):
@@ -384,7 +384,10 @@ def policy_of(model, window=5, stride=2, **options):
 
 
 @pytest.mark.parametrize(("window", "stride"), [(5, 2), (1, 1), (3, 3), (20, 10)])
-@pytest.mark.parametrize(("backbone", "returns"), [("qwen2", "return_to_go"), ("gpt2", "none")])
+@pytest.mark.parametrize(
+    ("backbone", "returns"),
+    [("qwen2", "return_to_go"), ("gpt2", "none"), ("gemma3", "return_to_go")],
+)
 def test_cached_decoding_of_teams_equals_the_plain_one(window, stride, backbone, returns):
     for spec in (DISCRETE, CONTINUOUS):
         world, played = World(spec), []
