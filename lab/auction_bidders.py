@@ -27,6 +27,7 @@ from decisionllm.schema import Report
 from lab.played import append, replay_options
 
 ROWS = Path(__file__).parent / "rows" / "auction.jsonl"
+BUDGETS = "0.5,0.75,1,1.25,1.5"  # shares of the published ones
 POOLED = "OnlineLP, pooled"
 IN_MARKET = (POOLED, "OnlineLP")  # where an episode of each takes a market of 48
 SLOW = "AuctionNet DT"  # minutes a set; its scores are in docs/results.md
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROWS)
     arguments = parser.parse_args()
-    replay = {"budgets": "0.5,0.75,1,1.25,1.5", "repeats": arguments.repeats}
+    replay = {"budgets": BUDGETS, "repeats": arguments.repeats}
     market = {"path": "", "protocol": "market", "positions": "all", "draws": "expected"}
     sets = [replay | replay_options(days) for days in arguments.replay]
     sets += [market | {"periods": periods} for periods in arguments.market]

@@ -52,7 +52,7 @@ def test_words_are_drawn_on_a_maze(tmp_path, monkeypatch):
     data = (
         "dataset=maze2d-umaze",
         "dataset.source=regenerate",
-        "dataset.steps=3000",
+        "dataset.steps=1000",
         f"cache_dir={tmp_path}",
         *NANO,
     )
@@ -113,7 +113,12 @@ def test_the_exported_bidder_needs_no_torch(tmp_path):
 
     spec = ObservationSpec("minimal", "progress", "expected_value", "none")
     policy = make_policy(
-        Spec(spec.size, 1, 48, (0.0,), (300.0,)), target_return=20.0, window=4, stride=2
+        Spec(spec.size, 1, 48, (0.0,), (300.0,)),
+        target_return=20.0,
+        window=4,
+        stride=2,
+        backbone="gpt2",
+        backbone_options={"layers": 1},
     )
     policy.model.normalizer.fit(
         [(np.random.default_rng(0).random((50, spec.size)), np.arange(50.0))]
@@ -145,7 +150,9 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        cell.source = cell.source.replace("steps=600", "steps=2")
+        cell.source = cell.source.replace("steps=600", "steps=2").replace(
+            '"backbone", "nano"', '"backbone", "nano", width=32, layers=2'
+        )
     client = nbclient.NotebookClient(
         notebook,
         timeout=300,

@@ -86,20 +86,34 @@ def no_days_of_a_small_market():
     simulation.load_priced_period.cache_clear()
 
 
-def trained_on_small_days(tmp_path, monkeypatch, *words):
-    """The folder of two days of a small market, on which a bidder was trained into `run` beside it."""
+@pytest.fixture(scope="module")
+def small_days(tmp_path_factory):
+    """A folder of two days of a small market."""
+    from decisionllm.bidding.market.advertisers import PUBLISHED
+
+    days = tmp_path_factory.mktemp("market") / "days"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PUBLISHED, "opportunities", 2000)
+        words = ("dataset.periods=0-1", f"export=replay:{days}", f"cache_dir={days.parent}")
+        assert command("data", "dataset=auction", *words) == 0
+    return days
+
+
+@pytest.fixture
+def small_market(monkeypatch):
+    """The size of those days."""
     from decisionllm.bidding.market.advertisers import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
-    days = tmp_path / "days"
-    cache = f"cache_dir={tmp_path}"
-    made = ("dataset=auction", "dataset.periods=0-1", f"export=replay:{days}", cache)
-    assert command("data", *made) == 0
+
+
+def train_bidder(days, run, *words):
+    """Train a bidder on those days."""
     train = (
         "experiment=auction",
         f"dataset.path={days}",
-        f"run={tmp_path}/run",
-        cache,
+        f"run={run}",
+        f"cache_dir={run.parent}",
         "device=cpu",
         "dataset.behaviour=oracle",
         "dataset.num_campaigns=20",
@@ -110,20 +124,34 @@ def trained_on_small_days(tmp_path, monkeypatch, *words):
         *words,
     )
     assert command("train", *train) == 0
-    return days
 
 
-def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def bidder(small_days, tmp_path_factory):
+    """A run on those days."""
+    from decisionllm.bidding.market.advertisers import PUBLISHED
+
+    run = tmp_path_factory.mktemp("bidder") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PUBLISHED, "opportunities", 2000)
+        train_bidder(small_days, run)
+    return run
+
+
+@pytest.mark.usefixtures("small_market")
+def test_bidders_are_compared_campaign_by_campaign(
+    bidder, small_days, tmp_path, monkeypatch, capsys
+):
     """From days of a small market to the rows: a run's difference to pooled OnlineLP is that of the
     two rows' scores.
     """
     from lab import auction_bidders
 
-    days = trained_on_small_days(tmp_path, monkeypatch)
+    monkeypatch.setattr(auction_bidders, "BUDGETS", "0.5,1.5")
     words = [
-        f"{tmp_path}/run",
+        str(bidder),
         "--replay",
-        f"{days}:1",
+        f"{small_days}:1",
         "--repeats",
         "1",
         "--out",
@@ -135,7 +163,7 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
         json.loads(line)
         for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert len(rows) == 5 * 13 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
+    assert len(rows) == 2 * 13 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
     half = {
         row["policy"]: row["score"]
         for row in rows
@@ -151,17 +179,19 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     )
 
 
+@pytest.mark.usefixtures("small_market")
 def test_the_public_protocol_has_a_row_for_each_budget_beside_those_of_others(
-    tmp_path, monkeypatch, capsys
+    bidder, small_days, tmp_path, monkeypatch, capsys
 ):
     """From days of a small market: nobody bids better than the best constant by much, and a larger
     budget is never worth less in hindsight.
     """
     from lab import auctionnet_public
 
-    days = trained_on_small_days(tmp_path, monkeypatch)
+    budgets = [*auctionnet_public.BUDGETS.items()][::2]
+    monkeypatch.setattr(auctionnet_public, "BUDGETS", dict(budgets))
     out = tmp_path / "rows.jsonl"
-    words = [f"{tmp_path}/run", "--days", f"{days}:1", "--repeats", "2", "--out", str(out)]
+    words = [str(bidder), "--days", f"{small_days}:1", "--repeats", "2", "--out", str(out)]
     monkeypatch.setattr("sys.argv", ["auctionnet_public", *words])
     auctionnet_public.main()
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -174,14 +204,16 @@ def test_the_public_protocol_has_a_row_for_each_budget_beside_those_of_others(
     assert "GUIDE, published" in shown and f"{rows[0]['score']:.1f} (" in shown
 
 
-def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("small_market")
+def test_words_are_compared_campaign_by_campaign(small_days, tmp_path, monkeypatch, capsys):
     """A bidder that reads words, and thirty instructions, from days of a small market to
     the rows.
     """
     from lab import auction_words, instructions
 
+    monkeypatch.setattr(auction_words, "BUDGETS", "0.5,1")
     words = ("text=paraphrased", "dataset.context_features=outcomes", "data.rows_per_text=4")
-    days = trained_on_small_days(tmp_path, monkeypatch, *words)
+    train_bidder(small_days, tmp_path / "run", *words)
     out = tmp_path / "rows.jsonl"
     monkeypatch.setattr(
         "sys.argv",
@@ -189,7 +221,7 @@ def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
             "auction_words",
             f"{tmp_path}/run",
             "--days",
-            f"{days}:1",
+            f"{small_days}:1",
             "--repeats",
             "1",
             "--out",
@@ -198,14 +230,16 @@ def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
     )
     auction_words.main()
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert [row["campaigns"] for row in rows] == [48] * 6
+    assert [row["campaigns"] for row in rows] == [48] * 4
     assert all(
         row["apart"] == pytest.approx(row["own_words"] - row["anothers_words"], abs=1e-9)
         for row in rows
     )
     out.unlink()
+    monkeypatch.setattr(instructions, "EPISODES", 1)  # of each text, rounded up to a day of all
     monkeypatch.setattr(
-        "sys.argv", ["instructions", f"{tmp_path}/run", "--days", f"{days}:1", "--out", str(out)]
+        "sys.argv",
+        ["instructions", f"{tmp_path}/run", "--days", f"{small_days}:1", "--out", str(out)],
     )
     instructions.main()
     (row,) = (json.loads(line) for line in out.read_text(encoding="utf-8").splitlines())

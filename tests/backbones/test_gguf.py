@@ -395,16 +395,17 @@ def perplexity(backbone, text):
 @installed
 def test_smollm2_reads_english_and_trains():
     """Perplexity below 100, against 50,000 of random weights; each step lowers the loss of one
-    batch, by the first blocks, since many processors are slow in bfloat16.
+    batch, by the first blocks.
     """
     backbone = build(node("backbone", "smollm2", text_layers=0, layers=0), 0)
     assert backbone.width == 576
     assert backbone.layout is not None
     assert backbone.frozen_dtype == torch.bfloat16
+    backbone.core.float()  # many processors are slow in bfloat16
     sentence = "The cat sat on the mat and looked out of the window at the birds in the garden."
     assert perplexity(backbone, sentence) < 100
 
-    backbone = build(node("backbone", "smollm2", text_layers=0, layers=4), 0)
+    backbone = build(node("backbone", "smollm2", text_layers=0, layers=2), 0)
     ids, mask = encode(backbone.tokenizer, ["Go to the red door.", "Stop."])
     tokens = torch.randn(4, 5, 576)
     index = torch.arange(4) % 2

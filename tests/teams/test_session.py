@@ -531,9 +531,9 @@ GAME = (
     "tokenizer.timesteps=none",
     "window=1",
     "optim.batch_size=64",
-    "optim.warmup=50",
+    "optim.warmup=30",
     "optim.lr=0.01",
-    "steps=300",
+    "steps=200",
     "log.every=100",
     "log.validation_batches=1",
     "optim.precision=no",
@@ -549,7 +549,7 @@ def games(tmp_path_factory):
     """A training on games of three, with both executions."""
     path = tmp_path_factory.mktemp("games")
     words = ("team.execution=both", "name=both", f"run={path}/both", f"cache_dir={path}/data")
-    assert command("train", *GAME, *NANO, *words) == 0
+    assert command("train", *GAME, *NANO, "backbone.layers=1", *words) == 0
     return path
 
 
@@ -559,7 +559,7 @@ def agreed(run, out, *words):
             "evaluate",
             f"run={run}",
             f"out={out}",
-            "episodes=2000",
+            "episodes=1000",
             "report=false",
             "act.decode=sample",
             "trust=[lab]",
@@ -577,7 +577,7 @@ def test_agents_that_decide_in_turn_agree_and_single_ones_cannot(games, tmp_path
     # as it was trained, by default
     assert score >= 97 and (name, execution) == ("both+joint", "joint")
     score, name, execution = agreed(games / "both", tmp_path, "team.execution=per_agent")
-    assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
+    assert abs(score - 100 * 6 / 27) <= 4 and (name, execution) == ("both", "per_agent")
 
 
 @pytest.mark.slow

@@ -21,6 +21,20 @@ from tests.models.test_sequence import CONTINUOUS, make_batch
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 SPEC = replace(CONTINUOUS, horizon=10)
 WEIGHTED = node("objective", "advantage", temperature=2.0, expectile=0.9)
+LEARN = (  # enough for one step of a few numbers
+    *NANO,
+    "backbone.layers=1",
+    "head=discrete",
+    "model.condition_on=none",
+    "window=1",
+    "steps=100",
+    "optim.batch_size=64",
+    "optim.lr=0.006",
+    "optim.warmup=10",
+    "log.every=100",
+    "log.validation_batches=1",
+    "log.tracker=none",
+)
 
 
 def test_an_expectile_weighs_errors_by_their_sign():
@@ -129,24 +143,8 @@ def test_weighting_prefers_the_better_arm_where_cloning_keeps_the_mixture(
     words, least, most, tmp_path
 ):
     arms(tmp_path / "arms.npz")
-    data = (
-        "dataset=arrays",
-        f"dataset.path={tmp_path}/arms.npz",
-        "head=discrete",
-        "model.condition_on=none",
-        *NANO,
-    )
-    loop = (
-        "window=1",
-        "steps=200",
-        "optim.batch_size=64",
-        "optim.lr=0.003",
-        "optim.warmup=10",
-        "log.every=200",
-        "log.validation_batches=1",
-        "log.tracker=none",
-    )
-    assert command("train", *data, *loop, *words, f"run={tmp_path}/run") == 0
+    data = ("dataset=arrays", f"dataset.path={tmp_path}/arms.npz")
+    assert command("train", *data, *LEARN, *words, f"run={tmp_path}/run") == 0
     policy = decisionllm.load(tmp_path / "run")
     for arm, seen in enumerate((-1.0, 1.0)):
         history = decisionllm.schema.History(
@@ -203,25 +201,8 @@ def test_a_later_member_of_a_team_takes_the_action_that_pays_beside_the_earlier_
             for i, a in enumerate(pair)
         ]
     log = make_store(tmp_path / "log", episodes, num_actions=2)
-    data = (
-        "dataset=store",
-        f"dataset.path={tmp_path}/log",
-        "head=discrete",
-        "model.condition_on=none",
-        "team.execution=joint",
-        *NANO,
-    )
-    loop = (
-        "window=1",
-        "steps=200",
-        "optim.batch_size=64",
-        "optim.lr=0.003",
-        "optim.warmup=10",
-        "log.every=200",
-        "log.validation_batches=1",
-        "log.tracker=none",
-    )
-    assert command("train", *data, *loop, *words, f"run={tmp_path}/run") == 0
+    data = ("dataset=store", f"dataset.path={tmp_path}/log", "team.execution=joint")
+    assert command("train", *data, *LEARN, *words, f"run={tmp_path}/run") == 0
     model = decisionllm.load(tmp_path / "run").model
     sampler = TeamSampler(
         windows.load_steps(log), log, np.arange(1200), T=1, batch_size=256, seed=1
