@@ -90,7 +90,10 @@ def store_choices() -> None:
     groups["env"] = dict.fromkeys(groups["dataset"], registry.no_choice()) | groups["env"]
     for group in OPTIONAL:
         groups[group] = {"none": registry.no_choice()} | groups[group]
-    store = ConfigStore.instance().store
+    instance = ConfigStore.instance()
+    # Hydra copies it for each config that it composes, and only reads the copy
+    vars(instance)["__deepcopy__"] = lambda memo: instance
+    store = instance.store
     for group, choices in groups.items():
         for name, node in choices.items():
             store(group=group, name=name, node=node)

@@ -89,12 +89,25 @@ IMPORTS = {
 }
 
 
+# beside `load`: every command once, and `evaluate` where it builds an environment
+COMMANDS = dict.fromkeys(IMPORTS, ()) | {
+    "head": ("evaluate", "compare", "export", "serve"),
+    "env": ("evaluate", "compare"),
+    "env of a part": ("evaluate", "compare"),
+    "part in run.json": ("evaluate",),
+    "gymnasium id": ("evaluate",),
+    "gymnasium argument": ("evaluate",),
+    "pettingzoo id": ("evaluate",),
+    "partner": ("evaluate",),
+}
+
+
 @pytest.mark.parametrize("place", IMPORTS)
 def test_a_foreign_run_imports_nothing(place, trap, tmp_path, capsys):
     run = foreign(tmp_path / "run", **IMPORTS[place])
     with pytest.raises(ValueError, match=r"trap.*add trust=\[trap\]"):
         loading.load(run)
-    for verb in ("evaluate", "compare", "export", "serve"):
+    for verb in COMMANDS[place]:
         assert command(verb, f"run={run}") == 1
         assert "add trust=[trap] to the command" in capsys.readouterr().err
     assert not trap()

@@ -54,7 +54,7 @@ def runs(tmp_path_factory):
     name.
     """
     path = tmp_path_factory.mktemp("trained")
-    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "env.maze=umaze")
+    maze = ("dataset=maze2d-umaze", "dataset.steps=800", "env.maze=umaze")
     words_by_run = {
         "plain": (),
         "goal-text": ("text=goal",),
@@ -117,7 +117,7 @@ def test_a_file_of_unknown_content_is_not_compared_with_published_scores():
 
 
 def test_rows_name_the_bytes_of_a_file(tmp_path):
-    store = prepare_store(node("dataset", "maze2d-umaze", steps=2000), tmp_path / "data")
+    store = prepare_store(node("dataset", "maze2d-umaze", steps=800), tmp_path / "data")
     save(tmp_path / "log.hdf5", store)
     loop = [word for word in LOOP if not word.startswith("dataset")]
     maze = ("dataset=maze2d-umaze", f"dataset.path={tmp_path}/log.hdf5")
@@ -383,7 +383,7 @@ def test_scripted_players_are_played_once(runs, tmp_path):
 def test_scripted_players_play_once_in_a_world_though_two_runs_name_their_data_differently(
     runs, tmp_path
 ):
-    maze = ("dataset=maze2d-umaze", "dataset.steps=3000", "env.maze=umaze")
+    maze = ("dataset=maze2d-umaze", "dataset.steps=1200", "env.maze=umaze")
     loop = [word for word in LOOP if not word.startswith("dataset")]
     other = f"run={tmp_path}/other"
     assert command("train", *loop, *NANO, *maze, "name=other", other) == 0

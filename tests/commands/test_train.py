@@ -535,10 +535,11 @@ def losses(tmp_path_factory):
         words = (
             "dataset.episodes=300",
             "window=1",
-            "steps=100",
+            "steps=70",
+            "backbone.layers=1",
             "optim.batch_size=32",
-            "optim.lr=0.003",
-            "log.every=50",
+            "optim.lr=0.005",
+            "log.every=70",
             "data.held_out=0.2",
         )
         assert (
@@ -728,7 +729,7 @@ def test_both_options_of_draws_change_a_training(tmp_path):
 def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(
     tmp_path, monkeypatch
 ):
-    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", *LOOP[2:], *NANO, "data.held_out=0.3")
+    maze = ("dataset=maze2d-umaze", "dataset.steps=800", *LOOP[2:], *NANO, "data.held_out=0.3")
     assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/straight") == 0
     with monkeypatch.context() as patch:
         interrupt(patch, step=1)
@@ -758,7 +759,7 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(
 def test_a_run_of_other_texts_is_not_continued_though_its_store_is_the_same(tmp_path, capsys):
     maze = (
         "dataset=maze2d-umaze",
-        "dataset.steps=2000",
+        "dataset.steps=800",
         *LOOP[2:],
         *NANO,
         f"run={tmp_path}/run",
@@ -774,7 +775,7 @@ def test_a_run_of_other_texts_is_not_continued_though_its_store_is_the_same(tmp_
 def test_paraphrased_texts_of_a_team_are_refused(tmp_path, capsys):
     options = (
         "dataset=maze2d-umaze",
-        "dataset.steps=2000",
+        "dataset.steps=800",
         "text=paraphrased",
         "team.execution=joint",
         *LOOP[2:],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import rcParams
+from matplotlib.figure import Figure
 
 from decisionllm.scaling import figures, law
 from decisionllm.scaling import report as study
@@ -102,7 +102,15 @@ def planted_report(tmp_path_factory):
     """The report of a planted law, with a tuning run: its folder, fits and sentences."""
     folder, actual = tmp_path_factory.mktemp("planted"), planted()
     actual["runs"].append(actual["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
-    return folder, *report(folder, actual)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(law.describe.__kwdefaults__, "draws", 50)
+        return folder, *report(folder, actual)
+
+
+@pytest.fixture
+def figures_without_pixels(monkeypatch):
+    """Figures are drawn and saved, but not rendered; those of the planted law are."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
 
 
 def test_a_planted_law_is_reported_with_its_intervals(planted_report):
@@ -153,6 +161,7 @@ def test_a_crossover_is_reported():
     )
 
 
+@pytest.mark.usefixtures("figures_without_pixels")
 def test_noise_is_reported_as_no_trend(tmp_path):
     fits, text = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
     assert (
@@ -315,11 +324,11 @@ def test_a_size_with_one_run_is_not_compared():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("figures_without_pixels")
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
 def test_a_published_study_is_reported_again_from_its_json(name, tmp_path, monkeypatch):
-    # neither the width of an interval nor the pixels of a figure are compared
+    # the width of an interval is not compared
     monkeypatch.setitem(law.describe.__kwdefaults__, "draws", 10)
-    monkeypatch.setitem(rcParams, "savefig.dpi", 20)
     published = json.loads((STUDIES / name / "study.json").read_text(encoding="utf-8"))
     study.write_report(
         tmp_path, study.read_study(STUDIES / name / "study.json"), say=lambda text: None

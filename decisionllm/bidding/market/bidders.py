@@ -5,6 +5,7 @@ Source of all but Constant and TargetCPA: AuctionNet (arXiv 2412.10798),
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -161,8 +162,7 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
 
 def _seat_bidders(kinds: list[str]) -> list[tuple[list[int], Bidder]]:
     """Positions and bidders, where position i has a bidder of the kind kinds[i]."""
-    with np.load(DATA / "online_lp.npz") as file:
-        own, following = (OnlineLP(file["cost"], file["ratio"], first) for first in file["first"])
+    own, following = _load_online_lp()
     rules: dict[str, Bidder] = {
         "OnlineLP, own table": own,
         "OnlineLP, next table": following,
@@ -174,3 +174,11 @@ def _seat_bidders(kinds: list[str]) -> list[tuple[list[int], Bidder]]:
         positions = [i for i, other in enumerate(kinds) if other == kind]
         pairs.append((positions, rules.get(kind) or TrainedBidder(kind)))
     return pairs
+
+
+@cache
+def _load_online_lp() -> list[OnlineLP]:
+    """The published OnlineLP with its own table and with the next one; they have no state."""
+    with np.load(DATA / "online_lp.npz") as file:
+        cost, ratio = file["cost"], file["ratio"]
+        return [OnlineLP(cost, ratio, first) for first in file["first"]]
