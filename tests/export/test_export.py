@@ -45,6 +45,12 @@ CASES = {
         }
         | ONE_BLOCK,
     ),
+    # of one block, which sees four tokens
+    "gemma3": (
+        CONTINUOUS,
+        "go left",
+        {"backbone": "gemma3", "condition_on": "none", "target_return": None} | ONE_BLOCK,
+    ),
     "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3} | ONE_BLOCK),
 }
 
