@@ -49,6 +49,12 @@ CASES = {
             "timesteps": "none",
         },
     ),
+    # of one block, which sees four tokens
+    "gemma3": (
+        CONTINUOUS,
+        "go left",
+        {"condition_on": "none", "target_return": None} | ONE_BLOCK | {"backbone": "gemma3"},
+    ),
 }
 
 
