@@ -67,9 +67,9 @@ demo-auction: $(READY)
 	$(DEMO) train experiment=auction dataset.path=runs/demo-auction/days run=runs/demo-auction/nano minutes=3 fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo-auction/nano,runs/demo-auction/dt] out=runs/demo-auction +env.budgets=[0.5,0.75,1,1.25,1.5]
 
-# one process for each file, so that what its tests share is made once
+# one process for each file, so that what its tests share is made once; in the order of tests/conftest.py
 test: $(READY_DEV)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # what is not marked slow or serving, in under two minutes on two cores
 quick: $(READY_DEV)

@@ -87,7 +87,9 @@ def pytest_ignore_collect(collection_path):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests of tests/bidding/server, and skip those whose neighbours are not there."""
+    """Mark the tests of tests/bidding/server, skip those whose neighbours are not there, and begin
+    with the files that take long, so that no process waits for the other at the end.
+    """
     for item in items:
         if item.path.parent.name == "server":
             item.add_marker("serving")
@@ -95,6 +97,8 @@ def pytest_collection_modifyitems(items):
         missing = lacks_neighbours(f"{file}::{getattr(item, 'originalname', item.name)}")
         if missing:
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
+    long = {item.path for item in items if {"slow", "serving"} & {*item.keywords}}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -160,7 +160,7 @@ def last_broadcast():
     work.wait()
 
 sys.setswitchinterval(1)  # seconds: a thread that wants the lock waits so long before it asks
-for _ in range(150):
+for _ in range(100):
     accelerator = distributed.create_accelerator("no", cpu=True)
     model = accelerator.prepare(nn.Linear(8, 8))
     last_broadcast()

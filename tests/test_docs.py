@@ -22,11 +22,13 @@ import hydra
 import pytest
 import yaml
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from decisionllm import PUBLIC
 from decisionllm.__main__ import COMMANDS, dispatch, with_action
 from decisionllm.command_line import config_folder, store_choices
 from decisionllm.config import TrainConfig
+from decisionllm.sweep import run_directory, swept_keys
 from tests.conftest import command
 from tests.test_layers import FLOORS
 
@@ -244,10 +246,16 @@ def test_the_jobs_of_a_sweep_have_run_directories_of_their_own():
     wrong = []
     for words in {words for page in COMPOSED for words in commands(page) if "--multirun" in words}:
         _, verb, *overrides = two_jobs(list(words))
+        key, values = next(word for word in reversed(overrides) if SWEPT.match(word)).split("=")
         folders = []
-        for job in (r"\1=\2", r"\1=\3"):
-            of_job = [re.sub(r"^([\w.]+)=([^\[,]+),(.*)$", job, word) for word in overrides]
-            dispatch(verb, of_job, lambda config: folders.append(config.run))  # noqa: B023
+
+        def add_folders(config, overrides=overrides, key=key, values=values, folders=folders):
+            for value in values.split(","):
+                OmegaConf.update(config, key, yaml.safe_load(value))
+                folders.append(run_directory(config, swept_keys(overrides), [f"{key}={value}"]))
+
+        first = values.split(",")[0]
+        dispatch(verb, [word.replace(values, first) for word in overrides], add_folders)
         if len(set(folders)) != 2:
             wrong.append(f"{shlex.join(words)}: run directories {folders}")
     assert not wrong, "\n".join(wrong)

@@ -652,11 +652,13 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
 
 def first_item(axis):
     """Return an axis of a study with its first value alone."""
-    return axis[:1] if isinstance(axis, list) else dict([*axis.items()][:1])
+    return dict([*axis.items()][:1])
 
 
 def test_every_shipped_study_composes_and_has_a_note():
-    """Each size with the first quality, and each quality with the first size."""
+    """Each size with each quantile; of qualities with words of their own each size with the first,
+    and each quality with the first size.
+    """
     from hydra import initialize_config_dir
 
     store_choices()
@@ -665,18 +667,23 @@ def test_every_shipped_study_composes_and_has_a_note():
         note = (config_folder() / "study" / f"{name}.yaml").read_text(encoding="utf-8")
         study = study_options.check_study(yaml.safe_load(note))
         sizes, qualities = study["axes"]["size"], study["axes"]["quality"]
-        one_quality = study | {"axes": study["axes"] | {"quality": first_item(qualities)}}
-        one_size = study | {"axes": study["axes"] | {"size": first_item(sizes)}}
+        parts = [{}]
+        if isinstance(qualities, dict):
+            parts = [{"quality": first_item(qualities)}, {"size": first_item(sizes)}]
+        cells = {}
         try:
             with initialize_config_dir(str(config_folder()), version_base="1.3"):
-                num_sizes = len(train_configs.compose_train_configs(one_quality))
-                num_qualities = len(train_configs.compose_train_configs(one_size))
+                for part in parts:
+                    of_part = study | {"axes": study["axes"] | part}
+                    cells |= train_configs.compose_train_configs(of_part)
                 train_configs.compose("evaluate", ["run=x", *study["evaluate"]])
         except Exception as error:
             wrong.append(f"{name}: {error}")
             continue
-        if study["name"] != name or (num_sizes, num_qualities) != (len(sizes), len(qualities)):
-            wrong.append(f"{name}: {num_sizes} x {num_qualities} cells, named {study['name']}")
+        if study["name"] != name or {size for size, _ in cells} != {*sizes}:
+            wrong.append(f"{name}: cells {[*cells]}, named {study['name']}")
+        if len({quality for _, quality in cells}) != len(qualities):
+            wrong.append(f"{name}: cells {[*cells]} of {len(qualities)} qualities")
         if not note.startswith("# ") or f"decisionllm scale study={name}" not in note:
             wrong.append(f"{name}: expected a note with its command")
     assert not wrong, "\n".join(wrong)
