@@ -150,11 +150,16 @@ def isolated_session(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nothing_from_outside(monkeypatch, tmp_path):
     """No hub, no home folder, no data of the user's, and nothing from the tests before: random
-    numbers and threads are as at the start.
+    numbers and threads are as at the start, and modules of a test's own folder are forgotten.
     """
     isolate(monkeypatch, tmp_path)
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -201,12 +201,7 @@ def scratch(first_run, tmp_path, monkeypatch):
     monkeypatch.setattr("decisionllm.models.inverse_dynamics.BATCH", 16)  # of 1,000 updates
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    yield folder
-    for module in set(sys.modules) - before:
-        # a module of the page
-        if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(folder)):
-            del sys.modules[module]
+    return folder
 
 
 @pytest.mark.slow
