@@ -382,8 +382,8 @@ def part_config(config: Node, part: str, info: Json) -> Json:
 
 @cache
 def versions() -> dict[str, str | None]:
-    """Return the versions of packages, and the commit where the code is a checkout, as this process
-    began.
+    """Return the versions of packages, and the commit where the code is a checkout; asked once in a
+    process, which runs the code that it has imported.
     """
     packages = {name: metadata.version(name) for name in PACKAGES}
     checkout = Path(__file__).parents[2]

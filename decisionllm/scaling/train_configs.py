@@ -39,7 +39,9 @@ def compose_train_configs(study: Node) -> dict[Cell, Node]:
         check_overrides(overrides, SET_BY)
         check_overrides(mixture, SET_BY | {"optim.lr": "study.lr, or each size,"})
         line = (*map(str, overrides), f"name='{size}'", "run=x", "log.tracker=none")
-        config = composed.get(line) or composed.setdefault(line, compose("train", line))
+        if line not in composed:
+            composed[line] = compose("train", line)
+        config = composed[line]
         execution = config["team"]["execution"]
         if execution != "per_agent":
             raise ValueError(
