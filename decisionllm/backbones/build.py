@@ -17,7 +17,7 @@ from torch import nn
 from decisionllm import hardware
 from decisionllm.backbones.families import layout_of, uncomputed_fields
 from decisionllm.backbones.forward import Backbone
-from decisionllm.backbones.gguf import convert_gguf, find_packaged_gguf
+from decisionllm.backbones.gguf import convert_gguf, converted_folder, find_packaged_gguf
 from decisionllm.backbones.hf_loading import (
     explain_load_errors,
     load_from_folder,
@@ -220,7 +220,9 @@ def pretrained(
         )
     if num_text_layers:
         summary = TextSummary(backbone.width, text_summary, seed) if text_summary else None
-        backbone.cut_off(num_text_layers, summary)
+        # shuffled and random weights have no such name
+        source = name_weights(folder, hub_id, model.config) if weights == "pretrained" else ""
+        backbone.cut_off(num_text_layers, summary, source=source)
     return backbone
 
 
@@ -271,6 +273,17 @@ def load_language_model(
             model = read(partial(load_model, seed=seed, weights=weights, dtype=dtype))
     refuse_all_but_decoders(source, model)
     return model, load_tokenizer
+
+
+def name_weights(folder: str, hub_id: str, config: "PreTrainedConfig") -> str:
+    """Return a name of a model's weights that no other weights have, so that they need no hash: of
+    a GGUF file, or of a commit on the hub; empty: the files of a folder may change.
+    """
+    path = Path(folder).expanduser()
+    if path.suffix == ".gguf":
+        return converted_folder(path).name
+    commit = getattr(config, "_commit_hash", None)  # of a copy in the hub's cache
+    return f"{hub_id}@{commit}" if hub_id and commit else ""
 
 
 def check_model_folder(folder: str) -> Path:
@@ -441,8 +454,9 @@ def fingerprint(backbone: Backbone) -> str:
     belongs to them.
     """
     digest = hashlib.blake2b(digest_size=16)
+    read_texts = backbone.text_weights()  # the digest of the features is of these
     for name, weight in sorted(backbone.named_parameters()):
-        if not weight.requires_grad:
+        if not weight.requires_grad and id(weight) not in read_texts:
             digest.update(name.encode())
             digest.update(bytes_of(weight.to(backbone.frozen_dtype)))
     if backbone.features is not None:

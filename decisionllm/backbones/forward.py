@@ -33,7 +33,7 @@ from decisionllm.backbones.hf_forward import hidden_states, run_behind_texts
 from decisionllm.backbones.hf_types import LoadTokenizer, TextReader
 from decisionllm.backbones.kv_cache import EncodedTexts, SessionCache, TextPrefix
 from decisionllm.backbones.layouts import ALL, GPT2, BlockKind, Llama, block_kinds
-from decisionllm.backbones.text_layers import TextLayers
+from decisionllm.backbones.text_layers import TextLayers, text_weights
 from decisionllm.backbones.text_summary import TextSummary
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entity_tokens import EntityTokens
@@ -123,7 +123,9 @@ class Backbone(nn.Module):
         for weight in self.core.parameters():
             weight.data = weight.data.to(self.frozen_dtype)
 
-    def cut_off(self, text_layers: int, summary: TextSummary | None = None) -> None:
+    def cut_off(
+        self, text_layers: int, summary: TextSummary | None = None, *, source: str = ""
+    ) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
 
         See `text_layers.TextLayers`. summary: what the blocks above attend to; None: every word.
@@ -131,8 +133,20 @@ class Backbone(nn.Module):
         self.summary = summary
         self.text_layers = text_layers
         self.features = TextLayers(
-            self.core, self.load_tokenizer, text_layers, numbers=self.frozen_dtype
+            self.core,
+            self.load_tokenizer,
+            text_layers,
+            numbers=self.frozen_dtype,
+            source=source,
         )
+
+    def text_weights(self) -> set[int]:
+        """Return the ids of the weights of the lower blocks and the word embeddings, if texts are
+        read by them alone.
+        """
+        if not self.text_layers:
+            return set()
+        return {id(weight) for _, weight in text_weights(self.core, self.text_layers)}
 
     @property
     def depth(self) -> int:

@@ -3,6 +3,8 @@ transformers reads.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from decisionllm.backbones.gguf_header import Header, carry, check_keys
 from decisionllm.backbones.hf_loading import load_whole_model
-from decisionllm.files import MAKE_AGAIN, atomic_folder, cache_dir, check_all
+from decisionllm.files import MAKE_AGAIN, atomic, atomic_folder, cache_dir, check_all
 from decisionllm.schema import Json
 
 CONVERSION = 2  # 1 left out keys of the header, such as scaled rotary positions
@@ -50,9 +52,7 @@ def convert_gguf(path: Path) -> Path:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a GGUF file, found none")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    folder = cache_dir() / "backbones" / f"{path.stem}-{digest}-{CONVERSION}"
+    folder = converted_folder(path)
     if folder.is_dir():
         check_all(folder, fix=MAKE_AGAIN)
         return folder
@@ -75,16 +75,54 @@ def convert_gguf(path: Path) -> Path:
             raise unreadable_file(path, error) from error
         check_keys(header)
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                str(path.parent), trust_remote_code=False, **source
-            )
-            model = load_whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
+            with shared_reader(header):
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    str(path.parent), trust_remote_code=False, **source
+                )
+                model = load_whole_model(str(path.parent), **source, dtype=torch.bfloat16, **expand)
         except Exception as error:  # of whatever kind the file makes the reader raise
             raise unreadable_file(path, error) from error
         carry(header, model)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     return folder
+
+
+def converted_folder(path: Path) -> Path:
+    """Return the folder into which a GGUF file is converted, or was; its name is the content's."""
+    return cache_dir() / "backbones" / f"{path.stem}-{digest_file(path)}-{CONVERSION}"
+
+
+def digest_file(path: Path) -> str:
+    """Return a digest of a file; of one whose size and time of change are those of an earlier call,
+    the digest of that call, without reading it.
+    """
+    status = path.stat()
+    state = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    name = hashlib.blake2b(state.encode(), digest_size=12).hexdigest()
+    record = cache_dir() / "digests" / name
+    if record.is_file():
+        return record.read_text(encoding="ascii")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    with atomic(record) as partial:
+        partial.write_text(digest, encoding="ascii")
+    return digest
+
+
+@contextmanager
+def shared_reader(header: Header) -> Iterator[None]:
+    """Let transformers take the reader of a header, within the block of this statement: it parses
+    the file's words anew for the config, the tokenizer and the weights, which is most of the time.
+    """
+    import gguf
+
+    reader_class = gguf.GGUFReader
+    gguf.GGUFReader = lambda path, *_: header.reader  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader_class  # type: ignore[misc]
 
 
 def unreadable_file(path: Path, error: Exception) -> ValueError:

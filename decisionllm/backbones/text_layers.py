@@ -170,6 +170,8 @@ class TextLayers:
         load_tokenizer: loads that of the model.
         text_layers: how many of its blocks read texts.
         numbers: the type whose numbers the weights are; they may be held in a wider one.
+        source: a name of the whole model's weights that no other weights have; empty: they are
+            hashed.
     """
 
     def __init__(
@@ -179,11 +181,12 @@ class TextLayers:
         text_layers: int,
         *,
         numbers: torch.dtype,
+        source: str = "",
     ) -> None:
         self.core = core
         self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
-        self.digest = weights_digest(core, text_layers, numbers)
+        self.digest = weights_digest(core, text_layers, numbers, source)
         lower = _copy_config(core.config)
         _describe_blocks(lower, slice(0, text_layers))
         folder = feature_folder(self.digest, lower, numbers=numbers, held=core.dtype)
@@ -229,17 +232,27 @@ class TextLayers:
         return [row[real].cpu() for row, real in zip(out.last_hidden_state, mask, strict=True)]
 
 
-def weights_digest(core: "PreTrainedModel", text_layers: int, numbers: torch.dtype) -> str:
-    """Return a hash of the weights that read texts: the word embeddings and the lower blocks.
+def weights_digest(
+    core: "PreTrainedModel", text_layers: int, numbers: torch.dtype, source: str
+) -> str:
+    """Return a hash of the weights that read texts.
 
-    numbers: the type whose numbers they are, in which they are hashed.
+    numbers: the type whose numbers they are, in which they are hashed. source: see `TextLayers`.
     """
     digest = hashlib.blake2b(str(text_layers).encode(), digest_size=12)
-    for module in (core.get_input_embeddings(), *get_blocks(core)[:text_layers]):
-        for name, weight in module.named_parameters():
-            digest.update(name.encode())
-            digest.update(bytes_of(weight.to(numbers)))
+    if source:
+        digest.update(f"{source}/{numbers}".encode())
+        return digest.hexdigest()
+    for name, weight in text_weights(core, text_layers):
+        digest.update(name.encode())
+        digest.update(bytes_of(weight.to(numbers)))
     return digest.hexdigest()
+
+
+def text_weights(core: "PreTrainedModel", text_layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and the weights of the word embeddings and the lower blocks."""
+    for module in (core.get_input_embeddings(), *get_blocks(core)[:text_layers]):
+        yield from module.named_parameters()
 
 
 def bytes_of(weight: Tensor) -> memoryview:

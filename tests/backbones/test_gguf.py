@@ -1,6 +1,7 @@
 """GGUF files become model folders, and backbone=smollm2 is found in its package."""
 
 import json
+import os
 from importlib.util import find_spec
 
 import numpy as np
@@ -166,6 +167,43 @@ def test_a_gguf_file_becomes_a_backbone(tmp_path):
     with (tmp_path / "small.gguf").open("ab") as file:
         file.write(b"0")
     assert gguf.convert_gguf(tmp_path / "small.gguf") != folder
+
+
+def test_a_file_is_parsed_once_and_hashed_once(tmp_path, monkeypatch):
+    """transformers parses it for the config, the tokenizer and the weights."""
+    import gguf as library
+
+    parsed, hashed = [], []
+    reader, digest = library.GGUFReader, gguf.hashlib.file_digest
+    monkeypatch.setattr(library, "GGUFReader", lambda path: parsed.append(path) or reader(path))
+    monkeypatch.setattr(
+        gguf.hashlib, "file_digest", lambda *args: hashed.append(args) or digest(*args)
+    )
+    file = tmp_path / "small.gguf"
+    write(file)
+    folder = gguf.convert_gguf(file)
+    assert gguf.convert_gguf(file) == folder
+    assert (len(parsed), len(hashed)) == (1, 1)
+    write(tmp_path / "moved.gguf")
+    os.replace(tmp_path / "moved.gguf", file)
+    assert gguf.convert_gguf(file) == folder, "the same content under another time"
+    assert len(hashed) == 2
+
+
+def test_the_texts_of_a_file_are_those_of_its_content(tmp_path):
+    """Features are kept by the digest of the file, in place of a hash of the weights."""
+    write(tmp_path / "small.gguf")
+
+    def digest(**options):
+        options = {"tune": "frozen", "text_layers": 1, "layers": 2} | options
+        return pretrained(0, folder=str(tmp_path / "small.gguf"), **options).features.digest
+
+    first = digest()
+    assert digest() == first
+    others = [digest(dtype="bfloat16"), digest(weights="shuffled"), digest(weights="random")]
+    with (tmp_path / "small.gguf").open("ab") as file:
+        file.write(b"0")
+    assert len({first, *others, digest()}) == 5
 
 
 def test_a_gemma_3_file_becomes_a_backbone(tmp_path):

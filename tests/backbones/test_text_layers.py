@@ -5,16 +5,18 @@ above attend to these states.
 import json
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from decisionllm.backbones import hf_reference as library
-from decisionllm.backbones.build import fingerprint, pretrained, qwen2
+from decisionllm.backbones.build import fingerprint, name_weights, pretrained, qwen2
 from decisionllm.backbones.text_encoders import attach_text_encoder
 from decisionllm.backbones.text_layers import TRAINED_CUT, only_blocks, resolve_cut
 from decisionllm.policy import loading
@@ -162,6 +164,24 @@ def test_another_config_of_the_same_weights_reads_texts_anew(folder, tmp_path):
     other, _ = second.encode(TEXTS)
     assert not torch.allclose(second.embed(other), first.embed(rows))
     assert fingerprint(second) == fingerprint(first), "that of runs of an earlier version"
+
+
+def test_a_commit_of_the_hub_names_its_weights(folder):
+    config = SimpleNamespace(_commit_hash="f00")
+    assert name_weights("", "lab/model", config) == "lab/model@f00"
+    assert name_weights("", "lab/model", SimpleNamespace()) == ""
+    assert name_weights(str(folder), "", config) == "", "its files may change"
+
+
+@pytest.mark.parametrize("name", ["layers.0.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"])
+def test_the_fingerprint_is_of_the_blocks_that_read_texts_and_of_those_above(
+    name, folder, tmp_path
+):
+    changed = shutil.copytree(folder, tmp_path / "model")
+    weights = load_file(changed / "model.safetensors")
+    weights[name][0, 0] += 1
+    save_file(weights, changed / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(cut(changed)) != fingerprint(cut(folder))
 
 
 @every_family
