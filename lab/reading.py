@@ -6,8 +6,10 @@ text, and a linear map of what the backbone makes of it names the goal. It is tr
 wordings of each goal of a maze, and judged by the twenty that are held out, with every other goal
 that a contrast can name. What such a layout understands as a policy is close to this, see LOG.md.
 
-`python -m lab.reading --text-layers 12 15 --summary 0 4 --seeds 0 1` appends a row for each
-combination to reading.jsonl. Six blocks are built above those that read texts.
+`python -m lab.reading --text-layers 0.4 0.5 --summary 0 4 --seeds 0 1` appends a row for each
+combination to reading.jsonl. A fifth of the model's blocks is built above those that read texts.
+`--models qwen.gguf` is another model than SmolLM2; the learning rate is that of --lr times 576 over
+the width of the model.
 """
 
 import argparse
@@ -32,7 +34,8 @@ from decisionllm.schema import Json
 from decisionllm.worlds.maze2d.dataset import goal_facts
 
 ROWS = Path(__file__).parent / "rows" / "reading.jsonl"
-ABOVE = 6  # blocks that read both text and trajectory
+ABOVE = 0.2  # of a model's blocks: those that read both text and trajectory
+WIDTH = 576  # of the model for which the learning rate was chosen
 TEXTS = 64  # of a step, as in experiment=umaze-llm
 WARMUP = 50  # steps
 CONTRASTS = 6  # most other goals that a contrast is tried with
@@ -116,16 +119,32 @@ def understood(namer: Namer, maze: str) -> dict[str, float]:
     return {"held_out": every} | shares
 
 
-def measured(options: Json, maze: str, *, steps: int, lr: float, seed: int) -> Json:
-    """The row of one layout. options: of the backbone."""
+def measured(model: str, options: Json, maze: str, *, steps: int, lr: float, seed: int) -> Json:
+    """The row of one layout.
+
+    Args:
+        model: `smollm2`, or a folder or GGUF file.
+        options: of the backbone.
+        maze, steps, seed: see `teach`.
+        lr: for a model of width 576.
+    """
     torch.manual_seed(seed)
     began = time.process_time()
-    backbone = build(choice("backbone", "smollm2") | options, seed)
+    source = {"folder": model, "dtype": "bfloat16"}
+    node = (
+        choice("backbone", "smollm2")
+        if model == "smollm2"
+        else choice("backbone", "pretrained") | source
+    )
+    backbone = build(node | options, seed)
+    lr *= WIDTH / backbone.width
     namer = Namer(backbone, len(goal_facts(maze)))
     teach(namer, maze, steps=steps, lr=lr, seed=seed)
     shares = {kind: round(share, 4) for kind, share in understood(namer, maze).items()}
     return {
         "maze": maze,
+        "model": Path(model).name,
+        "parameters": sum(weight.numel() for weight in backbone.core.parameters()),
         "options": options,
         "steps": steps,
         "lr": lr,
@@ -139,7 +158,8 @@ def measured(options: Json, maze: str, *, steps: int, lr: float, seed: int) -> J
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--maze", default="umaze")
-    parser.add_argument("--text-layers", type=int, nargs="+", default=[15])
+    parser.add_argument("--models", nargs="+", default=["smollm2"])
+    parser.add_argument("--text-layers", type=float, nargs="+", default=[0.5])
     parser.add_argument("--summary", type=int, nargs="+", default=[0, 4])
     parser.add_argument("--weights", nargs="+", default=["pretrained"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -147,21 +167,23 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--rows", type=Path, default=ROWS)
     given = parser.parse_args(arguments)
-    layouts = product(given.text_layers, given.summary, given.weights, given.seeds)
-    for text_layers, summary, weights, seed in layouts:
+    layouts = product(given.models, given.text_layers, given.summary, given.weights, given.seeds)
+    for model, text_layers, summary, weights, seed in layouts:
         options = {
             "text_layers": text_layers,
-            "layers": text_layers + ABOVE,
+            "layers": round(text_layers + ABOVE, 2),
             "text_summary": summary,
             "weights": weights,
             "lora_rank": 32,
             "lora_alpha": 64,
         }
-        row = measured(options, given.maze, steps=given.steps, lr=given.lr, seed=seed)
+        row = measured(model, options, given.maze, steps=given.steps, lr=given.lr, seed=seed)
         with given.rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         shares = "  ".join(f"{kind} {share:.2f}" for kind, share in row["understood"].items())
-        print(f"text_layers={text_layers} summary={summary} {weights} seed {seed}: {shares}")
+        print(
+            f"{model} text_layers={text_layers} summary={summary} {weights} seed {seed}: {shares}"
+        )
 
 
 if __name__ == "__main__":
