@@ -53,7 +53,7 @@ def download(repo_id: str, revision: str, patterns: Sequence[str] | None) -> Pat
             repo_id,
             repo_type="dataset",
             revision=revision,
-            allow_patterns=patterns,
+            allow_patterns=None if patterns is None else list(patterns),
             local_files_only=bool(fault),
         )
     except (OSError, ValueError) as error:

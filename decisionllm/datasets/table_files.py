@@ -103,7 +103,7 @@ def is_text(kind: "pa.DataType") -> bool:
     """Return whether a column of this type holds texts."""
     import pyarrow as pa
 
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_list(kind: "pa.DataType") -> bool:
@@ -111,7 +111,7 @@ def is_list(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     is_any_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_any_list or pa.types.is_fixed_size_list(kind)
+    return bool(is_any_list or pa.types.is_fixed_size_list(kind))
 
 
 def is_number(kind: "pa.DataType") -> bool:
@@ -120,7 +120,8 @@ def is_number(kind: "pa.DataType") -> bool:
 
     while is_list(kind):
         kind = kind.value_type
-    return pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    is_any_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
+    return bool(is_any_number or pa.types.is_boolean(kind))
 
 
 def _to_numpy(file: Path, name: str, column: "pa.Array") -> np.ndarray:
