@@ -84,7 +84,7 @@ def test_a_folder_of_save_to_disk_is_read(kind, tmp_path):
     writer = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}[kind]
     with writer(str(tmp_path / "data-00000-of-00001.arrow"), table.schema) as out:
         out.write_table(table)
-    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "state.json").write_text("{}", encoding="utf-8")
     _, episodes = read(tmp_path)
     assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4], [5]]
 
