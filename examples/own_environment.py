@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from decisionllm.__main__ import main as decisionllm
 
+EPISODES = 300  # of the log
 BLOCKS = {"red": (2.0, 0.0), "green": (-1.0, 1.7), "blue": (-1.0, -1.7)}
 
 
@@ -40,12 +41,12 @@ class Arm(gymnasium.Env[np.ndarray, np.ndarray]):
         return self.position.copy(), -distance, False, False, {}
 
 
-def record(env: gymnasium.Env[np.ndarray, np.ndarray], episodes: int = 300) -> dict[str, list[Any]]:
+def record(env: gymnasium.Env[np.ndarray, np.ndarray]) -> dict[str, list[Any]]:
     """Play episodes of all qualities, from random to good: columns with a row for each step."""
     rng = np.random.default_rng(0)
     names = ("observations", "actions", "rewards", "terminals", "timeouts", "tasks")
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    for seed in range(10**9, 10**9 + episodes):  # evaluation takes seeds from 0
+    for seed in range(10**9, 10**9 + EPISODES):  # evaluation takes seeds from 0
         (observation, info), over, skill = env.reset(seed=seed), False, rng.uniform()
         while not over:
             action = rng.uniform(-1, 1, 2)
@@ -85,11 +86,9 @@ def main() -> None:
 
     rows = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     scores = {row["policy"]: row["score"] for row in map(json.loads, rows)}
-    mean_of_log = sum(columns["rewards"]) / 300
-    print(
-        f"return: {mean_of_log:.2f} in the log, "
-        + ", ".join(f"{k} {v:.2f}" for k, v in scores.items())
-    )
+    mean_of_log = sum(columns["rewards"]) / EPISODES
+    of_players = [f"{policy} {score:.2f}" for policy, score in scores.items()]
+    print(f"return: {mean_of_log:.2f} in the log, {', '.join(of_players)}")
 
 
 if __name__ == "__main__":

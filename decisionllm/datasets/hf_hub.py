@@ -6,16 +6,14 @@ from pathlib import Path
 HUB_SECONDS = 5.0  # within which the Hub must answer
 
 
-def find_folder(
-    path: str, repo_id: str, revision: str, patterns: Sequence[str] | None = None
-) -> Path:
+def find_folder(path: str, repo_id: str, revision: str, patterns: Sequence[str]) -> Path:
     """Return the file or folder of the options `path` and `repo_id` of a dataset.
 
     Args:
         path: a file or folder.
         repo_id: of a dataset on the Hub, in place of a path.
         revision: branch, tag or commit of the repository.
-        patterns: files of the repository to download; None: all.
+        patterns: of the files of the repository to download.
 
     Raises:
         FileNotFoundError: nothing is there, or the Hub cannot be reached.
@@ -34,7 +32,7 @@ def find_folder(
     return root
 
 
-def download(repo_id: str, revision: str, patterns: Sequence[str] | None) -> Path:
+def download(repo_id: str, revision: str, patterns: Sequence[str]) -> Path:
     """Return the folder of a dataset of the Hub: a download, or without a network the copy in the
     cache of `huggingface_hub`.
 
@@ -53,7 +51,7 @@ def download(repo_id: str, revision: str, patterns: Sequence[str] | None) -> Pat
             repo_id,
             repo_type="dataset",
             revision=revision,
-            allow_patterns=None if patterns is None else list(patterns),
+            allow_patterns=list(patterns),
             local_files_only=bool(fault),
         )
     except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
 """Datasets of Hugging Face `datasets`, in Parquet or Arrow files, whose columns the user names: one
-row for each step.
+row for each step, or for each episode.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.datasets.hf_hub import find_folder
 from decisionllm.datasets.step_tables import StepTable, build_source
-from decisionllm.datasets.table_files import is_number, read_types, require_pyarrow
+from decisionllm.datasets.table_files import ROW, is_number, read_types, require_pyarrow
 from decisionllm.datasets.text_columns import NO_COLUMN
 from decisionllm.protocols import Source
 from decisionllm.schema import Json
@@ -41,7 +41,8 @@ def load(
 ) -> Source:
     """Read a dataset of Hugging Face `datasets`: Parquet files, or a folder of `save_to_disk`.
 
-    A row is a step. Rows of an episode follow one another.
+    A row is a step, and the rows of an episode follow one another; or a row is an episode, with lists
+    of its steps.
 
     Args:
         path: a file, or a folder of Parquet or Arrow files.
@@ -55,7 +56,8 @@ def load(
         success: column of flags, whether the task is done; without a reward, the last step of an
             episode with such a row is rewarded by 1.
         terminals: column of flags, whether the task ended the episode; empty: that of `success`.
-        episode: column whose value changes from one episode to the next.
+        episode: column whose value changes from one episode to the next; `none`: each row is an
+            episode.
         step: column that has to go up within an episode; empty: not checked.
         task: the text of every episode, read with text=constant.
         task_from: column of task texts; empty or `none`: no texts are read.
@@ -73,7 +75,7 @@ def load(
         ValueError: a column is missing or holds something else, or a file is damaged.
     """
     require_pyarrow()
-    root = find_folder(path, repo_id, revision)
+    root = find_folder(path, repo_id, revision, to_download(pattern))
     table_files = list_table_files(root, pattern)
     types = read_types(table_files[0])
     if not observations:
@@ -89,7 +91,7 @@ def load(
         rewards=rewards,
         success=success,
         terminals=terminals,
-        episode=episode,
+        episode=ROW if episode == NO_COLUMN else episode,
         step=step,
         task="" if text == "constant" or task_from == NO_COLUMN else task_from,
     )
@@ -108,6 +110,11 @@ def load(
         high=high,
         clip=clip,
     )
+
+
+def to_download(pattern: str) -> list[str]:
+    """Return the files of a repository that are downloaded."""
+    return [pattern] if pattern else [f"*{suffix}" for suffix in SUFFIXES]
 
 
 def list_table_files(root: Path, pattern: str) -> list[Path]:
@@ -132,7 +139,8 @@ def files(
     **options: object,
 ) -> list[Path]:
     """Return the files that `load` reads with these options."""
-    return list_table_files(find_folder(path, repo_id, revision), pattern)
+    root = find_folder(path, repo_id, revision, to_download(pattern))
+    return list_table_files(root, pattern)
 
 
 READER = DatasetReader(version=1, files=files)

@@ -250,7 +250,7 @@ def read_tasks(root: Path) -> dict[int, str]:
 
 def read_lengths(root: Path) -> dict[int, int]:
     """Return the number of steps of each episode, as meta/episodes says."""
-    lengths = {}
+    lengths: dict[int, int] = {}
     for file in sorted(root.glob("meta/episodes/*/*.parquet")):
         table = _read_table(file, ["episode_index", "length"])
         columns = table["episode_index"].to_pylist(), table["length"].to_pylist()

@@ -18,7 +18,7 @@ from decisionllm.datasets.arrays import (
 from decisionllm.datasets.minari import describe_early_ends
 from decisionllm.datasets.row_blocks import Columns, regroup_blocks, to_flags
 from decisionllm.datasets.space_parts import VECTOR
-from decisionllm.datasets.table_files import is_number, is_text, read_blocks, read_types
+from decisionllm.datasets.table_files import ROW, is_number, is_text, read_blocks, read_types
 from decisionllm.datasets.templates import describe_unread_task, fixed_task_text
 from decisionllm.files import AGAIN
 from decisionllm.protocols import Source
@@ -36,7 +36,8 @@ class StepTable:
         files: in the order of their rows.
         observations: columns whose numbers are the observation, in this order.
         actions: column of the action.
-        episode: column whose value changes from one episode to the next.
+        episode: column whose value changes from one episode to the next; `table_files.ROW`: each
+            row is an episode, with lists of steps.
         rewards: column of the reward; without it the last step is rewarded by 1 if a row has
             `success`.
         success: column of flags, whether the task is done.
@@ -113,6 +114,8 @@ def check_types(table: StepTable) -> None:
     file = table.files[0]
     types = read_types(file)
     for name in table.columns:
+        if name == ROW:
+            continue
         if name not in types:
             raise ValueError(f"{file}: {unknown_name_message('column', name, types)}")
         if name == table.task and table.texts is None:
@@ -127,7 +130,7 @@ def list_observation_parts(table: StepTable) -> list[list[str | int]]:
     """Return (name, numbers) of the parts of an observation, without the prefix of LeRobot; one
     column is the whole observation.
     """
-    block = next(read_blocks(table.files, table.observations))
+    block = next(read_blocks(table.files, table.columns))
     parts: list[list[str | int]] = []
     for column in table.observations:
         rows = block[column]

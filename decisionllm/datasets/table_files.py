@@ -14,11 +14,13 @@ import numpy as np
 from decisionllm.checks import unknown_name_message
 from decisionllm.datasets.row_blocks import Columns
 from decisionllm.files import AGAIN, explain_errors
+from decisionllm.schema import raise_for_first
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = 1 << 14  # that are read at a time
+ROW = "row of the file"  # stands for a column: the number of the row that a step comes from
 INSTALL = "Parquet and Arrow files need pyarrow: pip install -e '.[parquet]'"
 
 
@@ -42,21 +44,27 @@ def read_blocks(files: Sequence[Path], names: Sequence[str]) -> Iterator[Columns
     """Yield blocks of rows of columns, file by file.
 
     A column is (n,) or, where it holds lists, (n, width) with nested lists laid out end to end; a
-    number that is missing is NaN.
+    number that is missing is NaN. If `ROW` is among the names, a row of the files has lists of
+    steps, which become rows, beside values that hold for all of them.
 
     Raises:
         ValueError: a file is damaged or lacks a column, or its lists differ in length.
     """
+    has_lists_of_steps = ROW in names
+    names = [name for name in dict.fromkeys(names) if name != ROW]
+    first_row = 0
     for file in files:
         types = read_types(file)
         for name in names:
             if name not in types:
                 raise ValueError(f"{file}: {unknown_name_message('column', name, types)}")
-        batches = _read_batches(file, list(dict.fromkeys(names)))
         with explain_damage(file):
-            for batch in batches:
-                if batch.num_rows:
+            for batch in _read_batches(file, names):
+                if has_lists_of_steps:
+                    yield _lay_out_steps(file, batch, names, first_row)
+                elif batch.num_rows:
                     yield {name: _to_numpy(file, name, batch.column(name)) for name in names}
+                first_row += batch.num_rows
 
 
 def _read_batches(file: Path, names: list[str]) -> Iterator["pa.RecordBatch"]:
@@ -142,3 +150,33 @@ def _to_numpy(file: Path, name: str, column: "pa.Array") -> np.ndarray:
             )
         column = column.flatten()
     return np.asarray(column.to_numpy(zero_copy_only=False).reshape(n, -1))
+
+
+def _lay_out_steps(
+    file: Path, batch: "pa.RecordBatch", names: Sequence[str], first_row: int
+) -> Columns:
+    """Return a block of rows whose lists have one entry for each step, see `read_blocks`."""
+    import pyarrow.compute as pc
+
+    columns: Columns = {}
+    lengths = np.zeros(0, int)  # steps of each row
+    for name in names:
+        column = getattr(batch.column(name), "storage", batch.column(name))
+        if not is_list(column.type):
+            continue
+        steps = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        if not columns:
+            lengths = steps
+        rows = first_row + np.arange(len(steps))
+        message = (
+            f"expected as many steps in {name} as in other columns, got {{}} and {{}} in row {{}}"
+        )
+        raise_for_first(f"{file}: ", steps != lengths, message, steps, lengths, rows)
+        columns[name] = _to_numpy(file, name, column.flatten())
+    if not columns:
+        raise ValueError(f"{file}: expected columns with a list of steps in each row, got none")
+    for name in names:
+        if name not in columns:
+            columns[name] = np.repeat(_to_numpy(file, name, batch.column(name)), lengths)
+    columns[ROW] = np.repeat(first_row + np.arange(len(lengths)), lengths)
+    return columns

@@ -89,6 +89,33 @@ def test_a_folder_of_save_to_disk_is_read(kind, tmp_path):
     assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4], [5]]
 
 
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_row_may_be_an_episode_with_lists_of_its_steps(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "ROWS", rows)
+    columns = {
+        "observations": [[[0.0, 1], [2, 3], [4, 5]], [[6, 7]]],
+        "actions": [[[0.1], [0.2], [0.3]], [[0.4]]],
+        "rewards": [[1.0, 2, 3], [4]],
+        "dones": [[False, False, True], [False]],
+        "prompt": ["Go left.", "Go right."],
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
+    names = {"observations": ["observations"], "actions": "actions", "rewards": "rewards"}
+    options = names | {"terminals": "dones", "task_from": "prompt", "episode": "none"}
+    _, episodes = read(tmp_path, **options)
+    assert [e.rewards.tolist() for e in episodes] == [[1, 2, 3], [4]] * 2
+    assert episodes[2].observations.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert [e.task for e in episodes] == ["Go left.", "Go right."] * 2
+    assert [e.terminated for e in episodes] == [True, False] * 2
+    columns["rewards"] = [[1.0, 2, 3], [4, 5]]
+    parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
+    with pytest.raises(
+        ValueError, match="as many steps in rewards as in other .* 2 and 1 in row 3"
+    ):
+        read(tmp_path, **options)
+
+
 def test_integers_are_discrete_actions_and_unread_columns_are_named(tmp_path):
     path = put(tmp_path / "mine.parquet", action=[0, 2, 1, 1, 0])
     source, episodes = read(path, observations=["state"])
