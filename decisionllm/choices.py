@@ -50,6 +50,8 @@ CHOICES = {
         "arrays": dict(_target_="decisionllm.datasets.arrays.load", text="${text}"),
         "store": dict(_target_="decisionllm.datasets.arrays.open_folder"),
         "minari": dict(_target_="decisionllm.datasets.minari.load", text="${text}"),
+        "lerobot": dict(_target_="decisionllm.datasets.lerobot.load", text="${text}"),
+        "huggingface": dict(_target_="decisionllm.datasets.huggingface.load", text="${text}"),
         "mixture": dict(
             _target_="decisionllm.datasets.mixture.load",
             text="${text}",

@@ -100,6 +100,11 @@ def trust_user_modules(command: Callable[[Any], Result]) -> Callable[[Any], Resu
     return run
 
 
+def is_typed(text: str) -> bool:
+    """Return whether the user's own config has this text, or a config from disk alone."""
+    return text in TRUST.get().typed
+
+
 def check_config(config: object, where: object) -> None:
     """Raise a ValueError if a config from disk would import what is not trusted, or if a value of
     it would be computed by OmegaConf. where: its file, for the message.
@@ -249,12 +254,17 @@ def minari_metadata(node: registry.Node) -> tuple[str, dict[str, Any]]:
     root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
     folder = Path(id).expanduser()
     if not folder.is_dir():
-        folder = Path(root).expanduser() / id
+        folder = Path(root).expanduser() / local_minari_id(id)
     with suppress(OSError, ValueError):
         metadata = json.loads((folder / "data" / "metadata.json").read_text(encoding="utf-8"))
         if isinstance(metadata, dict):
             return id, metadata
     return id, {}
+
+
+def local_minari_id(minari_id: str) -> str:
+    """Return the id that a download of `hf://OWNER/ID` has on this machine; of another id itself."""
+    return re.sub(r"^\w+://[^/]+/", "", minari_id)
 
 
 def entry_point_imports(minari_id: str, spec: object) -> Iterator[Import]:

@@ -1,7 +1,7 @@
 """Checks of logs and policies of SMAX: returns after a death, no rows of dead units, no forbidden
 action, a crash.
 
-`python -m lab.smax runs/smax/nano-*` (needs `decisionllm[smax]`) rolls the runs out, appends
+`python -m lab.smax runs/smax/nano-*` (needs `pip install -e '.[smax]'`) rolls the runs out, appends
 the rows to smax.jsonl and prints one line a check. It takes minutes and needs JAX.
 """
 

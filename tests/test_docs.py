@@ -48,6 +48,9 @@ OF_A_USER = re.compile(
 SOURCES = ("decisionllm", "tests", "lab", "benchmarks", "examples", "docs")
 INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
 LAUNCHED = re.compile(r"accelerate launch .* -m (?=decisionllm )")
+FROM_INDEX = re.compile(
+    r"decisionllm\[[a-z]|(pip install|uv add|uvx) [^`\n]*(?<![/\w.-])decisionllm(?![/\w.-])"
+)
 SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
 FEW = {
     r"(?<![.\w])steps=\d+": "steps=2",
@@ -479,6 +482,21 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
             page.read_text(encoding="utf-8"),
         ), page.name
     assert (tmp_path / "images" / "tokens.svg").is_file()
+
+
+def test_an_extra_is_installed_from_the_checkout():
+    """The package is in no index: `pip install -e '.[llm]'`, not the name of the package."""
+    folders = (*SOURCES, "configs", "deploy", ".github")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file()]
+    wrong = []
+    for file in [*files, *ROOT.glob("*.md"), ROOT / "Makefile"]:
+        if file.suffix not in ("", ".py", ".md", ".yaml", ".yml", ".ipynb", ".sh"):
+            continue
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            # the image installs a wheel that was built before
+            if FROM_INDEX.search(line) and "--no-index" not in line:
+                wrong.append(f"{file.relative_to(ROOT)}: {line.strip()}")
+    assert not wrong
 
 
 def test_the_files_of_the_forge_are_yaml():

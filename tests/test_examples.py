@@ -1,6 +1,7 @@
 """Every example runs, with few steps."""
 
 import importlib.util
+import re
 import runpy
 import subprocess
 import sys
@@ -26,6 +27,7 @@ WITHOUT = EXAMPLES / "bid_without_torch.py"
 JOURNEYS = EXAMPLES / "ten_journeys.py"
 WORDS = EXAMPLES / "words_on_a_maze.py"
 ROOM = EXAMPLES / "words_in_a_room.py"
+OWN = EXAMPLES / "own_environment.py"
 BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaconf", "fastapi")
 ALONE = (
     "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; "
@@ -35,7 +37,7 @@ ALONE = (
 
 @pytest.mark.parametrize(
     "path",
-    sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS, ROOM}),
+    sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS, ROOM, OWN}),
     ids=lambda path: path.stem,
 )
 def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
@@ -46,6 +48,15 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "run" / "checkpoint").is_dir()
     printed = capsys.readouterr().out.splitlines()[-1]
     assert "results.jsonl" in printed or "conversions" in printed
+
+
+def test_a_policy_of_an_own_environment_does_better_than_its_log(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(OWN), f"--folder={tmp_path}"])
+    runpy.run_path(str(OWN), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()[-1]
+    found = re.match(r"return: (\S+) in the log, nano (\S+), random (\S+)$", printed)
+    log, policy, _ = map(float, found.groups())
+    assert policy > log + 0.5
 
 
 def test_words_are_drawn_on_a_maze(tmp_path, monkeypatch):

@@ -240,6 +240,10 @@ def test_the_environment_of_a_foreign_minari_dataset_is_not_made(trap, tmp_path)
         run = foreign(tmp_path / group, **{group: read})
         with pytest.raises(ValueError, match=r"minari_id=mine/test-v0 \(trap.spring\)"):
             loading.load(run)
+    # the copy of a remote dataset is checked too
+    remote = node("env", "minari", minari_id="hf://owner/mine/test-v0", goal="fixed", task="")
+    with pytest.raises(ValueError, match=r"minari_id=hf://owner/mine/test-v0 \(trap.spring\)"):
+        loading.load(foreign(tmp_path / "remote", env=remote))
     # an export of this package names a config node, which may be another one in a foreign dataset
     env |= {"entry_point": trust.EXPORTED, "kwargs": {"env": TRAP}}
     file.write_text(json.dumps(metadata | {"env_spec": json.dumps(env)}), encoding="utf-8")

@@ -39,6 +39,7 @@ from decisionllm.files import AGAIN, explain_errors
 from decisionllm.protocols import Source
 from decisionllm.registry import function_names, get_function
 from decisionllm.schema import Episode, Json, Spec
+from decisionllm.trust import is_typed, local_minari_id
 
 if TYPE_CHECKING:
     from minari import EpisodeData, MinariDataset
@@ -79,10 +80,11 @@ def load(
     high: Sequence[float] = [],
     clip: bool = False,
 ) -> Source:
-    """Read a local Minari dataset; nothing is downloaded.
+    """Read a Minari dataset.
 
     Args:
-        minari_id: its id, or the path of its folder.
+        minari_id: its id on this machine, or the path of its folder; or a remote one, such as
+            `hf://farama-minari/D4RL/door/human-v2`, which is downloaded unless it is here.
         text: `none`; `constant`: the task, or else the dataset's id and description; `template`:
             the task with the numbers of parts of the first observation, see `templates.make_text_writer`;
             `episode`: the text that `task_from` names.
@@ -105,9 +107,10 @@ def load(
             they are an error otherwise.
 
     Raises:
-        FileNotFoundError: there is no such dataset.
+        FileNotFoundError: there is no such dataset, or it cannot be downloaded.
         ValueError: it is damaged, or its spaces are not supported.
     """
+    download_missing(minari_id)
     check_one_of("dataset.text", text, TEXTS)
     check_one_of("dataset.goal", goal, ("fixed", "own"))
     check_bounds(low, high)
@@ -274,6 +277,7 @@ def _build_episode(
 
 def files(*, minari_id: str, **options: object) -> list[Path]:
     """Return the files that `load` reads with these options."""
+    download_missing(minari_id)
     return sorted(path for path in data_folder(minari_id).rglob("*") if path.is_file())
 
 
@@ -283,8 +287,34 @@ def data_folder(minari_id: str) -> Path:
 
     path = Path(minari_id).expanduser()
     if not path.is_dir():
-        path = get_dataset_path(minari_id)
+        path = get_dataset_path(local_minari_id(minari_id))
     return path / "data"
+
+
+def download_missing(minari_id: str) -> None:
+    """Download a remote dataset that is not on this machine, if the user's own command names it: one
+    that a run names would make its environment before it could be checked, see `trust`.
+
+    Raises:
+        FileNotFoundError: the remote cannot be reached, or lacks it; or the command does not name it.
+    """
+    import minari
+
+    folder = data_folder(minari_id).parent
+    if "://" not in minari_id or folder.is_dir():
+        return
+    if not is_typed(minari_id):
+        raise FileNotFoundError(
+            f"{minari_id}: expected it in {folder}, since only what the command itself names is "
+            f"downloaded, found none; run `minari download {minari_id}` first"
+        )
+    with explain_errors(
+        f"dataset.minari_id: {minari_id} could not be downloaded",
+        Exception,  # of the HTTP library that this version of huggingface_hub takes
+        fix=f"where there is a network run `minari download {minari_id}`, and copy the folder to {folder}",
+        raised=FileNotFoundError,
+    ):
+        minari.download_dataset(minari_id)
 
 
 def open_dataset(minari_id: str) -> "MinariDataset":
@@ -295,7 +325,8 @@ def open_dataset(minari_id: str) -> "MinariDataset":
     if not data.is_dir():
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
         raise FileNotFoundError(
-            f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it"
+            f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it, "
+            f"and so does dataset.minari_id=hf://farama-minari/{minari_id} if it is Farama's"
         )
     what = f"{minari_id}: not a readable Minari dataset"
     with explain_errors(what, OSError, KeyError, ValueError, AssertionError, fix=AGAIN):

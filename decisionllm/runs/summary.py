@@ -35,7 +35,8 @@ def training_summary(
 
 
 def data_summary(data: Data, *, held_out_share: float) -> Iterator[str]:
-    """Yield the lines about a log: its size, its faults, and how many of its actions are recorded.
+    """Yield the lines about a log: its size, returns and faults, and how many of its actions are
+    recorded.
 
     held_out_share: the option data.held_out.
     """
@@ -46,6 +47,9 @@ def data_summary(data: Data, *, held_out_share: float) -> Iterator[str]:
         num_groups = len(np.unique(data.store.group))
         held_out += f" (data.held_out={held_out_share:g} of {num_groups:,} groups leaves none)"
     yield f"data: {name}, {len(data.episodes):,} episodes, {lengths.sum():,} steps; {held_out}"
+    returns = data.store.returns[data.episodes]
+    if returns.any():  # a log without rewards has none
+        yield f"returns of the log: {returns.mean():.4g} on average, {returns.max():.4g} at best"
 
     longest = lengths.max()
     if data.window > longest:  # padding costs as much as steps

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from decisionllm.registry import build, discover
 from tests.conftest import NEIGHBOURS, episode, make_store, node
@@ -54,6 +55,18 @@ def minari(folder):
     return {"minari_id": minari_id}
 
 
+def huggingface(folder):
+    """A Parquet file of two episodes of 3 and 2 steps."""
+    columns = {
+        "episode_index": [0, 0, 0, 1, 1],
+        "state": [[0.0, 1.0], [0.5, 0.5], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]],
+        "action": [0.1, 0.2, -0.3, 0.4, 0.5],
+        "reward": [0.0, 0.0, 1.0, 0.0, 1.0],
+    }
+    pd.DataFrame(columns).to_parquet(folder / "steps.parquet")
+    return {"path": str(folder), "observations": ["state"], "rewards": "reward", "task": "Go on."}
+
+
 def counter(folder):
     """A Minari dataset that names its environment."""
     counted("mine/counter-v0")
@@ -69,6 +82,12 @@ DATASETS = {
     "arrays": arrays,
     "store": stored,
     "minari": minari,
+    "lerobot": {
+        "path": str(TESTS / "fixtures" / "lerobot" / "reach"),
+        "task": "Go on.",
+        "task_from": "none",
+    },
+    "huggingface": huggingface,
     "mixture": {"parts": PARTS},
     "synthetic": {"episodes": 8},
     "synthetic-discrete": {"episodes": 8},

@@ -21,6 +21,7 @@ from decisionllm.datasets.minari_export import export_store
 from decisionllm.datasets.store import open_store
 from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.datasets.store_writer import write_store
+from decisionllm.trust import trust_modules
 from tests.conftest import episode, make_store, node
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -573,3 +574,17 @@ def test_a_text_of_the_observations_that_changes_is_refused():
     put("mine/changes-v0", made, observation_space=space)
     with pytest.raises(ValueError, match="one text for each episode as observation.mission, got"):
         load(minari_id="mine/changes-v0", text="episode")
+
+
+def test_a_remote_dataset_is_read_where_it_is_or_its_download_is_named():
+    put("D4RL/mine/log-v0", [(rows(3), rows(2), np.ones(2))])
+    source = load(minari_id="hf://farama-minari/D4RL/mine/log-v0")
+    assert source.info["name"] == "D4RL/mine/log-v0" and len(list(source.episodes)) == 1
+    remote = "hf://farama-minari/D4RL/mine/other-v0"
+    with pytest.raises(FileNotFoundError, match="only what the command itself names is downloaded"):
+        load(minari_id=remote)
+    for typed in (remote, "ftp://me/log-v0"):
+        with trust_modules(typed=[typed]), pytest.raises(FileNotFoundError) as error:
+            load(minari_id=typed)
+        assert f"{typed} could not be downloaded (" in str(error.value)
+        assert f"run `minari download {typed}`, and copy the folder to" in str(error.value)
