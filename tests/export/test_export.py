@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from decisionllm.export.export import check_exportable, measure_difference, write_onnx
+from decisionllm.export.onnx_policy import check_exportable, measure_difference, write_onnx
 from decisionllm.files import seal
 from decisionllm.policy.exported_policy import ExportedPolicy
 from decisionllm.schema import History, Spec
