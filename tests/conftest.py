@@ -43,6 +43,7 @@ NEIGHBOURS = ("worlds", "teams", "bidding", "scaling", "estimates", "export")
 # files of the core's tests, and single tests, that need neighbours
 NEEDS = {
     "backbones/test_export_hf.py": "export",
+    "backbones/test_lora_options.py::test_a_peft_model_in_memory_is_a_backbone": "export",
     "commands/test_baseline.py::test_a_run_is_evaluated_beside_others_and_without_the_library": (
         "estimates"
     ),

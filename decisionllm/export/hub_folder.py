@@ -7,6 +7,7 @@ from pathlib import Path
 from decisionllm.backbones.build import DTYPES
 from decisionllm.backbones.export_hf import save_base
 from decisionllm.backbones.forward import Backbone
+from decisionllm.backbones.lora_options import describe_lora
 from decisionllm.config import train_config
 from decisionllm.export.folders import explain_write_errors, read_trained_run
 from decisionllm.export.model_card import CardOptions, check_hub_ids, make_card
@@ -20,7 +21,7 @@ BUILT_HERE = "decisionllm.backbones.build."  # functions whose backbone `pretrai
 SMOLLM2 = f"{BUILT_HERE}smollm2"
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # options of `pretrained` about what is trained, which stay as they are
-TRAINED_PARTS = ("tune", "lora_rank", "lora_alpha", "lora_targets", "text_summary")
+TRAINED_PARTS = ("tune", "lora_rank", "lora_alpha", "lora_targets", "lora", "text_summary")
 
 
 def write_hub_folder(run: Path, path: Path, card: CardOptions) -> tuple[str, int]:
@@ -92,6 +93,9 @@ def name_base_model(node: Node, backbone: Backbone, base_model: str | None) -> t
     if not node["_target_"].startswith(BUILT_HERE):
         return node, base_model or ""
     node = fill_option_defaults(node)
+    if node.get("adapter"):  # which gave the run its options and first weights
+        lora = describe_lora(backbone.model.peft_config["default"])
+        node |= {"adapter": "", "lora": lora}
     is_published = node.get("weights") == "pretrained"
     if base_model and not (is_published and node.get("folder")):
         raise ValueError(
