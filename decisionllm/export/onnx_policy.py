@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from decisionllm.backbones.blocks import BlockStack, TokenPlaces, plan_attention
+from decisionllm.backbones.forward import Backbone
+from decisionllm.backbones.layouts import ALL
 from decisionllm.datasets.action_range import action_widths
 from decisionllm.export.folders import explain_write_errors
 from decisionllm.files import atomic_folder, check_writable, explain_errors
@@ -61,6 +64,9 @@ def write_onnx(
         )
     check_writable(path.parent, option="path=...")
     model = policy.model.float()
+    if model.backbone.text_layers:  # whose kept states of texts become float32 too
+        model.backbone.cut_off(model.backbone.text_layers, model.backbone.summary)
+        model.backbone.forget_texts()
     if model.backbone.tune == "lora":
         model.backbone.model.merge_adapter()
     decoder = Decoder(policy)
@@ -99,7 +105,8 @@ def write_text_reader(decoder: "Decoder", folder: Path) -> None:
     backbone = decoder.model.backbone
     ids = torch.arange(6).view(2, 3) % backbone.config.vocab_size
     inputs = {"text_ids": Input(ids, (0, 1))}
-    write_graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
+    reader = CutTextReader(backbone) if backbone.text_layers else TextReader(decoder)
+    write_graph(reader, inputs, ["cache"], folder / "text.onnx")
     backbone.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -113,8 +120,11 @@ def check_exportable(policy: Policy) -> None:
         (bool(model.spec.entity_schema), "observations without entities", "an entity schema"),
         (policy.decode == "sample", "act.decode=mode or mean", "sample"),
         (bool(policy.planning_horizon), "act.planning_horizon=0", policy.planning_horizon),
-        (backbone.text_layers > 0, "backbone.text_layers=0", backbone.text_layers),
-        (backbone.features is not None, "text_encoder=none", "a text encoder"),
+        (
+            backbone.features is not None and not backbone.text_layers,
+            "text_encoder=none",
+            "a text encoder",
+        ),
         (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", architecture),
     ):
         if wrong:
@@ -164,8 +174,10 @@ class Decoder(nn.Module):
         self.model = policy.model
         self.decode = policy.decode
         none = torch.zeros(1, 0, dtype=torch.long)
-        keys = torch.stack(self.model.backbone.read_text(none, none.bool()).keys)
-        # keys: (layers, 1, G, 0, d). To predict the maximum return, a decision is read twice: with
+        prefix = self.model.backbone.read_text(none, none.bool())
+        # (layers, 1, G, 0, d); a summary has tokens of no words too
+        keys = torch.stack(prefix.keys)[:, :, :, :0]
+        # To predict the maximum return, a decision is read twice: with
         # the null return, and with the predicted one.
         reads = 2 if self.model.predicts_return else 1
         self.nothing = torch.stack([keys, keys], 1).expand(reads, -1, -1, -1, -1, -1, -1)
@@ -265,11 +277,49 @@ class TextReader(nn.Module):
         return cache
 
 
+class CutTextReader(nn.Module):
+    """The same of a cut language model, whose lower blocks read texts alone: its own forward here,
+    in place of transformers', of which their states are kept.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, text_ids: Tensor) -> Tensor:
+        backbone = self.backbone
+        layout = backbone.layout
+        assert layout is not None, "refused by check_exportable"
+        lower = slice(0, backbone.text_layers)
+        kinds = backbone.kinds[lower]
+        slots = torch.arange(text_ids.shape[1])[None]
+        places = TokenPlaces(
+            positions=slots,
+            slots=slots,
+            num_keys=text_ids.shape[1],
+            text_mask=slots[:, :0],  # nothing stands before a text
+            output_positions=ALL,
+        )
+        plan = plan_attention(places, {kind.window for kind in kinds})
+        blocks = layout.blocks(backbone.core)[lower]
+        stack = BlockStack(layout, backbone.core, blocks, kinds, plan, training=False)
+        states = stack.enter(backbone.core.get_input_embeddings()(text_ids))
+        for i in range(len(blocks)):
+            states, _, _ = stack.run_block(i, states)
+        prefix = backbone.read_states(states, torch.ones_like(text_ids, dtype=torch.bool))
+        return torch.stack([torch.stack(prefix.keys), torch.stack(prefix.values)], 1)
+
+
 def measure_difference(policy: Policy, path: str | Path) -> float:
     """Measure the largest difference of an exported policy's actions from `Policy.act`.
 
-    Over 20 random histories, as a share of the range of the actions.
+    Over 20 random histories, as a share of the range of the actions. A policy with texts reads some
+    of those it was trained on.
     """
+    exported = ExportedPolicy(path)
+    tasks = [""]
+    if exported.text_graph is not None:
+        tasks = policy.info.get("tasks", [])[:4] or ["Go to the goal."]
     rng = np.random.default_rng(0)
     spec, units = policy.model.spec, policy.model.normalizer
     mean = units.observation_mean.numpy()
@@ -278,10 +328,13 @@ def measure_difference(policy: Policy, path: str | Path) -> float:
     if not spec.num_actions:
         low, high = units.low.numpy().astype(float), units.high.numpy().astype(float)
     digits = 0 if spec.num_actions else 6
-    histories = []
+    histories: list[History] = []
     for t in rng.integers(min(spec.horizon, 2 * policy.window), size=20):
         observations = mean + scale * rng.standard_normal((t + 1, len(mean)))
         actions = rng.uniform(low, high, (t, spec.action_dim)).round(digits)
-        histories.append(History(observations.astype(np.float32), actions, rng.random(t)))
-    differences = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
+        task = tasks[len(histories) % len(tasks)]
+        histories.append(
+            History(observations.astype(np.float32), actions, rng.random(t), task=task)
+        )
+    differences = np.abs(exported.act(histories) - policy.act(histories))
     return float((differences / action_widths(low, high)).max())
