@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from decisionllm.backbones.in_memory import save_backbone
     from decisionllm.commands.evaluate import evaluate
     from decisionllm.commands.train import train
     from decisionllm.config import TrainConfig
@@ -32,6 +33,7 @@ __all__ = [
     "evaluate",
     "load",
     "rollout",
+    "save_backbone",
     "train",
 ]
 
@@ -45,6 +47,7 @@ PUBLIC = {  # name -> where it is defined
     "evaluate": "commands.evaluate:evaluate",
     "load": "policy.loading:load",
     "rollout": "eval.rollout:rollout",
+    "save_backbone": "backbones.in_memory:save_backbone",
     "train": "commands.train:train",
 }
 

@@ -51,7 +51,7 @@ EXPLANATIONS = {
     "evaluate": "roll runs out, append to results.jsonl, write the report",
     "compare": "rank runs from a log alone, without a simulator",
     "serve": "serve a policy over HTTP, with a journal",
-    "export": "write a policy as ONNX, which acts without torch",
+    "export": "write a policy as ONNX, which acts without torch, or for the Hugging Face Hub",
     "backup": "copy the journal of a server, also while it runs",
     "journal": "report, verify, prune or restore the journal of a server",
     "scale": (

@@ -16,6 +16,7 @@ import torch
 from decisionllm import executors, hardware
 from decisionllm.__main__ import run
 from decisionllm.backbones.build import build_backbone, init_random_model
+from decisionllm.backbones.text_summary import TextSummary
 from decisionllm.config import ModelOptions
 from decisionllm.datasets import sampling, store_writer
 from decisionllm.policy.policy import Policy
@@ -43,6 +44,7 @@ NEIGHBOURS = ("worlds", "teams", "bidding", "scaling", "estimates", "export")
 # files of the core's tests, and single tests, that need neighbours
 NEEDS = {
     "backbones/test_export_hf.py": "export",
+    "backbones/test_lora_options.py::test_a_peft_model_in_memory_is_a_backbone": "export",
     "commands/test_baseline.py::test_a_run_is_evaluated_beside_others_and_without_the_library": (
         "estimates"
     ),
@@ -240,9 +242,30 @@ def gemma3(
     return build_backbone(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
+def cut_llama(seed, *, summary=0, tune="lora"):
+    """A small Llama with random weights, whose first two blocks of four read texts alone, and sum
+    them up in so many tokens.
+    """
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        use_cache=False,
+    )
+    model = init_random_model(config, seed)
+    backbone = build_backbone(model, own_tokenizer, seed, tune, 4, 8, "all-linear", text_layers=2)
+    backbone.cut_off(2, TextSummary(32, summary, seed) if summary else None)
+    return backbone
+
+
 def backbone_node(backbone, **options):
-    """The config node of one of BACKBONES."""
-    name, sizes = BACKBONES[backbone]
+    """The config node of one of BACKBONES, or of a function here."""
+    name, sizes = BACKBONES.get(backbone, (backbone, {}))
     if "." in name:
         return {"_target_": name} | sizes | options
     return node("backbone", name, **sizes | options)

@@ -120,7 +120,7 @@ def test_a_journey_arrives(name, tmp_path, monkeypatch):
 
 def test_the_exported_bidder_needs_no_torch(tmp_path):
     pytest.importorskip("onnxscript")
-    from decisionllm.export.export import write_onnx
+    from decisionllm.export.onnx_policy import write_onnx
 
     spec = ObservationSpec("minimal", "progress", "expected_value", "none")
     policy = make_policy(

@@ -4,7 +4,7 @@ backbone of a run.
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ from decisionllm.backbones.hf_loading import (
     refuse_quantised,
 )
 from decisionllm.backbones.hf_types import LoadTokenizer
-from decisionllm.backbones.lora import add_adapters
+from decisionllm.backbones.lora import add_adapters, load_adapter
+from decisionllm.backbones.lora_options import check_lora_options, read_adapter_options
 from decisionllm.backbones.text_layers import TRAINED_CUT, bytes_of, keep_blocks, resolve_cut
 from decisionllm.backbones.text_summary import TextSummary
 from decisionllm.checks import check_at_least, check_one_of
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Keyword-only parameters are the config keys, so each signature below repeats those of `tuned`.
+# Keyword-only parameters are the config keys, so each signature below repeats those of
+# `build_backbone`.
 
 
 def qwen2(
@@ -61,6 +63,7 @@ def qwen2(
     lora_rank: int = 16,
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
+    lora: Mapping[str, Any] = {},
 ) -> Backbone:
     """Build Qwen2 with random weights sampled from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
@@ -87,7 +90,9 @@ def qwen2(
         tie_word_embeddings=True,
     )
     model = init_random_model(config, seed)
-    return build_backbone(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    return build_backbone(
+        model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, lora=lora
+    )
 
 
 def gpt2(
@@ -101,6 +106,7 @@ def gpt2(
     lora_rank: int = 16,
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
+    lora: Mapping[str, Any] = {},
 ) -> Backbone:
     """Build the backbone of Decision Transformer: a small GPT-2 with ReLU and random weights
     sampled from `seed`.
@@ -123,7 +129,9 @@ def gpt2(
         eos_token_id=None,
     )
     model = init_random_model(config, seed)
-    return build_backbone(model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    return build_backbone(
+        model, own_tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, lora=lora
+    )
 
 
 def _check_shape(width: int, layers: int, heads: int, dropout: float) -> None:
@@ -150,6 +158,8 @@ def pretrained(
     lora_rank: int = 16,
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
+    lora: Mapping[str, Any] = {},
+    adapter: str = "",
     text_layers: float = -1.0,
     layers: float = -1.0,
     text_summary: int = 0,
@@ -167,7 +177,9 @@ def pretrained(
             within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; what is trained is float32. Numbers
             of bfloat16 are held in float32 on a processor that multiplies those faster.
-        tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
+        tune, lora_rank, lora_alpha, lora_targets, lora: see `build_backbone`.
+        adapter: folder of a LoRA adapter that peft saved, whose options replace the others and
+            whose weights are trained further.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
             behind them. A number below 1 is a share of the model's blocks, rounded: 0.4 of 30 are
             12. -1: two fifths of the model, as many as in the run that trained it, or 0 where it
@@ -189,6 +201,14 @@ def pretrained(
     check_one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     check_one_of("backbone.dtype", dtype, DTYPES)
     check_at_least("backbone.text_summary", text_summary, 0)
+    if adapter:
+        lora = read_adapter_options(adapter)
+    check_lora_options(lora, tune)
+    if lora.get("use_dora") and weights == "shuffled":
+        raise ValueError(
+            "backbone.lora.use_dora: expected backbone.weights=pretrained or random, since DoRA "
+            "measures the weights before they are shuffled, got shuffled"
+        )
 
     numbers = DTYPES[dtype]
     model, load_tokenizer = load_language_model(seed, folder, hub_id, weights, numbers)
@@ -207,6 +227,8 @@ def pretrained(
         lora_rank,
         lora_alpha,
         lora_targets,
+        lora=lora,
+        adapter=adapter,
         text_layers=num_text_layers,
     )
     if weights == "shuffled":
@@ -312,6 +334,7 @@ def smollm2(
     lora_rank: int = 8,
     lora_alpha: int = 16,
     lora_targets: str = "all-linear",
+    lora: Mapping[str, Any] = {},
     text_layers: float = -1.0,
     layers: float = -1.0,
     text_summary: int = 0,
@@ -328,6 +351,7 @@ def smollm2(
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
         lora_targets=lora_targets,
+        lora=lora,
         text_layers=text_layers,
         layers=layers,
         text_summary=text_summary,
@@ -420,6 +444,8 @@ def build_backbone(
     lora_alpha: int,
     lora_targets: str,
     *,
+    lora: Mapping[str, Any] = {},
+    adapter: str = "",
     text_layers: int = 0,
 ) -> Backbone:
     """Build a backbone of which the weights that `tune` names are trained.
@@ -430,9 +456,12 @@ def build_backbone(
         tune: `lora` trains adapters of a frozen model, `full` the whole model in float32, `frozen`
             nothing of it.
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
+        lora: further options of peft.LoraConfig, or others in place of these three.
+        adapter: see `pretrained`.
         text_layers: how many of the lower blocks have no adapters.
     """
     check_one_of("backbone.tune", tune, ("lora", "full", "frozen"))
+    check_lora_options(lora, tune)
     if tune == "lora":
         adapted = add_adapters(
             model,
@@ -441,7 +470,10 @@ def build_backbone(
             targets=lora_targets,
             seed=seed,
             first=text_layers,
+            options=lora,
         )
+        if adapter:
+            load_adapter(adapted, adapter)
         return Backbone(adapted, load_tokenizer, tune)
     if tune == "full":  # a step of the optimiser is mostly too small for 8 bits of a number
         model.float()

@@ -1,5 +1,5 @@
 """A backbone as a model folder that transformers reads alone: its adapters merged into the weights
-they adapt.
+they adapt, or left out.
 """
 
 from pathlib import Path
@@ -48,6 +48,24 @@ def save_merged(backbone: Backbone, folder: Path) -> float:
     backbone.tokenizer.save_pretrained(folder)
     exported = _hidden_states(_load_folder(folder))
     return float((exported - expected).abs().max() / expected.abs().max())
+
+
+def save_base(backbone: Backbone, folder: Path) -> None:
+    """Write the model that a backbone was built from, without its adapters, with its tokenizer; of
+    a backbone that was trained whole its config alone, since a run has its weights.
+
+    Args:
+        backbone: on the CPU; used up by the call where it has adapters.
+        folder: to write into; it may be missing.
+    """
+    setattr(backbone.config, TRAINED_CUT, backbone.text_layers)
+    if backbone.tune == "full":
+        backbone.config.save_pretrained(folder)
+    else:
+        backbone.narrow()
+        core = backbone.model.unload() if backbone.tune == "lora" else backbone.core
+        core.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
 
 
 def _load_folder(folder: Path) -> "PreTrainedModel":

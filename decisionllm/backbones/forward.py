@@ -269,7 +269,7 @@ class Backbone(nn.Module):
         n = tokens.shape[1]
         texts = TextPrefix([], [], text_mask, text_mask.sum(1))
         if states.shape[1]:
-            texts = self._read_embedded(states, text_mask)
+            texts = self.read_states(states, text_mask)
         # Without padding the mask and the positions of one row are those of all. A GPU is not asked:
         # the answer would wait for all that it has still to do.
         padded = states.shape[1] > 0 and (tokens.is_cuda or not bool(texts.text_mask.all()))
@@ -321,10 +321,12 @@ class Backbone(nn.Module):
 
         The output of their last block is not needed and not computed.
         """
-        return self._read_embedded(self.embed(text_ids), text_mask)
+        return self.read_states(self.embed(text_ids), text_mask)
 
-    def _read_embedded(self, x: Tensor, text_mask: Tensor) -> TextPrefix:
-        """Read U texts that are embedded (U, L, D)."""
+    def read_states(self, x: Tensor, text_mask: Tensor) -> TextPrefix:
+        """Read U texts that are embedded, or the states of their words behind the lower blocks
+        (U, L, D).
+        """
         if self.summary is not None:
             x, text_mask = self.summary(x, text_mask)
         if self.text_layers:

@@ -38,7 +38,7 @@ def load_from_hub(hub_id: str, load: Callable[..., Part]) -> Part:
     Raises:
         OSError: the model is not in the cache, and the hub does not answer or lacks it.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     if Path(hub_id).is_dir():
         return load(hub_id, local_files_only=True)
@@ -48,11 +48,18 @@ def load_from_hub(hub_id: str, load: Callable[..., Part]) -> Part:
         return load(snapshot_download(hub_id, local_files_only=True), local_files_only=True)
     except (OSError, ValueError):  # it is not in the cache, or only a part of it
         pass
+    ask_hub(hub_id)
+    return load(hub_id, local_files_only=False)
+
+
+def ask_hub(hub_id: str) -> None:
+    """Raise an OSError unless the hub says by one request, without retries, that it has a model."""
+    from huggingface_hub import HfApi
+
     try:
         HfApi().model_info(hub_id, timeout=HUB_SECONDS)
     except Exception as error:  # of the HTTP library that this version of huggingface_hub takes
         raise OSError(str(error) or type(error).__name__) from error
-    return load(hub_id, local_files_only=False)
 
 
 def load_whole_model(source: str, **options: object) -> "PreTrainedModel":

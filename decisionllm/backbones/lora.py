@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,7 +28,14 @@ ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
 
 
 def add_adapters(
-    model: PreTrainedModel, *, rank: int, alpha: int, targets: str, seed: int, first: int
+    model: PreTrainedModel,
+    *,
+    rank: int,
+    alpha: int,
+    targets: str,
+    seed: int,
+    first: int,
+    options: Mapping[str, Any],
 ) -> PeftModel:
     """Wrap a transformers model with LoRA adapters, drawn from the seed; only they are trained.
 
@@ -37,31 +45,31 @@ def add_adapters(
         targets: names of the adapted maps, separated by commas, or `all-linear`.
         seed: of A; B begins as zeros.
         first: the first block that is adapted, counted from 0.
+        options: of peft.LoraConfig, in place of these; see `lora_options.check_lora_options`.
 
     Raises:
-        ValueError: the model has no map of such a name, peft does not adapt it, or the rank is no
-            rank.
+        ValueError: the model has no map of such a name, peft does not adapt it, the rank is no
+            rank, or peft refuses the options.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
     check_at_least("backbone.lora_rank", rank, 1)
     check_positive("backbone.lora_alpha", alpha)
-    names: str | list[str] = targets
-    if targets != "all-linear":
-        names = split_list(targets)
+    names: str | list[str] = targets if targets == "all-linear" else split_list(targets)
+    # a text is a pattern here, as peft takes it
+    names = options.get("target_modules", names)
+    if isinstance(names, list):
         _check_names(names, get_blocks(model)[first:] if first else model)
+    changes = {**options, "target_modules": names}
     if first:
-        names = adapter_pattern(model, names, first)
+        blocks = _adapted_blocks(model, first, changes.pop("layers_to_transform", None))
+        changes["target_modules"] = adapter_pattern(model, names, blocks)
     # GPT-2 keeps its weights transposed
     transposed = any(isinstance(module, Conv1D) for module in model.modules())
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=0.0,
-        fan_in_fan_out=transposed,
-        target_modules=names,
-    )
+    by_default = {"r": rank, "lora_alpha": alpha, "fan_in_fan_out": transposed}
+    with explain_errors("backbone.lora: peft refuses these options", ValueError, TypeError):
+        config = LoraConfig(**by_default | changes)
     refused = explain_errors(
         f"backbone.lora_targets={targets}: peft does not adapt these maps of the model",
         ValueError,
@@ -90,22 +98,48 @@ def _check_names(names: list[str], adapted: nn.Module) -> None:
             )
 
 
-def adapter_pattern(model: PreTrainedModel, names: str | list[str], first: int) -> str:
-    """Return a pattern, as peft takes it, of the maps with these names in the blocks from the first
-    one on.
+def _adapted_blocks(
+    model: PreTrainedModel, first: int, selected: int | list[int] | None
+) -> range | list[int]:
+    """Return the blocks that are adapted, counted from 0; a ValueError for one below the first.
+
+    selected: peft's option layers_to_transform; None: all from the first one on.
+    """
+    upper = range(first, len(get_blocks(model)))
+    if selected is None:
+        return upper
+    blocks = [selected] if isinstance(selected, int) else selected
+    if not set(blocks) <= set(upper):
+        raise ValueError(
+            f"backbone.lora.layers_to_transform: expected blocks within {first} .. {upper[-1]} "
+            f"(counted from 0), since those below read texts alone, got {blocks}"
+        )
+    return blocks
+
+
+def adapter_pattern(
+    model: PreTrainedModel, names: str | list[str], blocks: range | list[int]
+) -> str:
+    """Return a pattern, as peft takes it, of the maps with these names in these blocks.
 
     It matches on AutoModel, whose blocks are `layers.0`, and on AutoModelForCausalLM, whose blocks
     are `model.layers.0`.
+
+    Args:
+        model: of transformers.
+        names: of maps; `all-linear`; or another text: a pattern of their whole paths.
+        blocks: counted from 0.
     """
-    layers = get_blocks(model)
+    block = rf"(.*\.)?layers\.({'|'.join(map(str, blocks))})\."
+    if isinstance(names, str) and names != "all-linear":
+        return f"(?={block})({names})"
     if names == "all-linear":
         linear_names = set()
-        for path, module in layers[first].named_modules():
+        for path, module in get_blocks(model)[blocks[0]].named_modules():
             if isinstance(module, nn.Linear):
                 linear_names.add(path.rpartition(".")[2])
         names = sorted(linear_names)
-    blocks = "|".join(str(i) for i in range(first, len(layers)))
-    return rf"(.*\.)?layers\.({blocks})\.(.*\.)?({'|'.join(names)})"
+    return rf"{block}(.*\.)?({'|'.join(names)})"
 
 
 def save_adapter(model: PeftModel, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -129,6 +163,36 @@ def save_adapter(model: PeftModel, weights: Mapping[str, Tensor], folder: Path) 
     # safetensors takes no tensor twice
     again = {others[name]: weight.clone() for name, weight in own.items()}
     save_file(again | own, folder / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def load_adapter(model: PeftModel, folder: str) -> None:
+    """Give the adapter of a model the weights of one that peft saved, of AutoModel or of
+    AutoModelForCausalLM.
+
+    Raises:
+        ValueError: the file is damaged, or has other weights than this adapter.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    file = Path(folder).expanduser() / ADAPTER_FILE
+    with explain_errors(f"{file} is damaged or missing", OSError, SafetensorError):
+        saved = load_file(file)
+    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    others = _names_below_output(expected, model.get_base_model())
+    weights = {}
+    for name, other in others.items():
+        found = saved.get(name, saved.get(other))
+        if found is not None and found.shape == expected[name].shape:
+            weights[name] = found
+    missing = sorted(expected.keys() - weights.keys())
+    unknown = sorted(saved.keys() - expected.keys() - set(others.values()))
+    if missing or unknown:
+        raise ValueError(
+            f"{file}: expected the weights of the adapted maps; missing or of another size: "
+            f"{missing[:2]}, unknown: {unknown[:2]}; backbone.text_layers=0 backbone.layers=0 adapts "
+            "all blocks"
+        )
+    set_peft_model_state_dict(model, weights)
 
 
 def select_own_names(
@@ -370,11 +434,16 @@ def _all_adapted(layers: tuple[nn.Module, ...]) -> TypeGuard[tuple[AdaptedLinear
 
 
 def _is_adapted(layer: Any) -> bool:
-    """Return True if this is a linear map with one plain LoRA adapter, in use and not merged."""
+    """Return True if this is a linear map with one plain LoRA adapter, in use and not merged. peft
+    computes all others: with DoRA, dropout or a bias.
+    """
     if type(layer) is nn.Linear or not hasattr(layer, "lora_A"):
         return False
     if type(layer.base_layer) is not nn.Linear or len(layer.active_adapters) != 1:
         return False
     if layer.merged or layer.disable_adapters or layer.lora_variant:
         return False
-    return isinstance(layer.lora_dropout[layer.active_adapters[0]], nn.Identity)
+    name = layer.active_adapters[0]
+    if layer.lora_B[name].bias is not None:
+        return False
+    return isinstance(layer.lora_dropout[name], nn.Identity)

@@ -1,37 +1,21 @@
-"""`decisionllm export`: a trained policy as ONNX graphs, or its language model alone.
-
-`ExportedPolicy` acts by the graphs, without torch.
+"""`decisionllm export`: a trained policy as ONNX graphs or as a folder of the Hugging Face Hub, or
+its language model alone.
 """
 
-import json
-import logging
-import warnings
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
-from torch.export import Dim
 
 from decisionllm.backbones.export_hf import save_merged
 from decisionllm.commands.options import read_options, word
-from decisionllm.datasets.action_range import action_widths
-from decisionllm.files import atomic_folder, check_writable, explain_errors, new_path
+from decisionllm.export.folders import explain_write_errors, folder_megabytes, read_trained_run
+from decisionllm.export.hub_folder import write_hub_folder
+from decisionllm.export.model_card import CardOptions
+from decisionllm.export.onnx_policy import measure_difference, write_onnx
+from decisionllm.files import atomic_folder, check_writable, new_path
 from decisionllm.policy import loading
-from decisionllm.policy.exported_policy import FORMAT, ExportedPolicy
-from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node
-from decisionllm.runs import checkpoint, directory
-from decisionllm.schema import History, Json
+from decisionllm.runs import checkpoint
 from decisionllm.trust import trust_user_modules
-
-# kept of the dataset's info
-ALSO = ("name", "env", "observation", "context_features", "reward", "text")
-EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +24,11 @@ class ExportConfig:
 
     run: str
     part: str | None
-    format: str = word("onnx", "transformers")
+    format: str = word("onnx", "transformers", "hub")
     path: str | None
     trust: list[str]
     act: Node  # fields of `Policy`; None: as the run was trained to
+    card: CardOptions
 
 
 @trust_user_modules
@@ -53,15 +38,35 @@ def export(config: Node) -> None:
     run = Path(options.run)
     path = Path(options.path or run / options.format)
     if options.format == "transformers":
-        rejected = [f"act.{name}" for name, value in options.act.items() if value is not None]
-        if options.part is not None:
-            rejected.append("part")
-        if rejected:
-            raise ValueError(
-                "format=transformers: expected no part and no act, which are of a policy, got "
-                f"{', '.join(rejected)}"
-            )
-        return export_language_model(run, path)
+        refuse_options(options, "part", "act", "card", reason="which are of a policy")
+        export_language_model(run, path)
+    elif options.format == "hub":
+        refuse_options(options, "part", "act", reason="which are chosen where the policy is loaded")
+        export_hub_folder(run, path, options.card)
+    else:
+        refuse_options(options, "card", reason="which is written by format=hub")
+        export_onnx(options, run, path)
+
+
+def refuse_options(options: ExportConfig, *groups: str, reason: str) -> None:
+    """Raise a ValueError if options are given that the format has no use for."""
+    values = asdict(options)
+    got = []
+    for group in groups:
+        value = values[group]
+        if isinstance(value, dict):
+            got += [f"{group}.{name}" for name, each in value.items() if each not in (None, [])]
+        elif value is not None:
+            got.append(group)
+    if got:
+        raise ValueError(
+            f"format={options.format}: expected no {' and no '.join(groups)}, {reason}, got "
+            f"{', '.join(got)}"
+        )
+
+
+def export_onnx(options: ExportConfig, run: Path, path: Path) -> None:
+    """Write a policy as ONNX graphs, and print by how much its actions differ."""
     policy = loading.load_policy(run, part=options.part, **options.act)
     write_onnx(policy, path, policy.info, name=run.name)
     largest_difference = measure_difference(policy, path)
@@ -72,9 +77,14 @@ def export(config: Node) -> None:
     )
 
 
-def folder_megabytes(folder: Path) -> float:
-    """Return the size of the files in a folder."""
-    return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+def export_hub_folder(run: Path, path: Path, card: CardOptions) -> None:
+    """Write a run as a folder of the hub, and print what it holds; see `write_hub_folder`."""
+    base, num_scores = write_hub_folder(run, path, card)
+    print(
+        f"exported {run} to {path}, {folder_megabytes(path):.1f} MB; base model: {base}; "
+        f"{num_scores} scores in its README.md",
+        flush=True,
+    )
 
 
 def export_language_model(run: Path, path: Path) -> None:
@@ -91,9 +101,7 @@ def export_language_model(run: Path, path: Path) -> None:
         ValueError: a baseline, or the run is damaged.
     """
     path = new_path(path)
-    config, info = directory.read(run)
-    if "policy" in config:
-        raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
+    config, info = read_trained_run(run)
     check_writable(path.parent, option="path=...")
     backbone = checkpoint.load_model(run, config, info).backbone
     with explain_write_errors(path), atomic_folder(path) as partial:
@@ -105,276 +113,3 @@ def export_language_model(run: Path, path: Path) -> None:
         f"most {largest_difference:.1e} of the largest",
         flush=True,
     )
-
-
-def explain_write_errors(path: Path) -> AbstractContextManager[None]:
-    """Explain an error of writing a folder, such as a full disk."""
-    return explain_errors(
-        f"{path}: could not be written",
-        OSError,
-        SafetensorError,
-        fix="nothing of it is left; make room, or choose another path=...",
-        raised=OSError,
-    )
-
-
-def write_onnx(
-    policy: Policy,
-    path: str | Path,
-    run_info: Json,
-    *,
-    name: str = "",
-) -> None:
-    """Write a policy as a folder for `ExportedPolicy`, in place of an earlier export.
-
-    Args:
-        policy: a `Policy` of a single agent; its weights become float32, and its adapters are
-            merged.
-        path: a new folder.
-        run_info: of the run (run.json).
-        name: of the run.
-
-    Raises:
-        ImportError: the exporter is not installed.
-        ValueError: the policy cannot be exported, or the folder holds something else.
-    """
-    path = Path(path)
-    with explain_errors(
-        "export needs onnx and onnxscript: pip install -e '.[onnx]'",
-        ImportError,
-        raised=ImportError,
-    ):
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    check_exportable(policy)
-    if path.exists() and not (path / "policy.json").is_file():
-        raise ValueError(
-            f"path: expected a new folder or an earlier export, got {path}, which holds "
-            "something else"
-        )
-    check_writable(path.parent, option="path=...")
-    model = policy.model.float()
-    if model.backbone.tune == "lora":
-        model.backbone.model.merge_adapter()
-    decoder = Decoder(policy)
-    info = describe_policy(policy, decoder, run_info, name)
-    with explain_write_errors(path), atomic_folder(path) as partial:
-        outputs = ["actions", "return_to_go", "longer_cache"]
-        write_graph(decoder, decoder.example(), outputs, partial / "policy.onnx")
-        if directory.has_texts(run_info):
-            write_text_reader(decoder, partial)
-        (partial / "policy.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
-
-
-def describe_policy(policy: Policy, decoder: "Decoder", run_info: Json, name: str) -> Json:
-    """Return the content of policy.json, which `ExportedPolicy` reads beside the graphs."""
-    model = policy.model
-    dataset = run_info["dataset"]
-    (target,) = policy.resolve_targets([None])
-    return {
-        "format": FORMAT,
-        "run": name,
-        "spec": asdict(model.spec),
-        "window": policy.window,
-        "stride": policy.stride,
-        "horizon": None if model.tokenizer.timesteps is None else model.spec.horizon,
-        "target_return": None if np.isnan(target) else float(target),
-        "return_horizon": policy.return_horizon,
-        "cache": list(decoder.nothing.shape),
-        "dataset": {key: dataset[key] for key in ALSO if key in dataset},
-        "fingerprint": run_info.get("fingerprint"),
-        "versions": directory.versions(),
-    }
-
-
-def write_text_reader(decoder: "Decoder", folder: Path) -> None:
-    """Write the graph that reads task texts, and the tokenizer."""
-    backbone = decoder.model.backbone
-    ids = torch.arange(6).view(2, 3) % backbone.config.vocab_size
-    inputs = {"text_ids": Input(ids, (0, 1))}
-    write_graph(TextReader(decoder), inputs, ["cache"], folder / "text.onnx")
-    backbone.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-
-
-def check_exportable(policy: Policy) -> None:
-    """Raise a ValueError that says why a policy cannot be exported, if it cannot."""
-    model = policy.model
-    backbone = model.backbone
-    architecture = type(backbone.core).__name__
-    for wrong, expected, got in (
-        (model.team is not None, "a policy of a single agent", "team.execution=joint or both"),
-        (bool(model.spec.entity_schema), "observations without entities", "an entity schema"),
-        (policy.decode == "sample", "act.decode=mode or mean", "sample"),
-        (bool(policy.planning_horizon), "act.planning_horizon=0", policy.planning_horizon),
-        (backbone.text_layers > 0, "backbone.text_layers=0", backbone.text_layers),
-        (backbone.features is not None, "text_encoder=none", "a text encoder"),
-        (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", architecture),
-    ):
-        if wrong:
-            raise ValueError(
-                f"export: expected {expected}, got {got}; this policy acts through "
-                "`decisionllm serve`"
-            )
-
-
-class Input(NamedTuple):
-    """An argument of a graph: an example, and which of its dimensions may have any size."""
-
-    example: Tensor
-    free: tuple[int, ...]
-
-
-def write_graph(
-    module: nn.Module, inputs: dict[str, Input], outputs: list[str], path: Path
-) -> None:
-    """Write a module as an ONNX file."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages unused here
-    size = sum(x.nbytes for x in module.state_dict().values())
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
-        torch.onnx.export(
-            module.eval(),
-            (),
-            path,
-            kwargs={name: each.example for name, each in inputs.items()},
-            input_names=list(inputs),
-            output_names=outputs,
-            dynamic_shapes={name: dict.fromkeys(x.free, Dim.DYNAMIC) for name, x in inputs.items()},
-            external_data=size > EXTERNAL,
-            dynamo=True,
-            verbose=False,
-        )
-
-
-class Decoder(nn.Module):
-    """One decision as a function of tensors.
-
-    Its token is read after the keys and values of the window so far.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.model = policy.model
-        self.decode = policy.decode
-        none = torch.zeros(1, 0, dtype=torch.long)
-        keys = torch.stack(self.model.backbone.read_text(none, none.bool()).keys)
-        # keys: (layers, 1, G, 0, d). To predict the maximum return, a decision is read twice: with
-        # the null return, and with the predicted one.
-        reads = 2 if self.model.predicts_return else 1
-        self.nothing = torch.stack([keys, keys], 1).expand(reads, -1, -1, -1, -1, -1, -1)
-
-    def example(self) -> dict[str, Input]:
-        """Random inputs by name, for N episodes, n previous actions, M keys."""
-        spec = self.model.spec
-        R, layers, _, _, G, _, d = self.nothing.shape
-        N, n, M = 3, 2, 5
-        inputs = {
-            "observations": Input(torch.randn(N, spec.observation_dim), (0,)),
-            "returns_to_go": Input(torch.rand(N), (0,)),
-            "timesteps": Input(torch.ones(N, dtype=torch.long), (0,)),
-            "previous_actions": Input(torch.zeros(N, n, spec.action_dim), (0, 1)),
-            "cache": Input(torch.randn(R, layers, 2, N, G, M, d), (3, 5)),
-        }
-        if spec.num_actions:
-            masks = torch.ones(N, spec.num_actions, dtype=torch.bool)
-            inputs["action_masks"] = Input(masks, (0,))
-        return inputs
-
-    def forward(
-        self,
-        observations: Tensor,
-        returns_to_go: Tensor,
-        timesteps: Tensor,
-        previous_actions: Tensor,
-        cache: Tensor,
-        action_masks: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decide.
-
-        Args:
-            observations: (N, S), raw units.
-            returns_to_go: (N,), raw units; NaN: the predicted maximum return.
-            timesteps: (N,) int64, steps since the start of the episode.
-            previous_actions: (N, n, A), raw units; n = 1: of the step before, n = 0: the window
-                begins here.
-            cache: (R, layers, 2, N, G, M, d), keys and values of the text and the window before.
-            action_masks: (N, C) bool, of discrete actions.
-
-        Returns:
-            actions (N, A), the return-to-go (N,) that they are conditioned on, the longer cache.
-        """
-        model = self.model
-        caches = []
-        if model.predicts_return:
-            unknown = torch.zeros_like(returns_to_go)
-            tokens = self.tokens(observations, unknown, timesteps, previous_actions, unknown > 0)
-            hidden, longer = model.backbone.read_after(tokens, cache[0])
-            caches.append(longer)
-            predicted = model.predict_return(hidden.float())
-            returns_to_go = torch.where(returns_to_go.isnan(), predicted, returns_to_go)
-        tokens = self.tokens(observations, returns_to_go, timesteps, previous_actions)
-        hidden, longer = model.backbone.read_after(tokens, cache[-1])
-        actions = model.choose(hidden.float(), action_masks, decode=self.decode)
-        return actions, returns_to_go, torch.stack([*caches, longer])
-
-    def tokens(
-        self,
-        observations: Tensor,
-        returns_to_go: Tensor,
-        timesteps: Tensor,
-        previous_actions: Tensor,
-        return_given: Tensor | None = None,
-    ) -> Tensor:
-        """Return the tokens that a decision adds, (N, n + k - 1, D).
-
-        They are the previous action, the return-to-go and the observation.
-        """
-        tokenizer = self.model.tokenizer
-        units = self.model.normalizer
-        n = previous_actions.shape[1]
-        o = units.observations(observations)[:, None]  # (N, 1, S)
-        r = units.returns_to_go(returns_to_go)[:, None]  # (N, 1)
-        t = timesteps[:, None]
-        a = units.actions(previous_actions)
-        earlier = (t - 1).clamp(min=0).expand(-1, n)
-        previous = tokenizer(r.expand(-1, n), o.expand(-1, n, -1), a, earlier)
-        previous = previous[:, tokenizer.tokens - 1 :: tokenizer.tokens]  # the action tokens
-        no_action = torch.zeros_like(o[..., :1]).expand(-1, -1, a.shape[-1])
-        current = tokenizer(r, o, no_action, t, return_given)[:, :-1]
-        return torch.cat([previous, current], 1)
-
-
-class TextReader(nn.Module):
-    """Token ids of texts (N, L) without padding -> keys and values (layers, 2, N, G, L, d)."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.backbone = decoder.model.backbone
-        self.nothing = decoder.nothing[0]
-
-    def forward(self, text_ids: Tensor) -> Tensor:
-        past = self.nothing.expand(-1, -1, text_ids.shape[0], -1, -1, -1)
-        _, cache = self.backbone.read_after(self.backbone.embed(text_ids), past)
-        return cache
-
-
-def measure_difference(policy: Policy, path: str | Path) -> float:
-    """Measure the largest difference of an exported policy's actions from `Policy.act`.
-
-    Over 20 random histories, as a share of the range of the actions.
-    """
-    rng = np.random.default_rng(0)
-    spec, units = policy.model.spec, policy.model.normalizer
-    mean = units.observation_mean.numpy()
-    scale = units.observation_scale.numpy()
-    low, high = np.array([0.0]), np.array([spec.num_actions - 1.0])
-    if not spec.num_actions:
-        low, high = units.low.numpy().astype(float), units.high.numpy().astype(float)
-    digits = 0 if spec.num_actions else 6
-    histories = []
-    for t in rng.integers(min(spec.horizon, 2 * policy.window), size=20):
-        observations = mean + scale * rng.standard_normal((t + 1, len(mean)))
-        actions = rng.uniform(low, high, (t, spec.action_dim)).round(digits)
-        histories.append(History(observations.astype(np.float32), actions, rng.random(t)))
-    differences = np.abs(ExportedPolicy(path).act(histories) - policy.act(histories))
-    return float((differences / action_widths(low, high)).max())

@@ -12,6 +12,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import Node, build
 from decisionllm.runs.checkpoint import checkpoint_folder, load_model
 from decisionllm.runs.directory import part_config, read, read_file, target_return
+from decisionllm.runs.hub import find_run
 from decisionllm.schema import Json
 from decisionllm.trust import trust_modules
 
@@ -30,7 +31,8 @@ def load(
     """Load the policy of a run, public as `decisionllm.load`.
 
     Args:
-        run: the run directory.
+        run: the run directory; a folder that `decisionllm export format=hub` wrote; or the name of
+            such a folder on the hub, such as me/policy, which is downloaded into its cache.
         part: label of a part, of a run on a mixture: acts with its targets.
         device: auto, cpu or cuda.
         trust: modules whose code the run may execute, such as ["mylab"], which covers mylab.heads.
@@ -45,13 +47,13 @@ def load(
         `config` and `info`.
 
     Raises:
-        FileNotFoundError: there is no run, or no checkpoint.
+        FileNotFoundError: there is no run, or no checkpoint; the hub cannot be reached.
         ValueError: a file is damaged or does not fit the others, an option cannot be, or the run
             would execute code that is not trusted.
     """
     parts = [] if part is None else [part]
     with trust_modules(trust):
-        return load_parts(run, parts, device=device, **acting)[-1]
+        return load_parts(find_run(run), parts, device=device, **acting)[-1]
 
 
 def load_policy(

@@ -30,6 +30,7 @@ from decisionllm.models.generalist import Model, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import Node
 from decisionllm.runs.directory import ROOM, UPGRADE, read, read_file, read_specs
+from decisionllm.runs.hub import is_hub_folder
 from decisionllm.runs.model import make_model
 from decisionllm.schema import Json
 
@@ -76,14 +77,14 @@ def save(
 
 
 def find(path: str | Path) -> Path | None:
-    """Return the checkpoint folder of a run, or None.
+    """Return the checkpoint folder of a run, or None. One that was exported for the hub is its own.
 
     A save that was cut off between its two renames left the old one.
     """
     for name in ("checkpoint", "checkpoint.old"):
         if (Path(path) / name).is_dir():
             return Path(path) / name
-    return None
+    return Path(path) if is_hub_folder(path) else None
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -115,9 +116,10 @@ def interrupted_step(path: str | Path) -> int | None:
 
 def weights_folder(path: str | Path, config: TrainConfig) -> Path:
     """Return the folder whose checkpoint acts: with log.keep_best of the best weights, else of the
-    last step.
+    last step. A folder that was exported for the hub has no others.
     """
-    return Path(path) / "best" if config.log.keep_best else Path(path)
+    has_best = config.log.keep_best and not is_hub_folder(path)
+    return Path(path) / "best" if has_best else Path(path)
 
 
 def restore(path: str | Path, model: Model, info: Json) -> None:

@@ -40,6 +40,7 @@ from decisionllm.files import (
     write_lines,
 )
 from decisionllm.registry import Node, fill_option_defaults
+from decisionllm.runs.hub import is_hub_folder, read_hub_folder
 from decisionllm.schema import Json, Spec
 from decisionllm.trust import check_config, check_nodes
 
@@ -279,7 +280,7 @@ def lock_run(path: str | Path) -> Iterator[None]:
 
 
 def read(path: str | Path) -> tuple[Json, Json]:
-    """Read a run directory.
+    """Read a run directory, or a folder that was exported for the hub.
 
     Returns:
         run_config and run_info, the contents of config.yaml and run.json.
@@ -290,10 +291,12 @@ def read(path: str | Path) -> tuple[Json, Json]:
             what is not trusted, see `decisionllm.trust`.
     """
     path = Path(path)
-    if not (path / "run.json").is_file():
+    if is_hub_folder(path):
+        config, info = read_hub_folder(path)
+    elif (path / "run.json").is_file():
+        config, info = read_file(path / "config.yaml"), read_file(path / "run.json")
+    else:
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    config = read_file(path / "config.yaml")
-    info = read_file(path / "run.json")
     if info.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; "
