@@ -16,7 +16,7 @@ WIDTH = 100  # letters of a line
 COLUMN = 34  # letters of an option with its default, before its meaning
 EXAMPLES = {
     "train": (
-        "decisionllm train dataset=synthetic text=goal backbone=nano window=4 steps=200 run=runs/first",
+        "decisionllm train dataset=synthetic text=goal backbone=nano window=4 steps=300 run=runs/first",
         "decisionllm train dataset=arrays dataset.path=log.npz env=gymnasium env.id=Pendulum-v1",
         "decisionllm train experiment=umaze-llm seed=1 log.rollout_every=500",
     ),

@@ -51,8 +51,7 @@ LAUNCHED = re.compile(r"accelerate launch .* -m (?=decisionllm )")
 SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
 FEW = {
     r"(?<![.\w])steps=\d+": "steps=2",
-    r"(?<![.\w])episodes=\d+": "episodes=3",
-    r'"episodes": \d+': '"episodes": 3',
+    r"(?<![.\w])(?<!synthetic\", )episodes=\d+": "episodes=3",
 }
 QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
 FIRST = (

@@ -24,6 +24,7 @@ from decisionllm.commands.options import (
     word,
 )
 from decisionllm.eval import attention, intervals, report, word_probe
+from decisionllm.eval.conclusions import format_number
 from decisionllm.eval.env_layout import check_env
 from decisionllm.eval.result_groups import identifying_options
 from decisionllm.eval.rollout import begin_session, rollout
@@ -307,7 +308,7 @@ class Results:
         """Append a row to results.jsonl and print it."""
         append_line(self.path, row.row())
         target = report.format_target(row.target_return)
-        score, low, high = (report.format_number(x) for x in (row.score, row.low, row.high))
+        score, low, high = (format_number(x) for x in (row.score, row.low, row.high))
         self.print(
             f"{row.policy:24s} target {target:>6s}  score {score:>6s}  [{low}, {high}]  "
             f"{row.seconds:.1f} s  {row.protocol}"
@@ -334,7 +335,7 @@ class Results:
         if label in self.run_by_picture:
             return
         self.run_by_picture[label] = run.path
-        score = report.format_number(row.score)
+        score = format_number(row.score)
         pictures = {"rollout": env.draw(episodes, f"{row.policy}, {row.protocol}: {score}")}
         if isinstance(policy, Policy) and not contender.is_scripted:
             title = f"{row.policy}: attention to the text"
@@ -545,7 +546,7 @@ def picture_words(kind: str, row: Report, contender: Contender) -> dict[str, str
             "Title": f"What {row.policy} reads of the text{seed}",
             "Description": "Attention from the first observation to each token of a task text, by layer.",
         }
-    score = f"{report.format_number(row.score)} over {row.n} episodes"
+    score = f"{format_number(row.score)} over {row.n} episodes"
     return {
         "Title": f"Episodes of {row.policy}{seed}",
         "Description": f"{row.world}, {row.protocol}: mean score {score}, of which some are drawn.",
