@@ -56,6 +56,7 @@ FEW = {
 QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
 FIRST = (
     "dataset=synthetic",
+    "dataset.episodes=2000",
     "text=goal",
     "backbone=nano",
     "window=4",

@@ -199,7 +199,7 @@ def test_a_probe_of_words_is_a_table_a_picture_and_a_line_of_json(runs, tmp_path
     assert variants["other task"]["should"] == "change" and variants["own pairs, same"]["n"] == 3
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<td>contrast, reversed</td><td>act as other task</td>" in page
-    assert 'alt="word_probe.png"' in page
+    assert 'alt="Instruction probe"' in page
     printed = capsys.readouterr().out
     assert printed.count("typing error") == 2, "a table has the last line of a run alone"
 
