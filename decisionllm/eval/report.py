@@ -352,8 +352,8 @@ def table_cell(result: Row, key: str) -> str:
 PICTURES = {  # headings and captions
     "scores.png": (
         "Scores",
-        "Mean score of each policy with its 95 % interval, the best on top. Grey dots are published "
-        "scores; the dotted line is the reference controller.",
+        "Mean score of each policy with its 95 % interval, the best on top. Grey dots, if any, are of "
+        "other work.",
     ),
     "learning.png": (
         "Learning curves",

@@ -102,7 +102,7 @@ def test_the_best_policy_of_each_protocol_stands_first():
 def test_policies_of_one_protocol_each_are_compared_across_them():
     rows = [row(31, policy="goal", protocol="goal-text"), row(30, policy="dt")]
     assert concluded(rows) == [
-        "w: goal (goal-text) is not clearly better than dt (standard) by 1.0 (-0.4 .. 2.4): 31.0 "
+        "w: goal (goal-text) is not clearly better than dt (standard) by 1.0 (-0.414 .. 2.4): 31.0 "
         "against 30.0."
     ]
     rows.append(row(20, policy="third", run="runs/third"))
