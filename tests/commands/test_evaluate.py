@@ -502,7 +502,8 @@ def sweep(tmp_path_factory):
 
 
 def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, tmp_path, capsys):
-    assert command("evaluate", f"run={sweep}/*", f"out={tmp_path}", "episodes=3") == 0
+    words = (f"out={tmp_path}", "episodes=3", "baselines=false")
+    assert command("evaluate", f"run={sweep}/*", *words) == 0
     results = report.summarise(report.read_rows(tmp_path))
     assert sorted((r["policy"], r["seeds"], r["n"]) for r in results) == [
         ("nano, optim.lr=0.001", 2, 6),
