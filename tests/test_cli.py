@@ -163,7 +163,7 @@ for words in sys.argv[1:]:
         "train ",
         "evaluate",
         "backbone: base, dt, nano",
-        "steps: 2000",
+        "steps=2000",
         "episodes: 100",
     ):
         assert words in done.stdout
