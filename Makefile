@@ -1,4 +1,4 @@
-# demo, demo-llm, demo-auction, test, quick, lint, bench, docs, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
+# demo, demo-llm, demo-auction, test, quick, lint, bench, docs, pictures, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
 # An existing .venv is used as it is; PYTHON chooses the interpreter of a new one.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ READY := .venv/ready
 READY_DEV := .venv/ready-dev
 DEMO := OMP_NUM_THREADS=1 $(BIN)/decisionllm
 
-.PHONY: demo demo-llm demo-auction test quick lint bench docs clean
+.PHONY: demo demo-llm demo-auction test quick lint bench docs pictures clean
 
 # install the package, with the extras in $(1), and the CPU build of torch
 define install
@@ -87,6 +87,10 @@ bench: $(READY_DEV)
 docs: $(READY_DEV)
 	$(BIN)/python -m docs.options
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# the pictures of docs/images whose sources changed
+pictures: $(READY_DEV)
+	$(BIN)/python -m docs.pictures
 
 clean:
 	rm -rf .venv build dist runs *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -26,23 +26,23 @@ from decisionllm.command_line import (
 )
 from decisionllm.help import format_help
 from decisionllm.registry import PACKAGE
-from decisionllm.sweep import run_directory, swept_keys
+from decisionllm.sweep import run_directory, split_flags, swept_keys
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# where the function of a command is; one that is not there is no command
-MODULES = {
-    "data": "commands.data",
-    "train": "commands.train",
-    "baseline": "commands.baseline",
-    "evaluate": "commands.evaluate",
-    "compare": "estimates.compare",
-    "serve": "bidding.serve",
-    "export": "export.export",
-    "backup": "bidding.backup",
-    "journal": "bidding.journal_command",
-    "scale": "scaling.scale",
+# the function of a command, which takes its config; one that is not there is no command
+FUNCTIONS = {
+    "data": "commands.data:data",
+    "train": "commands.train:train",
+    "baseline": "commands.baseline:baseline",
+    "evaluate": "commands.evaluate:evaluate_runs",
+    "compare": "estimates.compare:compare",
+    "serve": "bidding.serve:serve",
+    "export": "export.export:export",
+    "backup": "bidding.backup:backup",
+    "journal": "bidding.journal_command:journal",
+    "scale": "scaling.scale:scale",
 }
 EXPLANATIONS = {
     "data": "make or import a dataset and print its card",
@@ -61,8 +61,8 @@ EXPLANATIONS = {
 }
 COMMANDS = {
     name: EXPLANATIONS[name]
-    for name, module in MODULES.items()
-    if (PACKAGE / module.replace(".", "/")).with_suffix(".py").exists()
+    for name, function in FUNCTIONS.items()
+    if (PACKAGE / function.partition(":")[0].replace(".", "/")).with_suffix(".py").exists()
 }
 HELP = {"-h", "--help"}
 IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
@@ -93,9 +93,11 @@ def main() -> int:
         if arguments[0] in ("-V", "--version"):
             print(__version__, flush=True)
             return 0
-        if arguments[0] not in COMMANDS:
-            return fail(2, unknown_name_message("command", arguments[0], COMMANDS))
-        code = run(arguments[0], arguments[1:])
+        words, flags = split_flags(arguments)  # a flag may stand before the command too
+        command = words[0] if words else arguments[0]
+        if command not in COMMANDS:
+            return fail(2, unknown_name_message("command", command, COMMANDS))
+        code = run(command, [*words[1:], *flags])
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # such as `decisionllm train --help | head`
@@ -121,7 +123,9 @@ def run(command: str, overrides: list[str]) -> int:
         store_choices()
     except ValueError as error:  # of a package that registers a choice
         return fail(1, error)
-    overrides = with_action(command, overrides)
+    words, flags = split_flags(overrides)
+    # Hydra takes the words of a command line together, so that flags between them are errors
+    overrides = [*with_action(command, words), *flags]
     if command in ACTIONS and overrides and is_bare(overrides[0]):
         return fail(2, unknown_name_message(f"{command} action", overrides[0], ACTIONS[command]))
     codes = []
@@ -188,8 +192,8 @@ def call_command(command: str, config: "DictConfig", overrides: list[str]) -> in
         if state.mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
             config.run = run_directory(config, swept_keys(overrides), words)
         options = check_options(config, command, state.runtime.choices, words)
-        function = vars(import_module(f"decisionllm.{MODULES[command]}"))[command]
-        function(options)
+        module, _, function = FUNCTIONS[command].partition(":")
+        vars(import_module(f"decisionllm.{module}"))[function](options)
     except InterpolationKeyError as error:
         return fail(
             2, f"{', '.join(find_unresolved(config))}: expected values of their own; {error}"

@@ -51,31 +51,33 @@ class OptimOptions:
     """The optimiser."""
 
     batch_size: int = 64  # windows a step, over all processes
-    accumulate: int = 1  # micro-batches a step and process
-    lr: float = 1e-3
-    lr_backbone: float = "${optim.lr}"  # type: ignore[assignment]  # an interpolation: of the backbone or its adapters
-    weight_decay: float = 1e-2
-    warmup: int = 100  # steps
-    clip: float = 1.0  # of the gradient's norm; 0: none
+    accumulate: int = 1  # micro-batches into which each process divides its share of a step
+    lr: float = 1e-3  # peak learning rate; linear warm-up, then a cosine down to 5 % of it
+    # peak learning rate of the backbone, or of its LoRA adapters
+    lr_backbone: float = "${optim.lr}"  # type: ignore[assignment]
+    weight_decay: float = 1e-2  # weight decay of AdamW
+    warmup: int = 100  # steps until the peak learning rate
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     # the backward pass computes each block again: less memory, a third more time
     gradient_checkpointing: bool = False
-    precision: str = "auto"  # no, bf16, auto: bf16 where the processor supports it natively
+    # `no`: float32; `bf16`; `auto`: bf16 where the processor supports it natively
+    precision: str = "auto"
 
 
 @dataclass
 class LogOptions:
     """Validation, checkpoints and trackers."""
 
-    every: int = 100  # steps
-    save_every: int = 1000  # steps
-    validation_batches: int = 4
+    every: int = 100  # steps between log lines, each with a held-out loss
+    save_every: int = 1000  # steps between checkpoints; also one at the end and at Ctrl-C
+    validation_batches: int = 4  # held-out batches of each log line; 0: none
     # steps between short rollouts in the run's environment, whose score is logged; 0: none
     rollout_every: int = 0
-    rollout_episodes: int = 20  # of each of these rollouts
+    rollout_episodes: int = 20  # episodes of each of these rollouts, in each environment
     # act with the weights of the lowest held-out loss, `loss`, or of the highest score of a rollout,
     # `score`; empty: with the last ones
     keep_best: str = ""
-    tracker: str = "tensorboard"  # wandb, none
+    tracker: str = "tensorboard"  # curves: `tensorboard`, `wandb`, `trackio` or `none`
 
 
 @dataclass
@@ -85,7 +87,7 @@ class ActOptions:
     # the headline target return: this quantile of the training returns
     target_quantile: float = 0.9
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
-    decode: str = "mode"  # mean, sample, unclipped
+    decode: str = "mode"  # action from the distribution: `mode`, `mean`, `sample` or `unclipped`
 
 
 @dataclass
@@ -95,40 +97,42 @@ class TrainConfig:
     Make nodes with registry.choice.
     """
 
-    dataset: Node
-    backbone: Node
-    head: Node
-    # steps of a trajectory -> tokens of the language model
+    dataset: Node  # the logged episodes that are trained on
+    backbone: Node  # the language model that reads text and trajectory
+    head: Node  # the distribution over actions
+    # maps the steps of a trajectory to tokens of the language model
     tokenizer: Node = field(default_factory=lambda: registry.choice("tokenizer", "trajectory"))
-    # where `evaluate` rolls the run out
+    # where `evaluate` rolls the run out, by default the environment of the dataset's name; none:
+    # nowhere
     env: Node = field(default_factory=registry.no_choice)
     name: str = "policy"  # of the policy, in results
     run: str = "runs/policy"  # the run directory
-    # where data stores are kept
+    # folder of the datasets that were read once
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'
     # start with the weights of this run: of its backbone, and of each embodiment of the data's
     # space
     init_from: str = ""
-    # change the log before it is read: unlabelled, corrupted
+    # changes the log before it is read: removes actions, or corrupts a column
     transform: Node = field(default_factory=registry.no_choice)
-    # fill in the actions that the log lacks
+    # fills in the actions that the log lacks
     fill_actions: Node = field(default_factory=registry.no_choice)
-    # vary the training windows as the world allows
+    # varies the training windows as the environment allows
     augment: Node = field(default_factory=registry.no_choice)
-    # what is minimised
+    # the loss that is minimised
     objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))
-    # value: plan to a value learned in a learned model
+    # plans each action in a learned model of the environment; none: the policy acts alone
     planner: Node = field(default_factory=registry.no_choice)
-    text: str = "none"  # task text of every episode: none, or what the dataset offers
+    # task text of every episode: `none`, or one that the dataset offers, see its option `text`
+    text: str = "none"
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
-    # features: of a frozen language model
+    # another reader of the texts than the backbone: features of a frozen language model
     text_encoder: Node = field(default_factory=registry.no_choice)
-    window: int = 20  # T, steps of history
-    steps: int = 2000
+    window: int = 20  # T, the most steps of history that a decision reads
+    steps: int = 2000  # optimiser steps
     # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
     minutes: float = 0.0
-    seed: int = 0
-    device: str = "auto"  # cpu, cuda, auto
+    seed: int = 0  # of the weights and of the order of windows
+    device: str = "auto"  # `cpu`, `cuda`, or `auto`: cuda where there is one
     fresh: bool = False  # begin again in a run directory that holds a run
     # modules whose code the runs of init_from, backbone.folder and dataset.run may execute, such as
     # [mylab]
@@ -261,7 +265,7 @@ WORDS = {
     "team.execution": ("per_agent", "joint", "both"),
     "model.condition_on": ("return_to_go", "none"),
     "optim.precision": ("auto", "no", "bf16"),
-    "log.tracker": ("tensorboard", "wandb", "none"),
+    "log.tracker": ("tensorboard", "wandb", "trackio", "none"),
     "device": ("auto", "cpu", "cuda"),
     "log.keep_best": ("", "loss", "score"),
 }

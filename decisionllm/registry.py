@@ -113,7 +113,7 @@ def _add_table(merged: Table, module: str) -> None:
             if name in nodes:
                 both = f"{nodes[name]['_target_']} and {target}"
                 raise ValueError(f"{group}={name} is in two rows: {both}")
-            options = _read_options(target)
+            options = read_options(target)
             unknown = sorted(row.keys() - options.keys() - {"_target_"})
             if unknown:
                 raise ValueError(
@@ -123,20 +123,17 @@ def _add_table(merged: Table, module: str) -> None:
             nodes[name] = {"_target_": target} | options | row
 
 
-def _read_options(target: str) -> Node:
+def read_options(target: str) -> Node:
     """Return the options of a function or class, {keyword-only parameter: default}; `???` where
     there is no default. Positional parameters are what the code supplies at run time.
 
     They are read from the source: an import would import torch, and `--help` would take seconds.
     """
-    module, _, name = target.rpartition(".")
-    definition = _read_definitions(module).get(name)
-    if definition is None:
-        raise ValueError(f"{target}: expected a function or class, {module} defines none")
+    definition: ast.stmt | None = read_definition(target)
     if isinstance(definition, ast.ClassDef):
         methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
         definition = methods.get("__init__")
-    if definition is None:
+    if not isinstance(definition, ast.FunctionDef):
         return {}
     options: Node = {}
     parameters = definition.args
@@ -145,15 +142,32 @@ def _read_options(target: str) -> Node:
     return options
 
 
+def read_definition(target: str) -> ast.FunctionDef | ast.ClassDef:
+    """Parse the function or class of a path, at the top level of a module that is not imported."""
+    module, _, name = target.rpartition(".")
+    for node in _parse_module(module).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return node
+    raise ValueError(f"{target}: expected a function or class, {module} defines none")
+
+
+def read_imports(module: str) -> dict[str, str]:
+    """Return the names that a module imports by `from`, with their paths."""
+    paths = {}
+    for node in _parse_module(module).body:
+        if isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                paths[each.asname or each.name] = f"{node.module}.{each.name}"
+    return paths
+
+
 @cache
-def _read_definitions(module: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    """Parse the functions and classes at the top level of a module, which is not imported."""
+def _parse_module(module: str) -> ast.Module:
+    """Parse the source of a module, which is not imported."""
     spec = find_spec(module)
     if spec is None or not spec.origin:
         raise ValueError(f"expected a module, {module} is not there")
-    tree = ast.parse(Path(spec.origin).read_bytes())
-    definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return {node.name: node for node in definitions}
+    return ast.parse(Path(spec.origin).read_bytes())
 
 
 def choice(group: str, name: str, /, **options: object) -> Node:

@@ -232,22 +232,28 @@ def one_hot_groups(sizes: Sequence[int], first: int = 0) -> tuple[tuple[int, int
 class Spec:
     """Sizes and action space of a dataset, which its reader finds out.
 
-    low, high: (A,) bounds of a continuous action, in raw units; one number stands for all A, and an
-    array such as `action_space.low` becomes a tuple. num_actions: C, or 0 for continuous actions; a
-    discrete action is stored as one float that holds its index (A = 1).
+    Attributes:
+        observation_dim: S, numbers of an observation.
+        action_dim: A, numbers of an action; 1 of a discrete one, which is stored as one float that
+            holds its index.
+        horizon: most steps of an episode.
+        low: (A,) least continuous action, raw units; one number stands for all A, and an array such
+            as `action_space.low` becomes a tuple.
+        high: (A,) greatest continuous action.
+        num_actions: C, number of discrete actions; 0: actions are continuous.
+        entity_schema: an observation block by block, (kind, width, count), see `EntityBlock`; ():
+            one vector with no inner order.
+        categorical: (first column, columns) of each one-hot group of an observation, whose units a
+            model does not fit to the data; a single column is a flag.
     """
 
     observation_dim: int
     action_dim: int
-    horizon: int  # steps
+    horizon: int
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     num_actions: int = 0
-    # an observation block by block, (kind, width, count), see `EntityBlock`; (): one vector with no
-    # inner order
     entity_schema: tuple[tuple[str, int, int], ...] = ()
-    # (first column, columns) of each one-hot group of an observation, whose units a model does not
-    # fit to the data; a single column is a flag
     categorical: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -343,20 +349,16 @@ class Spec:
 class StepColumns(Generic[Array]):
     """The columns with one row a step that episodes, stores, windows and batches have in common.
 
-    Raw units.
+    Raw units. `Episode` explains them.
     """
 
     lead: ClassVar[list[str]] = ["n"]
     observations: Array = column_field("S", np.float32)
     actions: Array = column_field("A", np.float32)
     rewards: Array | None = column_field("", np.float32, optional=True, kw_only=True)
-    # True where a discrete action is allowed
     action_masks: Array | None = column_field("C", np.bool_, optional=True, kw_only=True)
-    # False where the action is no training target
     loss_mask: Array | None = column_field("", np.bool_, optional=True, kw_only=True)
-    # loss weight of the action, 0 to 1; default 1; 0: the log lacks the action
     action_weight: Array | None = column_field("", np.float32, optional=True, kw_only=True)
-    # propensity: log-probability of the action under what chose it, or log-density in raw units
     action_log_prob: Array | None = column_field("", np.float32, optional=True, kw_only=True)
 
 
@@ -372,27 +374,40 @@ class Episode(StepColumns[np.ndarray]):
     """One agent from start to end, raw units.
 
     Row t: the observation, the action taken there and the reward it brought.
+
+    Attributes:
+        observations: (n, S) before each action.
+        actions: (n, A); of a discrete action its index, (n, 1). A row of NaN is missing in the log.
+        rewards: (n,) each brought by the action of its row.
+        action_masks: (n, C) True where a discrete action is allowed; None: all are.
+        loss_mask: (n,) False where the action is no training target; None: all are.
+        action_weight: (n,) loss weight of the action, 0 to 1; None: 1; 0: the log lacks the action.
+        action_log_prob: (n,) propensity: log-probability of the action under what chose it, or
+            log-density in raw units; None: unknown.
+        terminated: the task ended the episode.
+        truncated: a time limit or a budget ended it.
+        task: the text of the task.
+        group: number of the world; episodes of one world share it, and a split never parts a group.
+        final_observation: (S,) after the last action; None: the log lacks it.
+        agent: number in its group, the same throughout the group; None: a single agent.
+        start: the step of its world at which the agent appeared.
+        return_after_exit: reward of the team after the agent left; part of every return-to-go.
+        part: number of the dataset in a mixture.
+        outcome: facts of a rollout beside the rewards; not stored.
     """
 
     rewards: np.ndarray = column_field("", np.float32)
-    terminated: bool = stored_field(np.bool_, False)  # by the task
-    truncated: bool = stored_field(np.bool_, True)  # by a time limit or a budget
-    task: str = stored_field(np.int32, "")  # the text of the task; a store keeps its index
-    group: int = stored_field(
-        np.int64, 0
-    )  # episodes of one world share it; a split never parts a group
-    # after the last action
+    terminated: bool = stored_field(np.bool_, False)
+    truncated: bool = stored_field(np.bool_, True)
+    task: str = stored_field(np.int32, "")  # a store keeps its index
+    group: int = stored_field(np.int64, 0)
     final_observation: np.ndarray | None = array_field(
         "S", optional=True, dtype=np.float32, kw_only=True
     )
-    agent: int | None = stored_field(
-        np.int32, None
-    )  # number in its group, the same throughout the group
-    start: int | None = stored_field(np.int32, None)  # the step of its world at which it appeared
-    # reward of the team after it left; part of every return-to-go
+    agent: int | None = stored_field(np.int32, None)
+    start: int | None = stored_field(np.int32, None)
     return_after_exit: float | None = stored_field(np.float32, None)
-    part: int | None = stored_field(np.int32, None)  # number of the dataset in a mixture
-    # facts of a rollout beside the rewards; not stored
+    part: int | None = stored_field(np.int32, None)
     outcome: Json = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -446,12 +461,19 @@ EPISODE_NUMBERS = {
 class History:
     """The input of a policy: all observations up to now, the actions and rewards before, and the
     target return.
+
+    Attributes:
+        observations: (t + 1, S) from the start of the episode to now, raw units.
+        actions: (t, A) that were taken; of a discrete action its index, (t, 1).
+        rewards: (t,) that they brought.
+        target_return: of the whole episode, raw reward units; None: the run's own.
+        task: the text of the task.
+        action_masks: (t + 1, C) True where a discrete action is allowed; None: all are.
     """
 
     observations: np.ndarray = array_field("t+1 S")
     actions: np.ndarray = array_field("t A")
     rewards: np.ndarray = array_field("t")
-    # raw reward units for the whole episode; None: the run's own
     target_return: float | None = None
     task: str = ""
     action_masks: np.ndarray | None = array_field("t+1 C", optional=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Run directories of a sweep: `--multirun optim.lr=1e-3,2e-3` trains each value in its own."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,21 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+# Hydra's flags that take the next word
+VALUE_FLAGS = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+    "--info",
+    "-i",
+)
 INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 CHOICE = "hydra:runtime.choices."  # how an interpolation names the choice of a group
 
@@ -19,16 +34,27 @@ def parse_overrides(words: Sequence[str]) -> list["Override"]:
     """The words of a command line but its flags, as Hydra reads them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    return OverridesParser.create().parse_overrides(list(without_flags(words)))
+    return OverridesParser.create().parse_overrides(without_flags(words))
 
 
-def without_flags(words: Iterable[str]) -> Iterator[str]:
+def without_flags(words: Iterable[str]) -> list[str]:
     """The words of a command line but its flags and what belongs to one, such as --cfg job."""
+    return split_flags(words)[0]
+
+
+def split_flags(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Divide the words of a command line: those that are no flags, and the flags with what belongs
+    to them, such as --config-dir mine.
+    """
+    others = []
+    flags = []
     for before, word in pairwise(["", *words]):
-        is_flag = word.startswith("-")
-        belongs_to_flag = before.startswith("-") and "=" not in word
-        if not is_flag and not belongs_to_flag:
-            yield word
+        belongs_to_flag = before in VALUE_FLAGS and "=" not in word
+        if word.startswith("-") or belongs_to_flag:
+            flags.append(word)
+        else:
+            others.append(word)
+    return others, flags
 
 
 def swept_keys(words: Sequence[str]) -> list[str]:

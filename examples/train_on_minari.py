@@ -93,9 +93,7 @@ def main() -> None:
             run=options.run,
         )
     )
-    print(
-        evaluate({"run": str(run), "episodes": options.rollouts, "target_quantiles": [0.5, 0.99]})
-    )
+    print(evaluate(run, episodes=options.rollouts, target_quantiles=[0.5, 0.99]))
 
 
 if __name__ == "__main__":

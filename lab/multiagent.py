@@ -19,17 +19,7 @@ from decisionllm.commands.evaluate import evaluate
 
 ROWS = Path(__file__).parent / "rows" / "multiagent.jsonl"
 CRASHES = (0, 2, 4, 8)
-EVALUATION = {
-    "seed": 0,
-    "target_quantiles": [],
-    "target_returns": [],
-    "baselines": False,
-    "report": False,
-    "env": {},
-    "device": "cpu",
-    "act": {"stride": None, "decode": None, "planning_horizon": None},
-    "team": {"execution": None},
-}
+EVALUATION = {"baselines": False, "report": False}
 Row = dict[str, Any]
 Verdicts = dict[str, tuple[bool, str]]  # {check: (met, words)}
 
@@ -37,11 +27,7 @@ Verdicts = dict[str, tuple[bool, str]]  # {check: (met, words)}
 def rows(runs: list[Path], out: Path, *, episodes: int, **options: Any) -> list[Row]:
     """Evaluate runs in a folder of their own, append the rows to `out` and return them."""
     folder = out.with_suffix("") / str(len(list(out.with_suffix("").glob("*"))))
-    path = evaluate(
-        EVALUATION
-        | {"run": [str(run) for run in runs], "out": str(folder), "episodes": episodes}
-        | options
-    )
+    path = evaluate(runs, out=folder, episodes=episodes, **(EVALUATION | options))
     found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     with out.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in found)

@@ -1,7 +1,11 @@
 """The public Python interface: what a user imports from `decisionllm`, on a tiny trained run."""
 
+import inspect
+import re
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +30,22 @@ def test_every_public_name_is_there():
         assert vars(decisionllm).get(name, decisionllm.__getattr__(name)) is not None
     with pytest.raises(AttributeError, match="module 'decisionllm' has no attribute 'lode'"):
         decisionllm.lode  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["Episode", "History", "Spec"])
+def test_every_field_of_a_record_is_explained(name):
+    record = getattr(decisionllm, name)
+    section = inspect.getdoc(record).partition("Attributes:\n")[2]
+    explained = re.findall(r"^    (\w+): \S", section, re.M)
+    assert sorted(explained) == sorted(field.name for field in fields(record))
+
+
+def test_every_option_of_training_is_on_the_page_of_the_api():
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
+    (members,) = re.findall(r"members: \[(TrainConfig, .*)\]", page)
+    groups = [each.default_factory for each in fields(decisionllm.TrainConfig)]
+    nested = [group.__name__ for group in groups if is_dataclass(group)]
+    assert members.split(", ") == ["TrainConfig", *nested]
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys)
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/c", words[1]) == 1
     assert f"{tmp_path}/b: expected a run directory" in capsys.readouterr().err
     for runs in ('run="~/x/*"', 'run=["~/x/lr=3"]', f'run="{tmp_path}/x/lr=[0-9]"'):
-        assert command("evaluate", runs, "episodes=1", 'out="~/out"', "report=false") == 0
+        words = ("episodes=1", 'out="~/out"', "report=false", "baselines=false")
+        assert command("evaluate", runs, *words) == 0
     assert len((tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 3
 
 
@@ -162,7 +163,7 @@ for words in sys.argv[1:]:
         "train ",
         "evaluate",
         "backbone: base, dt, nano",
-        "steps: 2000",
+        "steps=2000",
         "episodes: 100",
     ):
         assert words in done.stdout

@@ -151,7 +151,9 @@ BROKEN = {
         "model": {"condition_on": "reward"}
     },
     "optim.precision: expected auto, no or bf16, got fp8": {"optim": {"precision": "fp8"}},
-    "log.tracker: expected tensorboard, wandb or none, got paper": {"log": {"tracker": "paper"}},
+    "log.tracker: expected tensorboard, wandb, trackio or none, got paper": {
+        "log": {"tracker": "paper"}
+    },
     "device: expected auto, cpu or cuda, got gpu": {"device": "gpu"},
     "log.keep_best: expected nothing, loss or score, got best": {"log": {"keep_best": "best"}},
     "log.keep_best: expected with log.keep_best=score log.rollout_every above 0": {

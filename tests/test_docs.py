@@ -54,12 +54,12 @@ FROM_INDEX = re.compile(
 SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
 FEW = {
     r"(?<![.\w])steps=\d+": "steps=2",
-    r"(?<![.\w])episodes=\d+": "episodes=3",
-    r'"episodes": \d+': '"episodes": 3',
+    r"(?<![.\w])(?<!synthetic\", )episodes=\d+": "episodes=3",
 }
 QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
 FIRST = (
     "dataset=synthetic",
+    "dataset.episodes=2000",
     "text=goal",
     "backbone=nano",
     "window=4",

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
     {"schema", "registry", "files", "checks", "randomness"},
     {"config", "protocols", "distributed", "hardware", "sweep", "progress"},
-    {"trust", "executors"},
+    {"trust", "executors", "option_docs"},
     {"command_line"},
     {"help"},
     {"tokenizers"},

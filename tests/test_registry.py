@@ -182,7 +182,7 @@ def add_table(monkeypatch, tmp_path):
 
     yield add
     sys.modules.pop("choices", None)
-    registry._read_definitions.cache_clear()
+    registry._parse_module.cache_clear()
 
 
 def test_keyword_only_parameters_are_options_and_positional_ones_are_supplied(add_table):

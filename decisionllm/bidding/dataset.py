@@ -68,10 +68,10 @@ def load(
             log; empty: days of our own market, with the bidders of `behaviour`. With a teacher: a
             folder of replay days, which `export=replay:folder/` makes.
         periods: such as `0-6` or `7,8`; empty: all there are, 0-6 of the market.
-        text: `none`, `constant`, `informative`, `paraphrased` or `shuffled`, see ObservationSpec.
-        observation: see ObservationSpec.
-        context_features: see ObservationSpec.
-        reward: see ObservationSpec. An evaluation always scores counted conversions.
+        text: see `ObservationSpec`.
+        observation: see `ObservationSpec`.
+        context_features: see `ObservationSpec`.
+        reward: see `ObservationSpec`. An evaluation always scores counted conversions.
         relabel: how many relabelled copies of each day to add, see `relabel_log`.
         behaviour: who bids in our own market, see `bidders.behaviour_roster`; or a teacher on replay
             days, see `generate_taught_log`: `oracle` or `teacher`.

@@ -87,7 +87,7 @@ class Auction(Env):
             conversions, so that a replay has no noise.
         opportunities: number in a day of our own market. Fewer are worth more each, so that
             budgets and target CPAs keep their meaning.
-        text: see ObservationSpec, as the next three.
+        text: as in the dataset.
         observation: as in the dataset.
         context_features: as in the dataset.
         reward: as in the dataset.

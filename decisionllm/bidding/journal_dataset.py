@@ -34,8 +34,7 @@ def load(
         path: a journal that a server wrote.
         text: `none`; `served`, the text each campaign was served with; `constant` or `informative`,
             as of dataset=auction.
-        observation: as of dataset=auction, like `context_features` and `reward`; take those of the
-            served run.
+        observation, context_features, reward: see `ObservationSpec`. Take those of the served run.
         unfinished: also read campaigns that have not ended.
 
     Returns:

@@ -131,6 +131,7 @@ def build_app(options: ServeConfig, replica: int | None = None) -> "FastAPI":
         description,
         access=access,
         replica=replica,
+        docs=options.docs,
         traces=build_traces(options.tracing),
         log=options.log,
         log_sample=options.log_sample,

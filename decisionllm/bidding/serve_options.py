@@ -53,6 +53,7 @@ class ServeConfig:
     log: str = word(*logs.KINDS)
     log_sample: float = matching("a share within 0 .. 1", lambda share: 0 <= share <= 1)
     log_slow_ms: float = above_zero()
+    docs: bool
     tracing: str | None
     act: Node  # fields of `Policy`; None: as the run was trained to
     shadow: str | None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from rich.console import Console
@@ -23,6 +24,7 @@ from decisionllm.commands.options import (
     word,
 )
 from decisionllm.eval import attention, intervals, report, word_probe
+from decisionllm.eval.conclusions import format_number
 from decisionllm.eval.env_layout import check_env
 from decisionllm.eval.result_groups import identifying_options
 from decisionllm.eval.rollout import begin_session, rollout
@@ -100,12 +102,44 @@ class Contender:
     columns: Json
 
 
-@trust_user_modules
-def evaluate(config: Node) -> Path:
-    """Roll out every run of the option `run`.
+def evaluate(
+    run: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    part: str | Sequence[str] | None = None,
+    episodes: int = 100,
+    seed: int = 0,
+    target_quantiles: Sequence[float] = (),
+    target_returns: Sequence[float] = (),
+    baselines: bool = True,
+    probe: Literal["words"] | None = None,
+    probe_pairs: str | Path | None = None,
+    report: bool = True,
+    env: Node | None = None,
+    device: str = "cpu",
+    trust: Sequence[str] = (),
+    act: Node | None = None,
+    team: Node | None = None,
+) -> Path:
+    """Roll out trained runs beside scripted players: `evaluate("runs/first", episodes=20)`.
 
     Args:
-        config: plain dicts as configs/evaluate.yaml; an option left out has its default.
+        run: a run directory, or several.
+        out: where results.jsonl and report.html go; None: the folder that holds the first run.
+        part: of a run on a mixture: evaluate these parts alone; None: each in its own environment.
+        episodes: rolled out with each policy, as one batch.
+        seed: of the environment's starts.
+        target_quantiles: more target returns: quantiles of the training returns.
+        target_returns: more target returns, in raw reward units.
+        baselines: also roll out the environment's scripted players.
+        probe: `words`: ask each policy again with the task text replaced.
+        probe_pairs: a file of your own texts for the probe.
+        report: write report.html with its pictures.
+        env: options of the environment in place of the run's own, such as {"goal": "south"}.
+        device: `cpu`, `cuda` or `auto`.
+        trust: modules whose code the runs may execute, such as ["mylab"].
+        act: how the policy acts in place of the run's own, such as {"decode": "sample"}.
+        team: {"execution": "joint"} of a run that was trained so.
 
     Returns:
         The path of results.jsonl.
@@ -113,6 +147,33 @@ def evaluate(config: Node) -> Path:
     Raises:
         ValueError: a run cannot be evaluated, or an option does not fit it.
         FileNotFoundError: a run is not there or has no checkpoint.
+    """
+    runs = [run] if isinstance(run, str | Path) else run
+    options = {
+        "run": [str(path) for path in runs],
+        "out": None if out is None else str(out),
+        "part": part if part is None or isinstance(part, str) else [*part],
+        "episodes": episodes,
+        "seed": seed,
+        "target_quantiles": [*target_quantiles],
+        "target_returns": [*target_returns],
+        "baselines": baselines,
+        "probe": probe,
+        "probe_pairs": None if probe_pairs is None else str(probe_pairs),
+        "report": report,
+        "env": env or {},
+        "device": device,
+        "trust": [*trust],
+        "act": act or {},
+        "team": team or {},
+    }
+    return evaluate_runs(options)
+
+
+@trust_user_modules
+def evaluate_runs(config: Node) -> Path:
+    """Roll out the runs of a config, plain dicts as configs/evaluate.yaml; an option left out has
+    its default. See `evaluate`.
     """
     # -- options, runs and the folder of results, before any rollout --
     options = read_options(EvaluateConfig, fill_defaults("evaluate", config))
@@ -247,7 +308,7 @@ class Results:
         """Append a row to results.jsonl and print it."""
         append_line(self.path, row.row())
         target = report.format_target(row.target_return)
-        score, low, high = (report.format_number(x) for x in (row.score, row.low, row.high))
+        score, low, high = (format_number(x) for x in (row.score, row.low, row.high))
         self.print(
             f"{row.policy:24s} target {target:>6s}  score {score:>6s}  [{low}, {high}]  "
             f"{row.seconds:.1f} s  {row.protocol}"
@@ -274,14 +335,15 @@ class Results:
         if label in self.run_by_picture:
             return
         self.run_by_picture[label] = run.path
-        title = f"{row.policy}, {row.protocol}: {report.format_number(row.score)}"
-        pictures = {"rollout": env.draw(episodes, title)}
+        score = format_number(row.score)
+        pictures = {"rollout": env.draw(episodes, f"{row.policy}, {row.protocol}: {score}")}
         if isinstance(policy, Policy) and not contender.is_scripted:
             title = f"{row.policy}: attention to the text"
             pictures["attention"] = attention.draw(policy, episodes, title)
         for name, picture in pictures.items():
             if picture is not None:
-                picture.savefig(self.folder / f"{name}-{label}.png")
+                words = picture_words(name, row, contender)
+                picture.savefig(self.folder / f"{name}-{label}.png", metadata=words)
 
     def summarise(self) -> None:
         """Print the tables of all rows, and write the report."""
@@ -474,6 +536,21 @@ def picture_label(
     if contender.is_scripted or owner == run.path:
         return label
     return file_name(label, str(run.path))
+
+
+def picture_words(kind: str, row: Report, contender: Contender) -> dict[str, str]:
+    """Return the heading and the caption of a picture of a row, which its file keeps for the report."""
+    seed = "" if contender.is_scripted else f", seed {row.seed}"
+    if kind == "attention":
+        return {
+            "Title": f"What {row.policy} reads of the text{seed}",
+            "Description": "Attention from the first observation to each token of a task text, by layer.",
+        }
+    score = f"{format_number(row.score)} over {row.n} episodes"
+    return {
+        "Title": f"Episodes of {row.policy}{seed}",
+        "Description": f"{row.world}, {row.protocol}: mean score {score}, of which some are drawn.",
+    }
 
 
 def file_name(*words: str) -> str:

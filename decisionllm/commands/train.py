@@ -150,9 +150,7 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
         for values in directory.trim_log(run / "metrics.jsonl", step):
             history.add(values)
     if config.log.tracker != "none":
-        # TensorBoard drops the later points of an interrupted run, which come again
-        tensorboard = {"purge_step": step + 1}
-        accelerator.init_trackers("decisionllm", init_kwargs={"tensorboard": tensorboard})
+        accelerator.init_trackers("decisionllm", init_kwargs=tracker_options(config, step))
     precision = accelerator.mixed_precision
     number_type = "float32" if precision == "no" else precision
     devices = f"{number_type}, {num_processes} x {device}"
@@ -285,16 +283,17 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     processes.
     """
     # accelerate would warn alone, and train without a tracker
-    if config.log.tracker == "wandb" and find_spec("wandb") is None:
+    tracker = config.log.tracker
+    if tracker != "none" and find_spec(tracker) is None:
         raise ImportError(
-            "log.tracker=wandb: expected the package wandb, found none; "
-            "pip install -e '.[track]', or take log.tracker=tensorboard"
+            f"log.tracker={tracker}: expected the package {tracker}, found none; "
+            f"pip install {tracker}, or take log.tracker=none"
         )
     accelerator = distributed.create_accelerator(
         hardware.resolve_precision(config.device, config.optim.precision),
         cpu=hardware.resolve_device(config.device) == "cpu",
         project_dir=config.run,
-        log_with=None if config.log.tracker == "none" else config.log.tracker,
+        log_with=None if tracker == "none" else tracker,
     )
     num_processes = accelerator.num_processes
     if config.optim.batch_size % (num_processes * config.optim.accumulate):
@@ -303,6 +302,17 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
             f"optim.accumulate={config.optim.accumulate}, got {config.optim.batch_size}"
         )
     return accelerator
+
+
+def tracker_options(config: TrainConfig, step: int) -> dict[str, Json]:
+    """Return the options of each tracker of accelerate. step: that a run continues from, or 0."""
+    described = {"name": Path(config.run).name, "config": asdict(config)}
+    return {
+        # TensorBoard drops the later points of an interrupted run, which come again
+        "tensorboard": {"purge_step": step + 1},
+        "wandb": described | {"dir": config.run},
+        "trackio": described,
+    }
 
 
 def has_checkpoint(config: TrainConfig, accelerator: Accelerator) -> bool:

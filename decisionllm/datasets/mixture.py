@@ -58,8 +58,8 @@ def load(
         opened: a part by its config node.
         parts: names, or dicts, see `mixture_parts`.
         options: of all parts, unless a part has its own.
-        text: of all parts, as `none` or `goal`.
-        text_wordings: of all parts, see TrainConfig.
+        text: task text of all parts, such as `none` or `goal`.
+        text_wordings: of all parts: with text=paraphrased, train on so many sentence frames; 0: all.
 
     Raises:
         ValueError: no part, an option that a part lacks, or spaces that differ.

@@ -32,7 +32,7 @@ def load(
     Args:
         text: `none`, or `goal`: the text names the goal of the episode.
         discrete: five actions, stand still or one of four moves, instead of a step in the plane.
-        episodes: how many.
+        episodes: number of episodes.
         seed: of the starts and the noise.
     """
     check_one_of("dataset.text", text, ("none", "goal"))
@@ -68,9 +68,8 @@ def walk(goal: np.ndarray, noise: float, rng: np.random.Generator, *, discrete: 
         step = np.clip((goal - position) / STEP + rng.normal(0, noise, (1, 2)), -1, 1)  # (1, 2)
         action = step[0]
         if discrete:
-            nearest = np.argmin(((MOVES - step) ** 2).sum(1))
-            step = MOVES[[nearest]]
-            action = np.array([nearest])
+            action = nearest_moves(step)
+            step = MOVES[action]
         observations.append(position[0])
         actions.append(action)
         position, reward, arrived = move(position, step, goal)
@@ -83,6 +82,12 @@ def walk(goal: np.ndarray, noise: float, rng: np.random.Generator, *, discrete: 
         truncated=not arrived[0],
         final_observation=position[0].astype(np.float32),
     )
+
+
+def nearest_moves(steps: np.ndarray) -> np.ndarray:
+    """Return the index of the discrete action that is nearest to each step: (N, 2) -> (N,) int."""
+    nearest: np.ndarray = ((MOVES - steps[:, None]) ** 2).sum(2).argmin(1)
+    return nearest
 
 
 def start(count: int, rng: np.random.Generator) -> np.ndarray:

@@ -75,8 +75,10 @@ def draw_scores(
         axis.axvline(0, color="black", linewidth=0.5)
         if labels[name] == NORMALISED:
             axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
-        axis.set(xlabel=labels[name], title=name)
-        axis.legend(fontsize=7)
+        protocol, *others = group_by(members, "protocol")
+        axis.set(xlabel=labels[name], title=name if others else f"{name}, {protocol}")
+        if others:  # beside the points, which it would hide
+            axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return picture
 
 

@@ -7,14 +7,17 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 from scipy import stats
 
 from decisionllm.eval import intervals, result_groups, word_probe
+from decisionllm.eval.conclusions import conclusions, format_interval, format_number
 from decisionllm.eval.pictures import (
     NORMALISED,
     Published,
@@ -48,21 +51,21 @@ KEYS = (
 METRIC_SCORE = "_score"  # a metric whose name ends so is a column of the report
 # of the page's table: columns of a result with their headings
 HEADINGS = {
-    "world": "world",
-    "dataset": "training data",
-    "protocol": "protocol",
     "policy": "policy",
-    "text": "task text",
-    "target_return": "target return",
+    "world": "world",
+    "protocol": "protocol",
     "score": "mean score",
+    "low": "95 % interval",
     "iqm": "interquartile mean",
-    "low": "95 % from",
-    "high": "95 % to",
+    "target_return": "target return",
+    "text": "task text",
+    "dataset": "training data",
     "return": "mean return",
     "seeds": "training seeds",
     "n": "episodes",
     "seconds": "seconds",
 }
+LABELS = ("world", "protocol", "dataset", "text", "target_return")
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
@@ -258,13 +261,6 @@ def distinct_target(target: float | None, others: Iterable[float | None]) -> str
     return f"{target:.7g}" if is_shared else words
 
 
-def format_number(x: float) -> str:
-    """Format a number with one digit after the point; one below 1, of which that leaves little, with
-    three significant digits.
-    """
-    return f"{x:.1f}" if abs(x) >= 1 or x == 0 else f"{x:.3g}"
-
-
 def write_report(folder: str | Path, published: Published, units: Mapping[str, str]) -> Path:
     """Write report.html of results.jsonl, with its pictures as PNG beside it.
 
@@ -296,11 +292,10 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         folder,
         Path(__file__).parent / "report.html",
         images,
-        headings=headings_of(results),
-        captions={name: picture_caption(name) for name in images},
-        conclusions=conclusions(rows, results),
-        number=format_number,
-        results=results,
+        worlds=list(labels),
+        words={name: picture_words(folder / name) for name in images},
+        conclusions=conclusions(results, scripted_players(rows)),
+        table=result_table(results),
         published=published,
         labels=labels,
         probes=probes,
@@ -309,46 +304,84 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     )
 
 
-def headings_of(results: Sequence[Row]) -> dict[str, str]:
-    """Return the columns of the page's table with their headings, those of metrics last."""
+@dataclass(frozen=True)
+class ResultTable:
+    """The table of a page.
+
+    Attributes:
+        headings: of the columns.
+        rows: (headline target or not, the cells) of each result.
+        shared: what all results have in common and no column says, "task text: none".
+    """
+
+    headings: list[str]
+    rows: list[tuple[bool, list[str]]]
+    shared: list[str]
+
+
+def result_table(results: Sequence[Row]) -> ResultTable:
+    """Return the results in words; a column of labels with one value is said once, above."""
     metrics = {key for result in results for key in result if key.endswith(METRIC_SCORE)}
-    return HEADINGS | {key: key.replace("_", " ") for key in sorted(metrics)}
+    columns = HEADINGS | {key: key.replace("_", " ") for key in sorted(metrics)}
+    if all(result["seeds"] == 1 for result in results):
+        del columns["iqm"]  # the mean itself
+    cells = {}
+    shared = []
+    for key, heading in columns.items():
+        values = [table_cell(result, key) for result in results]
+        if key not in LABELS or len({*values}) > 1:
+            cells[heading] = values
+        elif values[0] != "-":
+            shared.append(f"{heading}: {values[0]}")
+    rows = []
+    for i, result in enumerate(results):
+        rows.append((result["headline"], [values[i] for values in cells.values()]))
+    return ResultTable(headings=[*cells], rows=rows, shared=shared)
 
 
-PICTURES = {
-    "scores.png": "Scores",
-    "learning.png": "Learning curves",
-    "tables.png": "Tables of shares",
-    "word_probe.png": "Instruction probe",
+def table_cell(result: Row, key: str) -> str:
+    """Return the text of a cell of the page's table."""
+    if key == "low":
+        return format_interval(result["low"], result["high"])
+    value = result.get(key)
+    if value is None:
+        return "-"
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
+PICTURES = {  # headings and captions
+    "scores.png": (
+        "Scores",
+        "Mean score of each policy with its 95 % interval, the best on top. Grey dots, if any, are of "
+        "other work.",
+    ),
+    "learning.png": (
+        "Learning curves",
+        "Loss of each run, on training data (faint) and held out (full), and the score of its "
+        "rollouts in training where it has any.",
+    ),
+    "tables.png": ("Tables of shares", "Where the policy went, for each task in the text."),
+    "word_probe.png": (
+        "Instruction probe",
+        "Share of episodes in which an action changes when the text is replaced.",
+    ),
 }
 
 
-def picture_caption(file_name: str) -> str:
-    """Return the heading of a picture, such as "Rollout: demo-goal-text-0"."""
-    kind, _, label = file_name.removesuffix(".png").partition("-")
-    return PICTURES.get(file_name, f"{kind.capitalize()}: {label}")
+def picture_words(path: Path) -> tuple[str, str]:
+    """Return the heading and the caption of a picture, of `PICTURES` or saved in its file."""
+    if path.name in PICTURES:
+        return PICTURES[path.name]
+    with Image.open(path) as picture:
+        saved = dict(picture.info)
+    kind, _, label = path.stem.partition("-")
+    return saved.get("Title", f"{kind.capitalize()}: {label}"), saved.get("Description", "")
 
 
-def conclusions(rows: Sequence[Row], results: Sequence[Row]) -> list[str]:
-    """Return a line for each world and protocol: its best policy at its headline target, and the
-    scripted players of the world.
-    """
+def scripted_players(rows: Sequence[Row]) -> set[tuple[str, str]]:
+    """Return (world, name in results) of the players that are no runs."""
     names = zip(rows, policy_names(rows), strict=True)
-    scripted = {(row["world"], name) for row, name in names if not row.get("run")}
-    lines = []
-    for world, members in group_by(results, "world").items():
-        is_headline = [result for result in members if result["headline"]]
-        players = [each for each in is_headline if (world, each["policy"]) in scripted]
-        policies = [each for each in is_headline if (world, each["policy"]) not in scripted]
-        beside = "".join(f"; {each['policy']}: {format_number(each['score'])}" for each in players)
-        for protocol, contenders in group_by(policies, "protocol").items():
-            best = contenders[0]  # they are sorted
-            interval = f"{format_number(best['low'])} .. {format_number(best['high'])}"
-            score = f"{format_number(best['score'])} ({interval})"
-            if len(contenders) > 1:
-                score += f", the best of {len(contenders)} policies"
-            lines.append(f"{world}, {protocol}: {best['policy']} has {score}{beside}.")
-    return lines
+    return {(row["world"], name) for row, name in names if not row.get("run")}
 
 
 def draw_pictures(

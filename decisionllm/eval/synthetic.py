@@ -1,10 +1,22 @@
 """The environment of the synthetic dataset: N points and a goal."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from decisionllm.checks import check_one_of
-from decisionllm.datasets.synthetic import GOALS, HORIZON, MOVES, move, start, task_text
-from decisionllm.protocols import Env
+from decisionllm.datasets.synthetic import (
+    GOALS,
+    HORIZON,
+    MOVES,
+    STEP,
+    move,
+    nearest_moves,
+    start,
+    task_text,
+)
+from decisionllm.eval.rollout import ScriptedPlayer, uniform_player
+from decisionllm.protocols import Begin, Env
 
 
 class PointEnv(Env):
@@ -53,3 +65,25 @@ class PointEnv(Env):
         self.time += 1
         over = np.full(len(self.tasks), self.time >= self.horizon)
         return self.positions, rewards, arrived, over
+
+    def baselines(self, seed: int) -> dict[str, Begin]:
+        """Return a player of uniform actions, and an expert that goes straight to the goal."""
+
+        def draw_moves(tasks: Sequence[str]) -> ScriptedPlayer:
+            rng = np.random.default_rng(seed)
+            return ScriptedPlayer(
+                lambda seen, rows: rng.integers(len(MOVES), size=(len(seen), 1)), tasks
+            )
+
+        def expert(tasks: Sequence[str]) -> ScriptedPlayer:
+            return ScriptedPlayer(lambda seen, rows: self.go_straight(seen), tasks)
+
+        return {
+            "random": draw_moves if self.discrete else uniform_player(seed, 2),
+            "expert": expert,
+        }
+
+    def go_straight(self, positions: np.ndarray) -> np.ndarray:
+        """Return the actions that lead straight to the goal: (N, 2) -> (N, A)."""
+        steps = np.clip((self.goal - positions) / STEP, -1, 1)
+        return nearest_moves(steps)[:, None] if self.discrete else steps

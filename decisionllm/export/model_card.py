@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decisionllm.eval.report import format_number, format_target, read_rows
+from decisionllm.eval.conclusions import format_number
+from decisionllm.eval.report import format_target, read_rows
 from decisionllm.registry import Node, is_none
 from decisionllm.runs.hub import BASE, LIBRARY
 from decisionllm.schema import Json, Spec

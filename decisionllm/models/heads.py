@@ -90,7 +90,7 @@ class GaussianHead(nn.Module):
     Args:
         width: D, of hidden states.
         spec: of the data; continuous actions.
-        deviation: in the model's units.
+        deviation: standard deviation of the Gaussian, in the model's units.
 
     Raises:
         ValueError: the data has discrete actions, or the deviation is not above 0.
@@ -162,7 +162,7 @@ class BinsHead(nn.Module):
     Args:
         width: D, of hidden states.
         spec: of the data; continuous actions.
-        num_bins: per dimension.
+        num_bins: bins of each action dimension.
 
     Raises:
         ValueError: the data has discrete actions, or there are fewer than two bins.
@@ -261,7 +261,7 @@ class PointerHead(nn.Module):
     Args:
         width: D, of hidden states.
         spec: of the data; discrete actions and an entity schema.
-        kind: of the entities; empty: the last kind of the schema.
+        kind: kind of the entities; empty: the last kind of the schema.
 
     Raises:
         ValueError: the data has no such actions or entities.

@@ -150,7 +150,7 @@ def fill(
         steps: of the store, see `windows.load_steps`.
         episodes: whose recorded actions are trained on.
         seed: of weights and batches.
-        updates: of training.
+        updates: training steps.
 
     Raises:
         ValueError: no recorded action among the episodes has a next observation.

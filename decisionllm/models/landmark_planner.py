@@ -70,11 +70,11 @@ class LandmarkPaths(nn.Module, Planner):
             units of the log.
         goal_size: numbers of the goal; 0: half of the observation, or all of it if the goal is in
             the text.
-        landmarks: how many.
+        landmarks: number of landmarks.
         link: steps of the log within which two landmarks are neighbours.
         horizon: steps to imagine before each action, for which a candidate action is held.
         least_value: where the best plan has less value, of 0 .. 1, the policy acts without a plan.
-        steps: of training of each member of the dynamics.
+        steps: training steps of each member of the dynamics.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class ImaginedValue(nn.Module, Planner):
         horizon: steps to imagine before each action, for which a candidate action is held.
         least_value: where the best plan has less value, of 0 .. 1, the policy acts without a plan.
         reads_text: tell the task texts of the data apart.
-        steps: of training of each member of the dynamics, BATCH transitions each; the values have
+        steps: training steps of each member of the dynamics, BATCH transitions each; the values have
             an iteration of steps / 25 batches for each 50.
     """
 

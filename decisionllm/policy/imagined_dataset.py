@@ -42,8 +42,8 @@ def load(
         run: directory of a run that was trained with planner=value.
         text: that of the run, whose task texts the episodes have, or `paraphrased`: these in the
             wordings of their facts, where the run's dataset has both. Empty: that of the run.
-        episodes: how many.
-        steps: of each, unless the task ends it.
+        episodes: number of episodes.
+        steps: steps of each episode, unless the task ends it.
         noise: standard deviation of the noise on continuous actions, in half ranges; the stored
             action is the one without noise.
         seed: of the first observations and the noise.

@@ -89,7 +89,7 @@ class Panels:
 
     def add(self, name: str, x: str, y: str = LOSS, log: str = "xy") -> Axes:
         """Return the axes of a new figure with these labels; log: those that become logarithmic."""
-        self.figures[name] = figure(7, 4.2)
+        self.figures[name] = figure(9, 5)
         self.log[name] = log
         axes: Axes = self.figures[name].subplots()
         axes.set(xlabel=x, ylabel=y)

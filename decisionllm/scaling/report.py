@@ -19,26 +19,29 @@ from decisionllm.schema import Json
 
 AXES = ["size", "fraction", "mixture", "seed"]
 COMPARABLE = [*AXES, "reference"]  # what two runs have in common, but for the axis that is compared
-COLUMNS = [
-    "run",
-    "state",
-    *AXES,
-    "lr",
-    "held_out",
-    "action_error",
-    "score",
-    "low",
-    "high",
-    "parameters",
-    "trained",
-    "non_embedding",
-    "data_steps",
-    "steps",
-    "tokens",
-    "flops",
-    "train_seconds",
-    "reason",
-]
+COLUMNS = {  # of the table of runs, with their headings
+    "run": "run",
+    "state": "state",
+    "size": "size",
+    "fraction": "share of the data",
+    "mixture": "quality",
+    "seed": "seed",
+    "lr": "learning rate",
+    "held_out": "held-out loss",
+    "action_error": "action error",
+    "score": "score",
+    "low": "95 % from",
+    "high": "95 % to",
+    "parameters": "parameters",
+    "trained": "trained parameters",
+    "non_embedding": "parameters without embeddings",
+    "data_steps": "steps of data",
+    "steps": "training steps",
+    "tokens": "tokens",
+    "flops": "FLOPs",
+    "train_seconds": "seconds of training",
+    "reason": "reason of a failure",
+}
 
 
 def read_study(path: str | Path) -> Json:
@@ -99,10 +102,17 @@ def write_report(folder: str | Path, study: Json, say: Callable[[str], object] =
         **study,
         sentences=sentences,
         columns=COLUMNS,
+        power_of_ten=power_of_ten,
         counts=Counter(run["state"] for run in study["runs"]),
     )
     say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {page}"]))
     return page
+
+
+def power_of_ten(number: float) -> tuple[str, int]:
+    """Return a positive number as digits and a power of ten: 3.14e13 -> ("3.14", 13)."""
+    digits, _, exponent = f"{number:.2e}".partition("e")
+    return digits, int(exponent)
 
 
 def select_finished_runs(study: Json) -> pd.DataFrame:

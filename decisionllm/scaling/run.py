@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from decisionllm import executors
-from decisionllm.commands.evaluate import evaluate
+from decisionllm.commands.evaluate import evaluate_runs
 from decisionllm.config import flatten
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import Store
@@ -160,7 +160,9 @@ def roll_out(
         return score, {}
 
     place = {"run": str(run), "out": str(run.parent), "device": device}
-    rows = read_lines(evaluate(job["evaluate"] | place | {"baselines": False, "report": False}))
+    rows = read_lines(
+        evaluate_runs(job["evaluate"] | place | {"baselines": False, "report": False})
+    )
     # the last of each part and condition: an attempt before may have left its own
     headlines = {(row.get("part"), row["protocol"]): row for row in rows if row["headline"]}
     for key in score:

@@ -7,7 +7,7 @@ from decisionllm.checks import check_one_of
 from decisionllm.commands.options import word
 from decisionllm.registry import Node
 
-KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
+KEYS = ("name", "train", "evaluate", "axes", "seeds", "budget", "lr", "windows")
 AXES = ("size", "fraction", "quality")
 RULES: dict[str, dict[str, tuple[str, ...]]] = {  # the keys that each rule reads
     "budget": {"steps": ("steps",), "compute": ("flops",)},
@@ -39,9 +39,10 @@ class ScaleConfig:
 
 
 def check_study(study: Node) -> Node:
-    """Return the study if it is complete and its values are possible; raise a ValueError for the
-    first fault.
+    """Return the study, with an empty `exclude` if it has none; raise a ValueError for the first key
+    that is missing, or value that cannot be.
     """
+    study = {"exclude": [], **study}
     for key in KEYS:
         if key not in study:
             raise ValueError(

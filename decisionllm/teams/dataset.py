@@ -156,7 +156,7 @@ def source(
             where there are several.
         text: `none`; `constant` names the task; `informative` also the team's size and the agent's
             role; `shuffled` is `informative` with the texts permuted between episodes;
-            `paraphrased` is `informative` in the wordings of `team_frames.yaml`, another one in
+            `paraphrased` is `informative` in the wordings of `frames.yaml`, another one in
             each window.
         capacity: the most agents of a team, and the entities of a kind that an observation has room
             for.

@@ -37,9 +37,10 @@ def load(
     """Build episodes of a teacher in a learned world, from first observations of a log on.
 
     Args:
-        path, meta, cut: of the log, see `team.load`. All agents are of one type, always present,
-            and their actions continuous; `meta` names the blocks of an observation, whose entities
-            are offsets from the agent.
+        path, cut: see `team.load`.
+        meta: see `team.load`. All agents are of one type, always present, and their actions
+            continuous; `meta` names the blocks of an observation, whose entities are offsets from
+            the agent.
         text, capacity: see `team.source`.
         worlds: how many are played.
         updates: of the model of the world.

@@ -204,7 +204,7 @@ class WorldTeams(TeamEnv, Generic[W]):
 
     Args:
         game: that is played.
-        labels, text, wordings, frames: see TeamEnv.
+        labels, text, wordings, frames: see `TeamEnv`.
 
     Attributes:
         world, meta: the worlds of the last reset, and their meta.

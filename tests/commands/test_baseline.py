@@ -200,9 +200,8 @@ def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monk
     run = trained(tmp_path / "iql", "steps=2")
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/nano", f"cache_dir={tmp_path}/data") == 0
     monkeypatch.setitem(sys.modules, "d3rlpy", None)
-    assert (
-        command("evaluate", f"run=[{run},{tmp_path}/nano]", "episodes=5", "act.decode=sample") == 0
-    )
+    words = ("episodes=5", "act.decode=sample", "baselines=false")
+    assert command("evaluate", f"run=[{run},{tmp_path}/nano]", *words) == 0
     row, other = (
         json.loads(line)
         for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()

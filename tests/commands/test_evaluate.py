@@ -7,6 +7,7 @@ import json
 import shutil
 from contextlib import contextmanager
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from decisionllm.command_line import fill_defaults
-from decisionllm.commands.evaluate import evaluate, published_scores
+from decisionllm.commands.evaluate import evaluate, evaluate_runs, published_scores
 from decisionllm.commands.evaluate_env import build_env_node
 from decisionllm.commands.evaluate_warnings import constant_action_warnings, option_warnings
 from decisionllm.datasets.mixture_parts import ONLY
@@ -80,7 +81,9 @@ def runs(tmp_path_factory):
 
 
 def evaluated(out, *words):
-    assert command("evaluate", f"out={out}", "episodes=3", "report=false", *words) == 0
+    """The rows of an evaluation, without baselines unless it is given baselines=true."""
+    short = ("episodes=3", "report=false", "baselines=false")
+    assert command("evaluate", f"out={out}", *short, *words) == 0
     return [
         json.loads(line)
         for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()
@@ -123,7 +126,7 @@ def test_rows_name_the_bytes_of_a_file(tmp_path):
     maze = ("dataset=maze2d-umaze", f"dataset.path={tmp_path}/log.hdf5")
     assert command("train", *loop, *NANO, *maze, f"run={tmp_path}/run") == 0
     digest = hashlib.blake2b((tmp_path / "log.hdf5").read_bytes(), digest_size=16).hexdigest()
-    rows = evaluated(tmp_path, f"run={tmp_path}/run", "baselines=false")
+    rows = evaluated(tmp_path, f"run={tmp_path}/run")
     assert [row["file_digest"] for row in rows] == [digest]
 
 
@@ -186,7 +189,7 @@ def test_a_probe_of_words_is_a_table_a_picture_and_a_line_of_json(runs, tmp_path
     pairs = tmp_path / "pairs.csv"
     text = "Walk to the goal in the north."
     pairs.write_text(f"text,other,same\n{text},Go north,true\n", encoding="utf-8")
-    words = ("probe=words", f"probe_pairs={pairs}", "report=true", "baselines=false")
+    words = ("probe=words", f"probe_pairs={pairs}", "report=true")
     evaluated(tmp_path, f"run={runs}/goal-text", *words)
     evaluated(tmp_path, f"run={runs}/goal-text", *words)
     (_, line) = (tmp_path / "word_probe.jsonl").read_text(encoding="utf-8").splitlines()
@@ -196,7 +199,7 @@ def test_a_probe_of_words_is_a_table_a_picture_and_a_line_of_json(runs, tmp_path
     assert variants["other task"]["should"] == "change" and variants["own pairs, same"]["n"] == 3
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<td>contrast, reversed</td><td>act as other task</td>" in page
-    assert 'alt="word_probe.png"' in page
+    assert 'alt="Instruction probe"' in page
     printed = capsys.readouterr().out
     assert printed.count("typing error") == 2, "a table has the last line of a run alone"
 
@@ -316,7 +319,7 @@ class Measured(PointEnv):
 
 def test_an_environment_of_ones_own_takes_the_text_of_the_run(runs, tmp_path):
     own = f"+env._target_={__name__}.Measured"
-    words = (f"run={runs}/goal-text", own, "baselines=false")
+    words = (f"run={runs}/goal-text", own)
     (row,) = evaluated(tmp_path / "goal", *words)
     assert row["text"] == "goal" and "" not in row["texts"]
     (row,) = evaluated(tmp_path / "none", *words, "+env.text=none")
@@ -373,9 +376,7 @@ def test_scripted_players_are_played_once(runs, tmp_path):
         "rollout-random-scripted-0.png",
         "rollout-planner-scripted-0.png",
     }
-    assert [
-        row["policy"] for row in evaluated(tmp_path / "b", f"run={runs}/maze", "baselines=false")
-    ] == ["maze"]
+    assert [row["policy"] for row in evaluated(tmp_path / "b", f"run={runs}/maze")] == ["maze"]
     # without a report there are no pictures
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["results.jsonl"]
 
@@ -387,7 +388,7 @@ def test_scripted_players_play_once_in_a_world_though_two_runs_name_their_data_d
     loop = [word for word in LOOP if not word.startswith("dataset")]
     other = f"run={tmp_path}/other"
     assert command("train", *loop, *NANO, *maze, "name=other", other) == 0
-    rows = evaluated(tmp_path, f"run=[{runs}/maze,{tmp_path}/other]")
+    rows = evaluated(tmp_path, f"run=[{runs}/maze,{tmp_path}/other]", "baselines=true")
     learned = [row for row in rows if "run" in row]
     assert [row["policy"] for row in learned] == ["maze", "other"]
     assert len({row["dataset"] for row in learned}) == 2
@@ -424,7 +425,7 @@ def test_targets_that_are_no_numbers_are_refused_before_a_run_is_read():
         ValueError,
         match="target_returns: expected numbers .could not convert string to float: 'high'",
     ):
-        evaluate({"run": "nowhere", "target_returns": ["high"]})
+        evaluate("nowhere", target_returns=["high"])
 
 
 def test_in_python_an_option_left_out_has_its_default():
@@ -437,7 +438,19 @@ def test_in_python_an_option_left_out_has_its_default():
         "planning_value": None,
     }
     with pytest.raises(ValueError, match="no key 'episode' in the config; did you mean episodes"):
-        evaluate({"run": "runs/x", "episode": 7})
+        evaluate_runs({"run": "runs/x", "episode": 7})
+
+
+def test_the_function_has_the_options_and_the_defaults_of_the_command():
+    """None or () stand for {} and []."""
+    parameters = dict(signature(evaluate).parameters)
+    for name, value in fill_defaults("evaluate", {}).items():
+        default = parameters.pop(name).default
+        if isinstance(value, list | dict):
+            assert not default, name
+        elif name != "run":
+            assert default == value, name
+    assert not parameters
 
 
 def test_another_environment_by_its_name_takes_the_options_of_the_run(runs, tmp_path):
@@ -489,7 +502,8 @@ def sweep(tmp_path_factory):
 
 
 def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, tmp_path, capsys):
-    assert command("evaluate", f"run={sweep}/*", f"out={tmp_path}", "episodes=3") == 0
+    words = (f"out={tmp_path}", "episodes=3", "baselines=false")
+    assert command("evaluate", f"run={sweep}/*", *words) == 0
     results = report.summarise(report.read_rows(tmp_path))
     assert sorted((r["policy"], r["seeds"], r["n"]) for r in results) == [
         ("nano, optim.lr=0.001", 2, 6),
@@ -531,7 +545,7 @@ def test_runs_of_one_environment_build_it_once(runs, tmp_path, monkeypatch):
         "__init__",
         lambda env, *args, **options: built.append(args) or make(env, *args, **options),
     )
-    rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/cloned]", "baselines=false")
+    rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/cloned]")
     assert built == [(3,)] and len({row["run"] for row in rows}) == 2
 
 
@@ -573,6 +587,6 @@ def test_a_run_that_is_not_finished_is_no_further_seed(runs, tmp_path, capsys):
         encoding="utf-8",
     )
     (run / "checkpoint" / DIGESTS).unlink()  # as for a file that is edited by hand
-    rows = evaluated(tmp_path / "out", f"run=[{run},{runs}/plain]", "baselines=false")
+    rows = evaluated(tmp_path / "out", f"run=[{run},{runs}/plain]")
     assert [row.get("changed") for row in rows] == ["stopped at step 2", None]
     assert "the training is not finished, it has stopped at step 2" in capsys.readouterr().out

@@ -21,13 +21,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from decisionllm import hardware
 from decisionllm.bidding.serve import model_info
-from decisionllm.commands.train import due_after
+from decisionllm.commands.train import due_after, tracker_options
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store_cache, store_writer
 from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.synthetic import load
 from decisionllm.files import read_lines
 from decisionllm.policy import loading
+from decisionllm.registry import choice
 from decisionllm.runs import checkpoint, directory
 from decisionllm.runs import model as runs_model
 from decisionllm.runs.optimizer import parameter_groups
@@ -193,8 +194,29 @@ def test_a_stride_beyond_the_window_is_refused(tmp_path, capsys):
 def test_a_tracker_that_is_not_installed_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a", "log.tracker=wandb") == 1
     printed = capsys.readouterr().err
-    assert "log.tracker=wandb: expected the package wandb, found none; pip install" in printed
+    assert "log.tracker=wandb: expected the package wandb, found none; pip install wandb" in printed
     assert not (tmp_path / "a").exists()
+
+
+def test_trackers_are_told_the_name_and_the_config_of_a_run(tmp_path):
+    choices = {"dataset": "synthetic", "backbone": "nano", "head": "gaussian"}
+    nodes = {group: choice(group, name) for group, name in choices.items()}
+    options = tracker_options(train_config(nodes | {"run": str(tmp_path / "first")}), 40)
+    assert options["tensorboard"] == {"purge_step": 41}
+    for tracker in ("wandb", "trackio"):
+        assert options[tracker]["name"] == "first"
+        assert options[tracker]["config"]["optim"]["lr"] == 1e-3
+        assert options[tracker]["config"]["dataset"]["_target_"].endswith("synthetic.load")
+    assert options["wandb"]["dir"] == str(tmp_path / "first")
+
+
+def test_a_run_is_tracked_by_wandb_without_a_network(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    words = (*LOOP, *NANO, "log.tracker=wandb", f"run={tmp_path}/first")
+    assert command("train", *words) == 0
+    (file,) = (tmp_path / "first" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"held_out_nll" in file.read_bytes()
 
 
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):

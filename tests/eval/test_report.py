@@ -12,6 +12,7 @@ from rich.console import Console
 
 from decisionllm.config import TrainConfig
 from decisionllm.eval import pictures, report
+from decisionllm.eval.conclusions import conclusions, difference_interval
 from decisionllm.eval.pictures import draw_curves, draw_scores
 from decisionllm.registry import discover
 
@@ -80,6 +81,10 @@ def test_a_scripted_player_that_does_the_same_with_other_options_is_one_result()
     assert players == [(2, 1, 10), (1, 1, 10)]
 
 
+def concluded(rows):
+    return conclusions(report.summarise(rows), report.scripted_players(rows))
+
+
 def test_the_best_policy_of_each_protocol_stands_first():
     rows = [
         row(3, policy="a"),
@@ -88,10 +93,60 @@ def test_the_best_policy_of_each_protocol_stands_first():
         row(40, policy="c", headline=False),
         row(99, policy="planner", run=None, protocol="scripted"),
     ]
-    assert report.conclusions(rows, report.summarise(rows)) == [
-        "w, standard: b has 9.5 (8.5 .. 10.5), the best of 2 policies; planner: 99.0.",
-        "w, goal-text: a has 5.0 (4.0 .. 6.0); planner: 99.0.",
+    assert concluded(rows) == [
+        "w, standard: b beats a by 6.5 (5.1 .. 7.9): 9.5 against 3.0. Scripted players: planner 99.0.",
+        "w, goal-text: a scores 5.0 (4.0 .. 6.0). Scripted players: planner 99.0.",
     ]
+
+
+def test_policies_of_one_protocol_each_are_compared_across_them():
+    rows = [row(31, policy="goal", protocol="goal-text"), row(30, policy="dt")]
+    assert concluded(rows) == [
+        "w: goal (goal-text) is not clearly better than dt (standard) by 1.0 (-0.414 .. 2.4): 31.0 "
+        "against 30.0."
+    ]
+    rows.append(row(20, policy="third", run="runs/third"))
+    assert concluded(rows)[0].endswith("31.0 against 30.0, the best of 3 policies.")
+
+
+def test_the_interval_of_a_difference_adds_the_distances_in_squares():
+    first = {"score": 10.0, "low": 7.0, "high": 11.0}
+    second = {"score": 4.0, "low": 1.0, "high": 8.0}
+    low, high = difference_interval(first, second)
+    assert (low, high) == pytest.approx((6 - 5, 6 + 10**0.5))
+
+
+def test_a_column_that_says_the_same_in_all_rows_is_said_once():
+    results = report.summarise([row(1), row(2, policy="q", text="goal", dataset="e")])
+    table = report.result_table(results)
+    assert table.shared == ["world: w", "protocol: standard", "target return: 5.0"]
+    assert table.headings[:4] == ["policy", "mean score", "95 % interval", "task text"]
+    assert table.rows[0] == (True, ["q", "2.0", "1.0 .. 3.0", "goal", "e", "4.0", "1", "10", "3.0"])
+    assert report.result_table(report.summarise([row(1, target_return=None)])).shared == [
+        "world: w",
+        "protocol: standard",
+        "task text: none",
+        "training data: d",
+    ]
+
+
+def test_a_picture_keeps_its_heading_and_its_caption(tmp_path):
+    words = {"Title": "Episodes of p", "Description": "w: mean score 3.0."}
+    pictures.figure(2, 1).savefig(tmp_path / "rollout-p-0.png", metadata=words)
+    assert report.picture_words(tmp_path / "rollout-p-0.png") == tuple(words.values())
+    pictures.figure(2, 1).savefig(tmp_path / "rollout-q.png")
+    assert report.picture_words(tmp_path / "rollout-q.png") == ("Rollout: q", "")
+
+
+def test_the_legend_of_scores_hides_no_point():
+    """Two protocols have a legend, which stands beside the points; one is named in the title."""
+    labels = {"w": "score"}
+    rows = [row(9, policy=f"p{i}", protocol=f"{i % 2}") for i in range(8)]
+    (axis,) = draw_scores(report.summarise(rows), {}, labels).axes
+    axis.figure.draw_without_rendering()
+    assert not axis.get_legend().get_window_extent().overlaps(axis.get_window_extent())
+    (axis,) = draw_scores(report.summarise(rows[::2]), {}, labels).axes
+    assert axis.get_legend() is None and axis.get_title() == "w, 0"
 
 
 def test_a_policy_trained_on_other_data_is_named_by_it():
@@ -306,8 +361,10 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
         assert json.dumps(r) in page.text, "as it stands in results.jsonl"
     assert "DT (a paper)" in page.text and "31.5" in page.text and "10.2" in page.text
     assert "Student's t over training seeds" in page.text, "as `intervals.over_runs`"
-    assert "w, standard: <b>bold & co</b> has 10.2 (9.2 .. 11.2); random: 20.0." in page.text
-    for heading in ("interquartile mean", "Learning curves", "Rollout: p"):
+    assert "w, standard: <b>bold & co</b> scores 10.2 (9.2 .. 11.2)." in page.text
+    assert " Scripted players: random 20.0." in page.text
+    assert page.text.index("bold & co") < page.text.index("Results")
+    for heading in ("Evaluation in w", "95 % interval", "Learning curves", "Rollout: p"):
         assert heading in page.text
     assert "latched" not in page.text, "a metric of other worlds"
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from decisionllm.eval.rollout import rollout
 from decisionllm.eval.synthetic import PointEnv
 
 
@@ -25,6 +26,22 @@ def test_the_point_by_hand():
         discrete.step(np.array([[2.0]]))[0].tolist() == [[0, 0.5]]
         and discrete.protocol == "standard"
     )
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_the_score_stands_between_a_random_player_and_an_expert(discrete):
+    """The expert goes straight: five steps of half a unit for the first row."""
+    env = PointEnv(50, discrete=discrete, goal="south")
+    env.positions = np.array([[0.0, 0.6], [0.0, -1.9]])
+    moves = env.go_straight(env.positions)
+    assert moves.tolist() == ([[1], [0]] if discrete else [[0, -1], [0, pytest.approx(-0.2)]])
+    players = env.baselines(seed=0)
+    assert [*players] == ["random", "expert"]
+    scores = {}
+    for name, begin in players.items():
+        episodes = rollout(begin, env, seed=0)
+        scores[name] = np.mean(env.score(episodes))
+    assert scores["random"] < 3 * scores["expert"] < 0
 
 
 def test_an_unknown_goal_is_refused():

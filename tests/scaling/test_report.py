@@ -70,6 +70,11 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
     } | changes
 
 
+def test_computation_is_written_in_powers_of_ten():
+    assert study.power_of_ten(3.14159e13) == ("3.14", 13)
+    assert study.power_of_ten(7.0) == ("7.00", 0)
+
+
 def test_pairs_differ_in_one_axis_alone_and_are_measured_on_the_same_data():
     rows = [
         ("a", 1.0, "0", 0, "maze", 5.0),

@@ -531,9 +531,9 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
         yaml.safe_dump(mine, sort_keys=False), encoding="utf-8"
     )
     words = (
+        "study=mine",
         "--config-dir",
         tmp_path,
-        "study=mine",
         "executor=inline",
         "device=cpu",
         f"out={tmp_path}/out",
@@ -555,6 +555,16 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
         == jobs["moves"]["train"]["dataset"]
         != jobs["plain"]["reference"]
     )
+
+
+def test_the_study_of_the_docs_is_complete_without_exclude():
+    page = (config_folder().parent / "docs" / "scaling.md").read_text(encoding="utf-8")
+    mine = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    assert "exclude" not in mine
+    store_choices()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        configs = train_configs.compose_train_configs(study_options.check_study(mine))
+    assert [size for size, _ in configs] == ["small", "medium", "large"]
 
 
 def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):

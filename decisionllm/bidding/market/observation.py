@@ -48,7 +48,7 @@ class ObservationSpec:
         text: `none`; `constant`, the objective without numbers; `informative`, also budget, target
             CPA and category; `paraphrased`, trained on informative texts in many wordings, of which
             the informative one is the first; `shuffled`, trained on informative texts of other
-            advertisers; `served`, the texts that a server's journal holds.
+            advertisers; `served`, of dataset=journal, the texts that its campaigns were served with.
 
     Raises:
         ValueError: an unknown value of an option.

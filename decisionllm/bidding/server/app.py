@@ -5,6 +5,7 @@ answered in JSON.
 import asyncio
 import contextlib
 import gc
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
@@ -12,7 +13,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
@@ -49,6 +51,7 @@ def create_app(
     replica: int | None = None,
     folder: ModelFolder | None = None,
     snapshot_s: float | None = None,
+    docs: bool = False,
     **limits: Any,
 ) -> FastAPI:
     """The FastAPI app of a policy.
@@ -66,6 +69,7 @@ def create_app(
         replica: see Metrics.
         folder: of runs that may take over while the server runs; None: none may.
         snapshot_s: seconds between two snapshots of the open campaigns; None: there are none.
+        docs: also serve Swagger UI at /docs.
         limits: of Service.
 
     Raises:
@@ -94,6 +98,8 @@ def create_app(
         access = TokenAccess(token) if token else LocalAccess()
     parts: list[Part] = [access]
     app = app_without_routes(service, parts)
+    if docs:
+        add_swagger_ui(app)
     routes: list[Routes] = [(policy_routes(app, service, metrics), None)]
     if bidding is not None:
         more_routes, more_parts = bidding.serve(app, service, metrics.registry, exchange or {})
@@ -147,6 +153,27 @@ def add_document(app: FastAPI) -> None:
         return Response(document(), media_type="application/json")
 
     app.add_route("/openapi.json", openapi, include_in_schema=False)
+
+
+def add_swagger_ui(app: FastAPI) -> None:
+    """Add the route of Swagger UI, which the browser loads from a public CDN: this page alone may."""
+    page = get_swagger_ui_html(openapi_url="openapi.json", title="decisionllm")
+    text = bytes(page.body).decode()
+    place = '<div id="swagger-ui">'
+    without_network = (
+        "Swagger UI could not be loaded: it needs a network. /openapi.json has the document."
+    )
+    text = text.replace(place, f"{place}{without_network}")
+    hosts = " ".join(sorted({*re.findall(r'"(https://[^/"]+)', text)}))
+    policy = (
+        f"default-src 'none'; script-src 'unsafe-inline' {hosts}; style-src 'unsafe-inline' {hosts}; "
+        f"img-src 'self' data: {hosts}; connect-src 'self'; frame-ancestors 'none'"
+    )
+
+    async def swagger_ui(request: Request) -> Response:
+        return HTMLResponse(text, headers={"content-security-policy": policy})
+
+    app.add_route("/docs", swagger_ui, include_in_schema=False)
 
 
 def add_routes(app: FastAPI, routes: Sequence[Routes]) -> None:

@@ -132,9 +132,11 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                own = list(message.get("headers", []))
+                names = {name for name, _ in own}
                 message["headers"] = [
-                    *message.get("headers", []),
-                    *self.headers,
+                    *own,
+                    *(pair for pair in self.headers if pair[0] not in names),
                     (b"x-model", logs.request_models(self.model()).encode()),
                     (b"x-request-id", id.encode()),
                 ]

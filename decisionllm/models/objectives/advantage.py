@@ -40,9 +40,9 @@ class AdvantageWeighted(nn.Module, Objective):
         width: D, of hidden states.
         spec: of the data; the value is level + slope x (1 - timestep / horizon), of undiscounted
             returns-to-go.
-        temperature: in standard deviations of the advantages; smaller: nearer to the best actions
+        temperature: of the weights, in standard deviations of the advantages; smaller: nearer to the best actions
             of the log.
-        expectile: of the value.
+        expectile: of the value: 0.5: the mean, near 1: the best returns.
 
     Raises:
         ValueError: the temperature is not above 0, or the expectile not within 0 .. 1.

@@ -68,7 +68,7 @@ class PettingZooTeams(TeamEnv):
             others; the score is the worlds won, in %, and a row has the mean return of each team.
             [0, 0] in simple_tag: won by a touch, the success of its `terminate_on_success`.
         returns, capacity, text: as in the dataset.
-        wordings, frames: see TeamEnv.
+        wordings, frames: see `TeamEnv`.
         horizon: most steps; 0: that of the log.
 
     Raises:

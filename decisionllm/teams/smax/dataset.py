@@ -35,7 +35,7 @@ def load(
         log: expert, medium, random or mixed.
         groups: number of battles.
         noise: share of the teacher's actions that are random.
-        text: see `team.source`.
+        text: see `source`.
         seed: draws the battles and the noise of the teachers.
     """
     simulated = generate(game(map), log, groups=groups, noise=noise, seed=seed)

@@ -25,7 +25,7 @@ class SmaxTeams(WorldTeams[Smax]):
 
     Args:
         map, text: as in the dataset.
-        wordings, frames: see TeamEnv.
+        wordings, frames: see `WorldTeams`.
         crash: steps from which on one unit stands still, such as `20,10,0`; no observation says so.
     """
 

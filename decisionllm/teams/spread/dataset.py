@@ -39,12 +39,12 @@ def load(
     """A log of simple_spread as episodes; the reward of each agent is the mean reward of its team.
 
     Args:
-        log: one of LOGS.
+        log: expert, medium, random, mixed or convention.
         agents: number in each group.
         groups: number of worlds.
         actions: `discrete`; or `continuous`, pushes within -1 .. 1.
         noise: share of the teacher's actions that are uniform.
-        text, capacity: see `team.source`.
+        text, capacity: see `source`.
         seed: draws the worlds and the noise of the teachers.
     """
     simulated = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)

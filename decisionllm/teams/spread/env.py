@@ -66,7 +66,7 @@ class SpreadTeams(TeamEnv):
 
     Args:
         text, actions, capacity: as in the dataset.
-        wordings, frames: see TeamEnv.
+        wordings, frames: see `TeamEnv`.
         agents: such as `3`, `2-6` or `3,5`.
         crash: steps from which on the motor of one agent is dead, such as `0,2,4,8`; no observation
             says so.

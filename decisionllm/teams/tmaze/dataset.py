@@ -33,7 +33,7 @@ def load(
         length: steps of the corridor, so that windows of length + 1 steps hold the cue where it is
             needed.
         groups: number of worlds.
-        text: see `team.source`.
+        text: see `source`.
         seed: of the worlds and of the teachers.
     """
     simulated = generate(game(agents, length), log, groups=groups, seed=seed)

@@ -11,7 +11,7 @@ class TMazeTeams(WorldTeams[TMaze]):
 
     Args:
         agents, length, text: as in the dataset.
-        wordings, frames: see TeamEnv.
+        wordings, frames: see `WorldTeams`.
     """
 
     def __init__(

@@ -1220,6 +1220,20 @@ def test_the_openapi_document_is_written_once():
         assert client.get("/openapi.json").content == first.content
 
 
+def test_swagger_ui_is_served_where_it_is_switched_on():
+    """Only its page may load scripts from elsewhere, and it names one policy."""
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:
+        assert client.get("/docs").status_code == 404
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, docs=True)) as client:
+        page = client.get("/docs")
+        (policy,) = page.headers.get_list("content-security-policy")
+        assert "SwaggerUIBundle" in page.text and "it needs a network" in page.text
+        (source,) = re.findall(r'<script src="(https://[^/"]+)', page.text)
+        assert f"script-src 'unsafe-inline' {source}" in policy
+        (strict,) = client.get("/healthz").headers.get_list("content-security-policy")
+        assert "script-src 'self';" in strict
+
+
 def test_the_examples_of_the_openapi_document_are_valid(client):
     document = client.get("/openapi.json").json()
     bodies = {
