@@ -208,6 +208,7 @@ def scratch(first_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_the_blocks_of_a_page_run(page, scratch, capsys):
     namespace = {"__name__": page.stem}

@@ -138,11 +138,11 @@ def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(whole_run, tmp_path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("format=gguf",), "format: expected one of onnx, transformers, got 'gguf'"),
+        (("format=gguf",), "format: expected one of onnx, transformers, hub, got 'gguf'"),
         (
             ("format=transformers", "act.decode=mean"),
-            "format=transformers: expected no part and no act, which are of a policy, got "
-            "act.decode",
+            "format=transformers: expected no part and no act and no card, which are of a policy, "
+            "got act.decode",
         ),
     ],
     ids=str,
