@@ -75,8 +75,8 @@ class Auction(Env):
         protocol: `replay` or `market`.
         periods: such as `7-8`.
         budgets: factors of the published budgets, such as `0.5,1`.
-        path: folder of replay days, which `decisionllm data ...
-            export=replay:folder/` makes; empty: days of our own market.
+        path: folder of replay days, which `export=replay:folder/` of `decisionllm data` makes; empty:
+            days of our own market.
         table_days: a folder of replay days, such as those of training: the baseline "OnlineLP,
             pooled" has its table from all of them.
         positions: those of the 48 advertisers that are ours, `0,8,16` or `all`; empty: all in the
