@@ -3,6 +3,7 @@ and the folder of what is made once.
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -149,6 +150,19 @@ def _replace_folder(path: Path, new: Path) -> None:
             if not raced or not new.is_dir():
                 raise  # else another process has replaced it in between: try again
     shutil.rmtree(old, ignore_errors=True)
+
+
+def cached_digest(name: str, compute: Callable[[], str]) -> str:
+    """Return the digest that an earlier call put into the cache folder for what has this name, or
+    compute and keep it.
+    """
+    record = cache_dir() / "digests" / hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+    if record.is_file():
+        return record.read_text(encoding="ascii")
+    digest = compute()
+    with atomic(record) as partial:
+        partial.write_text(digest, encoding="ascii")
+    return digest
 
 
 @contextmanager

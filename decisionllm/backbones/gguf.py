@@ -13,7 +13,7 @@ from rich.console import Console
 
 from decisionllm.backbones.gguf_header import Header, carry, check_keys
 from decisionllm.backbones.hf_loading import load_whole_model
-from decisionllm.files import MAKE_AGAIN, atomic, atomic_folder, cache_dir, check_all
+from decisionllm.files import MAKE_AGAIN, atomic_folder, cache_dir, cached_digest, check_all
 from decisionllm.schema import Json
 
 CONVERSION = 2  # 1 left out keys of the header, such as scaled rotary positions
@@ -98,16 +98,12 @@ def digest_file(path: Path) -> str:
     the digest of that call, without reading it.
     """
     status = path.stat()
-    state = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    name = hashlib.blake2b(state.encode(), digest_size=12).hexdigest()
-    record = cache_dir() / "digests" / name
-    if record.is_file():
-        return record.read_text(encoding="ascii")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    with atomic(record) as partial:
-        partial.write_text(digest, encoding="ascii")
-    return digest
+
+    def read_digest() -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+    return cached_digest(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}", read_digest)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.feature_cache import FeatureTable, TokenIds, feature_folder
 from decisionllm.backbones.hf_types import LoadTokenizer
+from decisionllm.files import cached_digest
 from decisionllm.tokenizers.text import check_ids, pad_ids
 
 if TYPE_CHECKING:
@@ -170,8 +172,8 @@ class TextLayers:
         load_tokenizer: loads that of the model.
         text_layers: how many of its blocks read texts.
         numbers: the type whose numbers the weights are; they may be held in a wider one.
-        source: a name of the whole model's weights that no other weights have; empty: they are
-            hashed.
+        source: a name of the whole model's weights that no other weights have, by which their hash
+            is kept; empty: they are hashed now.
     """
 
     def __init__(
@@ -186,7 +188,11 @@ class TextLayers:
         self.core = core
         self.load_tokenizer = load_tokenizer
         self.text_layers = text_layers
-        self.digest = weights_digest(core, text_layers, numbers, source)
+        compute_digest = partial(weights_digest, core, text_layers, numbers)
+        if source:
+            self.digest = cached_digest(f"{source}/{text_layers}/{numbers}", compute_digest)
+        else:
+            self.digest = compute_digest()
         lower = _copy_config(core.config)
         _describe_blocks(lower, slice(0, text_layers))
         folder = feature_folder(self.digest, lower, numbers=numbers, held=core.dtype)
@@ -232,17 +238,12 @@ class TextLayers:
         return [row[real].cpu() for row, real in zip(out.last_hidden_state, mask, strict=True)]
 
 
-def weights_digest(
-    core: "PreTrainedModel", text_layers: int, numbers: torch.dtype, source: str
-) -> str:
+def weights_digest(core: "PreTrainedModel", text_layers: int, numbers: torch.dtype) -> str:
     """Return a hash of the weights that read texts.
 
-    numbers: the type whose numbers they are, in which they are hashed. source: see `TextLayers`.
+    numbers: the type whose numbers they are, in which they are hashed.
     """
     digest = hashlib.blake2b(str(text_layers).encode(), digest_size=12)
-    if source:
-        digest.update(f"{source}/{numbers}".encode())
-        return digest.hexdigest()
     for name, weight in text_weights(core, text_layers):
         digest.update(name.encode())
         digest.update(bytes_of(weight.to(numbers)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.backbones import gguf
+from decisionllm.backbones import gguf, text_layers
 from decisionllm.backbones.build import pretrained
 from decisionllm.registry import build
 from decisionllm.tokenizers.text import HERE, encode, own_tokenizer
@@ -190,20 +190,30 @@ def test_a_file_is_parsed_once_and_hashed_once(tmp_path, monkeypatch):
     assert len(hashed) == 2
 
 
-def test_the_texts_of_a_file_are_those_of_its_content(tmp_path):
-    """Features are kept by the digest of the file, in place of a hash of the weights."""
-    write(tmp_path / "small.gguf")
+def test_the_weights_of_a_file_are_hashed_once(tmp_path, monkeypatch):
+    """Later starts take the hash that is kept for the content of the file; it is that of the same
+    weights in a folder.
+    """
+    hashed = []
+    compute = text_layers.weights_digest
+    monkeypatch.setattr(
+        text_layers, "weights_digest", lambda *args: hashed.append(args) or compute(*args)
+    )
+    file = tmp_path / "small.gguf"
+    write(file)
 
-    def digest(**options):
+    def digest(folder=file, **options):
         options = {"tune": "frozen", "text_layers": 1, "layers": 2} | options
-        return pretrained(0, folder=str(tmp_path / "small.gguf"), **options).features.digest
+        return pretrained(0, folder=str(folder), **options).features.digest
 
     first = digest()
-    assert digest() == first
-    others = [digest(dtype="bfloat16"), digest(weights="shuffled"), digest(weights="random")]
-    with (tmp_path / "small.gguf").open("ab") as file:
-        file.write(b"0")
-    assert len({first, *others, digest()}) == 5
+    assert digest() == first and len(hashed) == 1
+    os.rename(file, tmp_path / "renamed.gguf")
+    assert digest(tmp_path / "renamed.gguf") == first
+    assert digest(gguf.convert_gguf(tmp_path / "renamed.gguf")) == first
+    file = tmp_path / "renamed.gguf"
+    others = [digest(file, dtype="bfloat16"), digest(file, weights="shuffled")]
+    assert len({first, *others}) == 1 + len(others)
 
 
 def test_a_gemma_3_file_becomes_a_backbone(tmp_path):
