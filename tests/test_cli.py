@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 USAGE = {
     "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
-    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, minari, mixture,",
+    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, minari, lerobot,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained, ",
     "train experiment=missing": "no experiment 'missing'",
     "train -m backbone=tiny,tinny": "no backbone 'tinny'",
