@@ -62,7 +62,7 @@ def format_help(command: str, about: str, *, usage: str, words: Sequence[str]) -
     groups = choice_groups(defaults)
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         composed = hydra.compose(command, [*words], return_hydra_config=True)
-    chosen = composed.hydra.runtime.choices
+    choice_by_group = composed.hydra.runtime.choices
     config: Any = OmegaConf.to_container(composed, resolve=False)
 
     # -- the value and the meaning of each option: of the command, and of each choice --
@@ -71,8 +71,8 @@ def format_help(command: str, about: str, *, usage: str, words: Sequence[str]) -
     options_by_choice = {}
     for key, value in config.items():
         if key in groups and isinstance(value, dict) and "_target_" in value:
-            options[key] = chosen[key]
-            options_by_choice[f"{key}={chosen[key]}"] = value
+            options[key] = choice_by_group[key]
+            options_by_choice[f"{key}={choice_by_group[key]}"] = value
         elif key not in HYDRA_KEYS:
             options |= flatten({key: value})
 

@@ -67,17 +67,17 @@ def command_meanings(source: str) -> dict[str, str]:
     meanings = training_meanings()
     parents: list[str] = []
     for line in source.splitlines():
-        found = YAML_KEY.fullmatch(line)
-        if not found:
+        match = YAML_KEY.fullmatch(line)
+        if not match:
             continue
-        depth = len(found["indent"]) // 2
-        parents = [*parents[:depth], found["key"]]
+        depth = len(match["indent"]) // 2
+        parents = [*parents[:depth], match["key"]]
         keys = [".".join(parents)]
-        inline = re.fullmatch(r"\{(.+)\}", found["value"].strip())
+        inline = re.fullmatch(r"\{(.+)\}", match["value"].strip())
         if inline:
             keys = [f"{keys[0]}.{pair.partition(':')[0]}" for pair in split_list(inline[1])]
         for key in keys:
-            meanings[key] = found["comment"] or meanings.get(key, "")
+            meanings[key] = match["comment"] or meanings.get(key, "")
     return meanings
 
 

@@ -315,8 +315,8 @@ def load_language_model(
 
 
 def name_weights(folder: str, hub_id: str, config: "PreTrainedConfig") -> str:
-    """Return a name of a model's weights that no other weights have, so that they need no hash: of
-    a GGUF file, or of a commit on the hub; empty: the files of a folder may change.
+    """Return a name of a model's weights that no other weights have, by which their hash is kept:
+    of a GGUF file, or of a commit on the hub; empty: the files of a folder may change.
     """
     path = Path(folder).expanduser()
     if path.suffix == ".gguf":

@@ -181,9 +181,9 @@ def load_adapter(model: PeftModel, folder: str) -> None:
     others = _names_below_output(expected, model.get_base_model())
     weights = {}
     for name, other in others.items():
-        found = saved.get(name, saved.get(other))
-        if found is not None and found.shape == expected[name].shape:
-            weights[name] = found
+        weight = saved.get(name, saved.get(other))
+        if weight is not None and weight.shape == expected[name].shape:
+            weights[name] = weight
     missing = sorted(expected.keys() - weights.keys())
     unknown = sorted(saved.keys() - expected.keys() - set(others.values()))
     if missing or unknown:

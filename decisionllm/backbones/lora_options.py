@@ -71,11 +71,11 @@ def check_lora_options(options: Mapping[str, Any], tune: str) -> None:
         raise ValueError(f"backbone.lora: expected backbone.tune=lora with it, got tune={tune}")
     from peft import LoraConfig
 
-    known = {field.name for field in fields(LoraConfig)}
+    peft_names = {field.name for field in fields(LoraConfig)}
     for name in options:
         if name in SUPPORTED:
             continue
-        if name not in known or name in DESCRIPTIVE:
+        if name not in peft_names or name in DESCRIPTIVE:
             message = unknown_name_message("option", name, SUPPORTED)
             raise ValueError(f"backbone.lora: {message}")
         reason = REASONS.get(name, "checkpoints, merging and our forward do not carry it")

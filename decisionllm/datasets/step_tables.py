@@ -231,8 +231,8 @@ def episode_text(table: StepTable, rows: Columns) -> str:
         elif value in table.texts:
             texts.append(table.texts[value])
         else:
-            known = ", ".join(map(str, table.texts))
-            raise ValueError(f"expected {table.task} among {known}, got {value}")
+            indices = ", ".join(map(str, table.texts))
+            raise ValueError(f"expected {table.task} among {indices}, got {value}")
     if len(texts) > 1:
         raise ValueError(
             f"expected one task text throughout the episode, got {texts[0]!r} and then {texts[1]!r}; "
