@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
     {"schema", "registry", "files", "checks", "randomness"},
-    {"config", "protocols", "distributed", "hardware", "sweep", "progress"},
+    {"config", "protocols", "distributed", "hardware", "sweep", "progress", "hub"},
     {"trust", "executors", "option_docs"},
     {"command_line"},
     {"help"},

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 from safetensors import SafetensorError
 
 from decisionllm.files import explain_errors
+from decisionllm.hub import ask_hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-HUB_SECONDS = 5.0  # within which the hub must say that it has a model
 Part = TypeVar("Part")  # a model, its config or its tokenizer
 
 
@@ -27,9 +27,6 @@ def load_from_folder(folder: str, load: Callable[..., Part]) -> Part:
 
 def load_from_hub(hub_id: str, load: Callable[..., Part]) -> Part:
     """Load a part of a model of the hub: the copy in the cache, or a download.
-
-    A download retries every file for most of a minute. One request without retries finds out first
-    whether there is a hub.
 
     Args:
         hub_id: name on the hub.
@@ -50,16 +47,6 @@ def load_from_hub(hub_id: str, load: Callable[..., Part]) -> Part:
         pass
     ask_hub(hub_id)
     return load(hub_id, local_files_only=False)
-
-
-def ask_hub(hub_id: str) -> None:
-    """Raise an OSError unless the hub says by one request, without retries, that it has a model."""
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(hub_id, timeout=HUB_SECONDS)
-    except Exception as error:  # of the HTTP library that this version of huggingface_hub takes
-        raise OSError(str(error) or type(error).__name__) from error
 
 
 def load_whole_model(source: str, **options: object) -> "PreTrainedModel":

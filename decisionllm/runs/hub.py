@@ -15,8 +15,8 @@ Weights are named as in a checkpoint, see `checkpoint`.
 import json
 from pathlib import Path
 
-from decisionllm.backbones.hf_loading import ask_hub
 from decisionllm.files import check_all, explain_errors
+from decisionllm.hub import download
 from decisionllm.schema import Json
 
 LIBRARY = "decisionllm"  # library_name in config.json and in the model card
@@ -61,15 +61,9 @@ def find_run(run: str | Path) -> Path:
     is_hub_id = bool(owner and slash and name) and "/" not in name and owner not in (".", "..", "~")
     if path.exists() or not is_hub_id:
         return path
-    from huggingface_hub import snapshot_download
-
     expected = (
         f"{run}: expected a run directory (with run.json), found none, and no policy of the hub"
     )
     fix = "without a network give the path of a copy of its folder"
-    with explain_errors(expected, OSError, ValueError, fix=fix, raised=FileNotFoundError):
-        try:
-            ask_hub(str(run))
-        except OSError:
-            return Path(snapshot_download(str(run), local_files_only=True))
-        return Path(snapshot_download(str(run)))
+    with explain_errors(expected, OSError, fix=fix, raised=FileNotFoundError):
+        return download(str(run))

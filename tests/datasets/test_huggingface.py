@@ -201,7 +201,9 @@ def test_one_of_a_path_and_a_repository_is_needed():
 
 
 def test_without_a_network_the_download_is_named():
-    message = "dataset.repo_id: expected me/x, revision main, on .*got: .*`hf download me/x --repo-"
+    message = (
+        "dataset.repo_id: expected me/x, revision main, on .*cache .*; .*`hf download me/x --repo-"
+    )
     with pytest.raises(FileNotFoundError, match=message):
         load(repo_id="me/x", observations=["state"])
 
