@@ -18,7 +18,8 @@ import torch
 
 import decisionllm
 from decisionllm import distributed
-from decisionllm.commands.train import check_sharded_texts, interruptible
+from decisionllm.commands.train import interruptible
+from decisionllm.commands.training import check_sharded_texts
 from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.runs import checkpoint
 from tests.commands.test_train import same_bits, saved

@@ -21,7 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from decisionllm import hardware
 from decisionllm.bidding.serve import model_info
-from decisionllm.commands.train import due_after, tracker_options
+from decisionllm.commands.train_schedule import due_after
+from decisionllm.commands.training import tracker_options
 from decisionllm.config import LogOptions, OptimOptions, train_config
 from decisionllm.datasets import sampling, store_cache, store_writer
 from decisionllm.datasets.mixture_parts import ONLY
