@@ -175,7 +175,6 @@ def evaluate_runs(config: Node) -> Path:
     """Roll out the runs of a config, plain dicts as configs/evaluate.yaml; an option left out has
     its default. See `evaluate`.
     """
-    # -- options, runs and the folder of results, before any rollout --
     options = read_options(EvaluateConfig, fill_defaults("evaluate", config))
     paths = run_directories(options.run)
     if not paths:
@@ -207,50 +206,82 @@ def evaluate_runs(config: Node) -> Path:
 
     envs_with_baselines = set()  # environments that scripted players have played in, as JSON
     for run in runs:
-        # -- the environment, compared with the run's data --
         env_node, differences = build_env_node(run, options.env)
         differences += acting_differences(run.config, options.acting)
         env_as_json = json.dumps(env_node, sort_keys=True)  # the same text of equal nodes
         env = make_env(env_as_json)
-        note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
-        if note:
-            results.print(note)
-        for warning in option_warnings(run, options.acting, options.seed):
-            results.print(warning)
-        results.describe_world(run, env)
-        if options.probe:
-            pairs = word_probe.prepare_pairs(run, env, options.seed, options.probe_pairs)
-
-        # -- the players: the policy once for each target, scripted ones once in each world --
-        columns = policy_columns(run, env)
-        evaluated_in: Json = {"env_seed": options.seed}
-        if differences:
-            evaluated_in["changed"] = ", ".join(differences)
-        step = checkpoint.interrupted_step(run.path)
-        if step is not None:
-            stopped = f"stopped at step {step:,}"
-            results.print(f"{run.path}: the training is not finished, it has {stopped}")
-            columns["changed"] = ", ".join([*differences, stopped])
-        contenders = policy_contenders(run, env, options, columns)
+        introduce_run(run, env, options, results)
+        contenders = describe_policy(run, env, options, differences, results)
         if options.baselines and env_as_json not in envs_with_baselines:
             envs_with_baselines.add(env_as_json)
             contenders += scripted_contenders(env, env_node, options.seed)
+        evaluated_in: Json = {"env_seed": options.seed}
+        if differences:
+            evaluated_in["changed"] = ", ".join(differences)
+        play_all(contenders, run, env, options, evaluated_in, results)
+    results.summarise()
+    return results.path
 
-        # -- rollouts --
-        for contender in contenders:
-            is_headline_policy = contender is contenders[0]
-            episodes, seconds = play(contender, env, options.seed, run)
-            if is_headline_policy:
-                for warning in rollout_warnings(run, env, episodes):
-                    results.print(warning)
-            rows = []
-            for row, members in result_rows(contender, episodes, seconds, env, run, evaluated_in):
-                rows.append(row)
-                results.add(row)
-                if options.report:
-                    results.draw(row, members, contender, env, run)
-            if options.probe and is_headline_policy:
-                probe = word_probe.probe_run(
+
+def introduce_run(run: OpenedRun, env: Env, options: EvaluateConfig, results: "Results") -> None:
+    """Compare an environment with the data of a run; print what a reader of its scores must know."""
+    note = check_env(Spec.of(run.info["spec"]), run.info["dataset"], env, str(run.path))
+    if note:
+        results.print(note)
+    for warning in option_warnings(run, options.acting, options.seed):
+        results.print(warning)
+    results.describe_world(run, env)
+
+
+def describe_policy(
+    run: OpenedRun, env: Env, options: EvaluateConfig, differences: list[str], results: "Results"
+) -> list[Contender]:
+    """Return the policy of a run, once for each target.
+
+    differences: of its environment and options from those of its training, a column of its rows.
+    """
+    columns = policy_columns(run, env)
+    step = checkpoint.interrupted_step(run.path)
+    if step is not None:
+        stopped = f"stopped at step {step:,}"
+        results.print(f"{run.path}: the training is not finished, it has {stopped}")
+        differences = [*differences, stopped]
+    if differences:
+        columns["changed"] = ", ".join(differences)
+    return policy_contenders(run, env, options, columns)
+
+
+def play_all(
+    contenders: list[Contender],
+    run: OpenedRun,
+    env: Env,
+    options: EvaluateConfig,
+    evaluated_in: Json,
+    results: "Results",
+) -> None:
+    """Roll out the contenders; add their rows and pictures, and the probe of the first, to the
+    results.
+
+    evaluated_in: columns of each row.
+    """
+    pairs = None
+    if options.probe:  # before any rollout
+        pairs = word_probe.prepare_pairs(run, env, options.seed, options.probe_pairs)
+    for contender in contenders:
+        is_headline_policy = contender is contenders[0]
+        episodes, seconds = play(contender, env, options.seed, run)
+        if is_headline_policy:
+            for warning in rollout_warnings(run, env, episodes):
+                results.print(warning)
+        rows = []
+        for row, members in result_rows(contender, episodes, seconds, env, run, evaluated_in):
+            rows.append(row)
+            results.add(row)
+            if options.report:
+                results.draw(row, members, contender, env, run)
+        if pairs is not None and is_headline_policy:
+            results.add_probe(
+                word_probe.probe_run(
                     run,
                     env,
                     episodes,
@@ -259,14 +290,7 @@ def evaluate_runs(config: Node) -> Path:
                     limit=options.episodes,
                     seed=options.seed,
                 )
-                results.add_probe(probe)
-                if all(variant["as_other"] is None for variant in probe["variants"]):
-                    results.print(
-                        f"{run.path}: its data and environment have one task text, so that there is "
-                        "no other task to ask for with probe=words"
-                    )
-    results.summarise()
-    return results.path
+            )
 
 
 class Results:
@@ -317,6 +341,11 @@ class Results:
     def add_probe(self, row: Json) -> None:
         """Append the shares of an instruction probe to word_probe.jsonl."""
         append_line(self.probes, row)
+        if all(variant["as_other"] is None for variant in row["variants"]):
+            self.print(
+                f"{row['run']}: its data and environment have one task text, so that there is no "
+                "other task to ask for with probe=words"
+            )
 
     def draw(
         self,
