@@ -313,6 +313,21 @@ def check_texts(text: str, stores: Collection[Store], dataset: Node) -> None:
         )
 
 
+def describe_own_texts(text: str, stores: Collection[Store]) -> list[str]:
+    """Return a note if a run with text=none reads texts all the same: those that a log has itself.
+
+    Args:
+        text: the option of the run.
+        stores: of the run.
+    """
+    if text != "none" or not has_texts(stores):
+        return []
+    return [
+        "text=none: the episodes have task texts of their own, which the model reads; "
+        "dataset.task_from=none trains without them, and text=episode says that they are meant"
+    ]
+
+
 def has_texts(stores: Iterable[Store]) -> bool:
     """Return whether an episode of these stores has a task text."""
     return any(any(store.tasks) for store in stores)

@@ -455,7 +455,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_episodes_made_in_python_are_trained_on(tmp_path):
+def test_episodes_made_in_python_are_trained_on(tmp_path, capsys):
     made = [episode([1, 2, 3], S=3, A=2, start=i, task="Go.") for i in range(6)]
     dataset = from_episodes(made, tmp_path / "mine", name="mine")
     store = prepare_store(dataset, tmp_path / "cache")
@@ -475,6 +475,11 @@ def test_episodes_made_in_python_are_trained_on(tmp_path):
         f"run={tmp_path / 'run'}",
     ]
     assert command("train", *loop, *NANO, *words) == 0
+    note = "note: text=none: the episodes have task texts of their own, which the model reads"
+    assert note in capsys.readouterr().out
+    for word in ("text=episode", "dataset.task_from=none"):
+        assert command("train", *loop, *NANO, *words, word, "fresh=true") == 0
+        assert note not in capsys.readouterr().out
 
 
 def test_integer_actions_of_episodes_are_discrete(tmp_path):
