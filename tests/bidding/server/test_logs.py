@@ -76,10 +76,9 @@ def test_a_request_is_one_json_line_with_its_id(client):
 
 
 def test_a_server_that_stops_says_so():
-    with logs.write_logs("json", stream := io.StringIO()):
-        with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="secret")):
-            pass
-        until(stream, 2)
+    app = create_app(policy_of(), MODEL_INFO, SPEC, token="secret")
+    with logs.write_logs("json", stream := io.StringIO()), serving(app):
+        pass
     events = [(line["level"], line["message"]) for line in lines(stream)]
     assert events == [("info", "stopping"), ("info", "stopped")]
 
