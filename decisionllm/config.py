@@ -181,6 +181,7 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+    check_nodes(vars(options) if isinstance(options, TrainConfig) else options)
     values = asdict(options) if isinstance(options, TrainConfig) else options
     try:
         schema = OmegaConf.structured(TrainConfig)
@@ -198,6 +199,26 @@ def train_config(options: TrainConfig | Node) -> TrainConfig:
     assert isinstance(config, TrainConfig)
     check(config)
     return config
+
+
+def check_nodes(values: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a choice that is no config node, such as its name or a model."""
+    for group in GROUPS:
+        node = values.get(group)
+        if node is None or isinstance(node, Mapping):
+            continue
+        if isinstance(node, str) and (node == "???" or "${" in node):
+            continue  # missing, or a reference
+        got = type(node).__name__
+        fix = f'choice("{group}", NAME, ...) makes one'
+        if isinstance(node, str):
+            got = repr(node)
+            fix = f'take choice("{group}", {node!r})'
+        elif group == "backbone":
+            fix = (
+                "decisionllm.save_backbone(model, tokenizer, folder) makes one of a model in memory"
+            )
+        raise ValueError(f"{group}: expected a config node, got {got}; {fix}")
 
 
 @dataclass(frozen=True)

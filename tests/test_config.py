@@ -3,6 +3,7 @@
 import re
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
@@ -198,7 +199,15 @@ def test_each_rule_of_a_config_is_broken_by_one_of_these():
         ({"stepz": 3}, "no key 'stepz' in the config; did you mean steps"),
         ({"optim": {"lrr": 0.1}}, "no key 'optim.lrr' in the config; did you mean optim.lr"),
         ({"steps": "many"}, "steps: Value 'many' of type 'str' could not be converted"),
-        ({"dataset": "data/mine"}, "dataset: Cannot assign str to Dict"),
+        (
+            {"dataset": "synthetic"},
+            "dataset: expected a config node, got 'synthetic'; take choice(\"dataset\", 'synthetic')",
+        ),
+        ({"head": 3}, 'head: expected a config node, got int; choice("head", NAME, ...) makes one'),
+        (
+            {"backbone": Path()},
+            "got PosixPath; decisionllm.save_backbone(model, tokenizer, folder)",
+        ),
     ],
 )
 def test_in_python_a_wrong_option_is_one_clear_error(wrong, message):

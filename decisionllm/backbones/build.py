@@ -231,7 +231,7 @@ def pretrained(
     model, load_tokenizer = load_language_model(seed, folder, hub_id, weights, numbers)
 
     supported = layout_of(model) is not None
-    print_uncomputed_fields(folder or hub_id, model.config)
+    print_slow_forward(folder or hub_id, model)
     num_text_layers, num_layers = resolve_cut(
         model, text_layers, layers, tune=tune, supported=supported
     )
@@ -265,18 +265,22 @@ def pretrained(
     return backbone
 
 
-def print_uncomputed_fields(source: str, config: "PreTrainedConfig") -> None:
-    """Print to standard error which fields of a config let transformers read a model whose type our
-    forward reads.
-    """
+def print_slow_forward(source: str, model: "PreTrainedModel") -> None:
+    """Print to standard error why transformers' own forward reads a model, and not ours."""
+    config = model.config
     fields = uncomputed_fields(config)
     if fields:
-        print(
-            f"note: backbone {source}: transformers' own forward reads it, which is slower and is "
-            f"not cut, since the faster one does not compute {', '.join(fields)} of config.json",
-            file=sys.stderr,
-            flush=True,
-        )
+        reason = f"the faster one does not compute {', '.join(fields)} of config.json"
+    elif layout_of(model) is None:
+        reason = f"the faster one does not read model_type={config.model_type}"
+    else:
+        return
+    print(
+        f"note: backbone {source}: transformers' own forward reads it, which is slower and is not "
+        f"cut, since {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def load_language_model(
@@ -311,7 +315,21 @@ def load_language_model(
         else:
             model = read(partial(load_model, seed=seed, weights=weights, dtype=dtype))
     refuse_all_but_decoders(source, model)
+    refuse_without_words(source, model)
     return model, load_tokenizer
+
+
+def refuse_without_words(source: str, model: "PreTrainedModel") -> None:
+    """Raise a ValueError if a model embeds no tokens of a text, as those of images or audio do."""
+    try:
+        words = model.get_input_embeddings()
+    except NotImplementedError:  # transformers finds none
+        words = None
+    if not isinstance(words, nn.Embedding):
+        raise ValueError(
+            f"backbone {source}: expected a language model with word embeddings, got "
+            f"{type(model).__name__}"
+        )
 
 
 def name_weights(folder: str, hub_id: str, config: "PreTrainedConfig") -> str:

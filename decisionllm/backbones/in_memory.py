@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decisionllm.backbones.build import DTYPES
+from decisionllm.backbones.build import DTYPES, refuse_without_words
+from decisionllm.backbones.hf_loading import refuse_all_but_decoders
 from decisionllm.files import atomic_folder, new_path
 from decisionllm.registry import Node, choice
 
@@ -36,16 +37,23 @@ def save_backbone(
 
     Raises:
         FileExistsError: the folder is there already.
-        ValueError: no model of transformers, or one with several adapters.
+        ValueError: no language model of transformers, one with several adapters, or no tokenizer.
     """
     from peft import PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     core = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(core, PreTrainedModel):
         raise ValueError(
             f"save_backbone: expected a model of transformers or peft, got {type(model).__name__}"
         )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            "save_backbone: expected the model's tokenizer of transformers, got "
+            f"{type(tokenizer).__name__}"
+        )
+    refuse_all_but_decoders("in memory", core)
+    refuse_without_words("in memory", core)
     path = new_path(folder)
     names = {dtype: name for name, dtype in DTYPES.items()}
     defaults: Node = {"folder": str(path), "dtype": names.get(core.dtype, "float32")}

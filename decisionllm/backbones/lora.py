@@ -73,7 +73,7 @@ def add_adapters(
     refused = explain_errors(
         f"backbone.lora_targets={targets}: peft does not adapt these maps of the model",
         ValueError,
-        fix="name others, such as backbone.lora_targets=in_proj",
+        fix=f"name others of {', '.join(sorted(linear_names(model)))}",
     )
     with refused, temporary_seed(seed), warnings.catch_warnings():
         # peft uses a name that transformers deprecates
@@ -83,19 +83,22 @@ def add_adapters(
 
 def _check_names(names: list[str], adapted: nn.Module) -> None:
     """Raise a ValueError unless each name is that of a module in here, or the end of its path."""
-    from transformers.pytorch_utils import Conv1D
-
-    paths = []
-    maps = set()
-    for path, module in adapted.named_modules():
-        paths.append(f".{path}")
-        if isinstance(module, nn.Linear | Conv1D):
-            maps.add(path.rpartition(".")[2])
+    paths = [f".{path}" for path, _ in adapted.named_modules()]
     for name in names or [""]:
         if not name or not any(path.endswith(f".{name}") for path in paths):
-            raise ValueError(
-                f"backbone.lora_targets: {unknown_name_message('module', name, sorted(maps))}"
-            )
+            message = unknown_name_message("module", name, sorted(linear_names(adapted)))
+            raise ValueError(f"backbone.lora_targets: {message}")
+
+
+def linear_names(model: nn.Module) -> set[str]:
+    """Return the names of the linear maps in a model, without the paths before them."""
+    from transformers.pytorch_utils import Conv1D
+
+    names = set()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            names.add(path.rpartition(".")[2])
+    return names
 
 
 def _adapted_blocks(

@@ -90,10 +90,24 @@ def check_lora_options(options: Mapping[str, Any], tune: str) -> None:
             f"{init}; others change the base model, by which a run recognises it"
         )
     dropout = options.get("lora_dropout", 0.0)
-    if not 0 <= dropout < 1:
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(
             f"backbone.lora.lora_dropout: expected a share from 0 and below 1, got {dropout}"
         )
+    ranks = {"r": options.get("r", 1)}
+    for name, rank in (options.get("rank_pattern") or {}).items():
+        ranks[f"rank_pattern.{name}"] = rank
+    for name, rank in ranks.items():
+        if not isinstance(rank, int) or rank < 1:
+            raise ValueError(
+                f"backbone.lora.{name}: expected a whole number, 1 or more, got {rank}"
+            )
+    alphas = {"lora_alpha": options.get("lora_alpha", 1)}
+    for name, alpha in (options.get("alpha_pattern") or {}).items():
+        alphas[f"alpha_pattern.{name}"] = alpha
+    for name, alpha in alphas.items():
+        if not isinstance(alpha, int | float) or not alpha > 0:
+            raise ValueError(f"backbone.lora.{name}: expected more than 0, got {alpha}")
 
 
 def read_adapter_options(folder: str) -> dict[str, Any]:

@@ -33,6 +33,15 @@ def fill_targets(targets: Sequence[float | None], own: float | None) -> np.ndarr
     return resolved_targets
 
 
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raise a ValueError for one text in place of a list: each of its letters would be an episode."""
+    if isinstance(tasks, str):
+        raise ValueError(
+            "tasks: expected a list of task texts, one for each episode, got one text; take "
+            f"[{tasks[:60]!r}]"
+        )
+
+
 class ReturnConditioned(Protocol):
     """The members of a policy that a buffer uses: of a `Policy` or an `ExportedPolicy`."""
 

@@ -14,7 +14,14 @@ import numpy as np
 
 from decisionllm.datasets.windows import window_start
 from decisionllm.files import check_all, explain_errors
-from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows, check_sizes, fill_targets
+from decisionllm.policy.buffer import (
+    ALL,
+    EpisodeBuffer,
+    Rows,
+    check_sizes,
+    check_tasks,
+    fill_targets,
+)
 from decisionllm.schema import History, Json, Spec, Targets
 
 if TYPE_CHECKING:
@@ -111,8 +118,9 @@ class ExportedPolicy:
             target_returns: one for all or (N,), raw reward units; None: the policy's own.
 
         Raises:
-            ValueError: the policy cannot read that many steps or these texts.
+            ValueError: tasks are one text, or the policy cannot read that many steps or these texts.
         """
+        check_tasks(tasks)
         return ExportedSession(self, tasks, horizon, target_returns)
 
     def check_horizon(self, horizon: int) -> None:

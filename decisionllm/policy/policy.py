@@ -16,7 +16,7 @@ from torch import Tensor
 from decisionllm.checks import check_one_of, check_share
 from decisionllm.config import DECODES
 from decisionllm.models.heads import check_decode
-from decisionllm.policy.buffer import EpisodeBuffer, check_allowed
+from decisionllm.policy.buffer import EpisodeBuffer, check_allowed, check_tasks
 from decisionllm.policy.deciders import Direct, ValuePlan
 from decisionllm.policy.session import Session
 from decisionllm.policy.traced_step import Decide, step_columns, trace_step
@@ -189,8 +189,10 @@ class Policy(WindowReader):
             A player, see `protocols.Player`.
 
         Raises:
-            ValueError: the model cannot read that many steps, or joint execution has no groups.
+            ValueError: tasks are one text, the model cannot read that many steps, or joint
+                execution has no groups.
         """
+        check_tasks(tasks)
         if self.execution != "joint":
             groups = None
         elif groups is None:

@@ -667,6 +667,12 @@ def test_a_model_of_more_than_text_is_refused(family, options, tmp_path):
         pretrained(0, folder=folder)
 
 
+def test_a_model_of_images_is_refused(tmp_path):
+    folder = str(write(tmp_path, "ViT"))
+    with pytest.raises(ValueError, match="expected a language model with word embeddings, got ViT"):
+        pretrained(0, folder=folder)
+
+
 def test_a_folder_that_lacks_weights_is_refused(tmp_path):
     """transformers would draw them at random, without the seed of the run."""
     file = write(tmp_path) / "model.safetensors"

@@ -21,7 +21,7 @@ from decisionllm.backbones.families import FAMILIES, layout_of, uncomputed_field
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import FULL, SLIDING, BlockKind, Llama, block_kinds
 from decisionllm.tokenizers.text import own_tokenizer
-from tests.backbones.test_backbones import WHOLE, close, inputs
+from tests.backbones.test_backbones import WHOLE, close, inputs, write
 
 pytestmark = pytest.mark.numeric
 
@@ -279,6 +279,11 @@ def test_a_field_that_our_forward_does_not_compute_is_printed(tmp_path, capsys):
     message = capsys.readouterr().err
     assert f"note: backbone {tmp_path}: transformers' own forward reads it" in message
     assert "scale_attn_weights=False" in message
+
+
+def test_a_model_type_that_our_forward_does_not_read_is_printed(tmp_path, capsys):
+    pretrained(0, folder=str(write(tmp_path, "StableLm")))
+    assert "since the faster one does not read model_type=stablelm" in capsys.readouterr().err
 
 
 HARMLESS = {

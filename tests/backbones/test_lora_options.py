@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, ViTConfig, ViTModel
 
 import decisionllm
 from decisionllm import TrainConfig, choice
@@ -108,7 +108,16 @@ def test_a_map_is_computed_as_by_peft_in_training(option):
             {"lora_bias": True},
             "lora_bias: .* since it cannot be merged into a map that has no bias",
         ),
-        ({"r": 0}, "peft does not adapt these maps of the model .*positive"),
+        ({"lora_dropout": "much"}, "lora_dropout: expected a share .* got much"),
+        ({"r": 0}, "lora.r: expected a whole number, 1 or more, got 0"),
+        ({"r": "four"}, "lora.r: expected a whole number, 1 or more, got four"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj: expected a whole number, .* got 0"),
+        ({"lora_alpha": -1}, "lora_alpha: expected more than 0, got -1"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern.q_proj: expected more than 0, got x"),
+        (
+            {"target_modules": ["input_layernorm"]},
+            "peft does not adapt .*others of down_proj, gate",
+        ),
         ({"layers_pattern": "h"}, "backbone.lora: peft refuses these options"),
         (
             {"layers_to_transform": [0]},
@@ -229,7 +238,12 @@ def test_an_adapter_that_does_not_fit_is_refused(folder, tmp_path):
         pretrained(0, folder=str(folder), adapter=str(tmp_path), text_layers=0, layers=0)
 
 
-def test_only_models_of_transformers_and_peft_are_taken(tmp_path):
+def test_only_language_models_of_transformers_and_peft_are_taken(folder, tmp_path):
     with pytest.raises(ValueError, match="expected a model of transformers or peft, got Linear"):
         decisionllm.save_backbone(torch.nn.Linear(2, 2), own_tokenizer(), tmp_path / "mine")
+    image = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    with pytest.raises(ValueError, match="expected a language model with word embeddings, got ViT"):
+        decisionllm.save_backbone(image, own_tokenizer(), tmp_path / "mine")
+    with pytest.raises(ValueError, match="expected the model's tokenizer .*, got NoneType"):
+        decisionllm.save_backbone(AutoModel.from_pretrained(folder), None, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

@@ -84,10 +84,15 @@ class ObservationSpec:
         return asdict(self)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the S numbers of an observation."""
+        appended = CONTEXT_FEATURES[self.context_features]
+        return (*OBSERVATIONS[self.observation], *CONTEXT[appended])
+
+    @property
     def size(self) -> int:
         """S, the numbers of an observation."""
-        context = range(len(CONTEXT))[CONTEXT_FEATURES[self.context_features]]
-        return len(OBSERVATIONS[self.observation]) + len(context)
+        return len(self.names)
 
     def features(self, states: np.ndarray, context: np.ndarray) -> np.ndarray:
         """States and context -> observations (..., S) float64.

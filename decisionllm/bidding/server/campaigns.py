@@ -29,6 +29,7 @@ from decisionllm.bidding.journal.rows import (
 )
 from decisionllm.bidding.market.observation import ObservationSpec
 from decisionllm.bidding.server.kv_cache import Cache, Decision, DecisionRequest, decide
+from decisionllm.bidding.server.plausibility import TrainingUnits, find_implausible
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import Json
 
@@ -129,7 +130,8 @@ class CampaignManager:
             self.cache = Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
         self.decide = partial(decide, policy, self.cache)
         self.campaigns: OrderedDict[str, Campaign] = OrderedDict()  # least recently used first
-        # ("bid", ""), ("guard", name), ("fallback", reason), ...
+        self.training_units = TrainingUnits(policy, observation)
+        # ("bid", ""), ("guard", name), ("fallback", reason), ("unlike training", number), ...
         self.counts: Counter[tuple[str, str]] = Counter()
         # currency of the steps with a result: spent, an equal share of the budget
         self.spend = {"reported": 0.0, "even": 0.0}
@@ -354,11 +356,43 @@ class CampaignManager:
         if result:
             self.spend["reported"] += result["spend"]
             self.spend["even"] += campaign.settings["budget"] / campaign.settings["horizon"]
+            self._report_implausible(campaign, result)
+        if pending.needs_decision:
+            self._report_unlike_training(campaign)
         if pending.last:
             self.campaigns.pop(campaign.id, None)
             return
         self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
         self.remember(campaign.record_action(answer["multiplier"]))
+
+    def _report_implausible(self, campaign: Campaign, result: Json) -> None:
+        """Count and log what is implausible about a result. campaign: after this result."""
+        for reason in find_implausible(campaign, result):
+            self.counts["implausible result", reason] += 1
+            logger.warning(
+                "campaign %s, result of step %d: %s (%s); is it in the units of the budget?",
+                campaign.id,
+                campaign.step - 1,
+                reason,
+                ", ".join(f"{name} {result[name]:g}" for name in ("spend", "won", "conversions")),
+            )
+
+    def _report_unlike_training(self, campaign: Campaign) -> None:
+        """Count the numbers of the current observation that are far from the training log; log
+        those of a campaign's first step.
+        """
+        unlike = self.training_units.find_unlike(campaign.observations[campaign.step])
+        for name, deviations in unlike.items():
+            self.counts["unlike training", name] += 1
+            if campaign.step == 0:
+                logger.warning(
+                    "campaign %s: %s is %.0f standard deviations from the mean of the training "
+                    "log, so that the multiplier is a guess; are budget, target_cpa, value and "
+                    "volume in the units of that log?",
+                    campaign.id,
+                    name,
+                    deviations,
+                )
 
     def remember(self, campaign: Campaign) -> None:
         """Keep a campaign in memory, and no more than max_campaigns."""

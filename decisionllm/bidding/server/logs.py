@@ -99,6 +99,12 @@ def log_response(scope: "Scope", status: int, seconds: float, model: str) -> Non
         writer.add(time.time(), "info", "request", fields)
 
 
+def log_event(message: str, **fields: object) -> None:
+    """Log an event of the server that is no request and no warning."""
+    for writer in writers:
+        writer.add(time.time(), "info", message, fields)
+
+
 class Writer(logging.Handler):
     """Takes the records of all loggers, and requests, and writes them to a stream in a thread of
     its own. See `write_logs` for the arguments.

@@ -137,6 +137,10 @@ class Metrics(Collector):
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
         late = "Answers by linear pacing: the decision was late (deadline) or failed (model)."
         yield counter("fallbacks", late, counts["fallback"], "reason")
+        far = "Numbers of the ticks that are far from the training log, such as a target CPA."
+        yield counter("unlike_training", far, counts["unlike training"], "number")
+        doubtful = "Results that contradict themselves or the budget."
+        yield counter("implausible_results", doubtful, counts["implausible result"], "reason")
         yield counter("model_ticks", "Ticks by the model that answered.", counts["model"], "model")
 
     def journal_metrics(self, journal: Journal) -> Iterator[Metric]:

@@ -85,9 +85,11 @@ class CampaignSettings(Body):
     model_config = examples(
         {"budget": 2900, "target_cpa": 100, "category": 0, "name": "shoes", "key": "shoes-1"}
     )
-    budget: float = number("currency", MIN_REMAINING)
-    target_cpa: float = number("currency per conversion", 1e-6)
-    category: Whole = Field(0, ge=0, le=1000)
+    budget: float = number("currency of the training log, for the whole campaign", MIN_REMAINING)
+    target_cpa: float = number("currency of the training log per conversion", 1e-6)
+    category: Whole = Field(
+        0, ge=0, le=1000, description="of the advertised product, as in the log"
+    )
     horizon: Whole = Field(48, ge=1, le=STEPS, description="steps")
     text: str | None = Field(
         None, max_length=2000, description="task text; none: from the policy's text template"
@@ -115,12 +117,12 @@ class Coming(Body):
 class Result(Coming):
     """Result of a step: means over its opportunities, their number, and totals."""
 
-    bid: float = number("currency, mean", 0)
-    market_price: float = number("currency, mean of the lowest winning bids", 0)
+    bid: float = number("currency, mean bid for an opportunity", 0)
+    market_price: float = number("currency, mean of the least bids that would have won", 0)
     conversion: float = number("conversions / opportunities", 0, 1)
     won: float = number("share of the opportunities", 0, 1)
-    spend: float = number("currency", 0)
-    conversions: float = number("counted", 0)
+    spend: float = number("currency, of the step alone", 0)
+    conversions: float = number("counted, of the step alone", 0)
     exposed_value: float = number("sum of the values of exposed ads", 0)
 
 
@@ -240,7 +242,9 @@ class ServedModels(BaseModel):
 
 class Decision(BaseModel):
     multiplier: float = Field(description="currency per conversion")
-    return_to_go: float | None = Field(description="that the policy conditioned on")
+    return_to_go: float | None = Field(
+        description="that the policy conditioned on, in the reward units of training"
+    )
     guards: list[Guard] = Field(description="limits that lowered the multiplier")
 
 
@@ -277,15 +281,17 @@ class Campaign(BaseModel):
     name: str | None
     status: Literal["open", "ended"]
     step: int = Field(description="to be decided next")
-    horizon: int
-    budget: float
-    spend: float
-    target_cpa: float
-    conversions: float
+    horizon: int = Field(description="steps")
+    budget: float = Field(description="currency")
+    spend: float = Field(description="currency, so far")
+    target_cpa: float = Field(description="currency per conversion")
+    conversions: float = Field(description="so far")
     category: int
-    text: str
-    target_return: float | None
-    bid_cap: float | None
+    text: str = Field(description="task text")
+    target_return: float | None = Field(
+        description="to condition on, in the reward units of training"
+    )
+    bid_cap: float | None = Field(description="currency, for one opportunity")
     model: str | None = Field(description="that answers the campaign")
 
 

@@ -131,6 +131,7 @@ class Service:
                         stack.enter_context(self.shadow.run(self.busy))
                     yield self
             finally:
+                logs.log_event("stopping", ticks=len(self.in_flight))
                 while self.in_flight:  # accepted ticks are answered
                     await asyncio.wait([tick.task for tick in self.in_flight.values()])
                 for task in tasks:
@@ -139,6 +140,7 @@ class Service:
                     batcher.thread.shutdown(wait=False)
                 if self.manager:
                     await asyncio.to_thread(self.journal.close)
+                logs.log_event("stopped")
 
     async def _read_journal(self) -> None:
         """Check the file of the journal, and replay the open campaigns of all models."""

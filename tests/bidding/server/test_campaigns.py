@@ -256,6 +256,48 @@ def test_a_race_to_the_same_tick_has_one_answer(tmp_path):
     assert managers[1].tick(id, **drawn(0, 0)) == answer
 
 
+@pytest.mark.parametrize(
+    ("changes", "coming", "number"),
+    [
+        ({}, {}, None),
+        ({"target_cpa": 9000.0}, {}, "target cpa"),
+        ({"budget": 9e8}, {}, "log budget"),
+        ({}, {"value": 0.5}, "value now"),
+    ],
+)
+def test_a_campaign_in_other_units_than_the_log_is_reported(changes, coming, number, caplog):
+    manager = CampaignManager(policy_of(), SPEC)
+    id = manager.open(**settings(0) | changes)
+    for step in range(2):
+        tick = drawn(0, step)
+        manager.tick(id, **tick | {"coming": tick["coming"] | coming})
+    unlike = {name: count for (kind, name), count in manager.counts.items() if "unlike" in kind}
+    assert unlike == ({number: 2} if number else {})
+    assert len(caplog.records) == len(unlike), "once a campaign"
+    assert not number or f"campaign {id}: {number} is" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"spend": 5e4}, "spend beyond the budget"),
+        ({"won": 0.0, "spend": 1.0}, "spend without a win"),
+        ({"conversions": 9e4}, "more conversions than opportunities"),
+    ],
+)
+def test_a_result_that_contradicts_itself_is_reported(changes, reason, caplog):
+    manager = CampaignManager(policy_of(), SPEC)
+    id = manager.open(**settings(0))
+    manager.tick(id, **drawn(0, 0))
+    for step in (1, 2):
+        tick = drawn(0, step)
+        manager.tick(id, **tick | {"result": tick["result"] | (changes if step == 1 else {})})
+    reasons = [name for (kind, name) in manager.counts if kind == "implausible result"]
+    assert reasons == ([reason] if reason else [])
+    assert (f"campaign {id}, result of step 0: {reason}" in caplog.text) == bool(reason)
+
+
 def test_a_campaign_keeps_the_model_that_it_began_with(tmp_path, caplog):
     policy, path = policy_of(), tmp_path / "j"
     first, second = (

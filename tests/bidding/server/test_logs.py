@@ -75,6 +75,14 @@ def test_a_request_is_one_json_line_with_its_id(client):
     }
 
 
+def test_a_server_that_stops_says_so():
+    app = create_app(policy_of(), MODEL_INFO, SPEC, token="secret")
+    with logs.write_logs("json", stream := io.StringIO()), serving(app):
+        pass
+    events = [(line["level"], line["message"]) for line in lines(stream)]
+    assert events == [("info", "stopping"), ("info", "stopped")]
+
+
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_no_request_writes_a_line_of_its_own(client, kind):
     forged = "x\n{}\x1b[31m\u2028"

@@ -393,7 +393,8 @@ def test_a_long_name_leaves_room_for_the_numbers(served, page, width):
 
 
 def test_trouble_is_marked_and_listed_first(served, page):
-    """A cost of 30 against a target of 14, and money without a conversion."""
+    """A cost of 30 against a target of 14, money without a conversion, 120 of a budget of 90."""
+    opened(served, "spent", ticks=3, budget=90)
     opened(served, "dear", ticks=3, target_cpa=14)
     opened(served, "well", ticks=3)
     ended = opened(served, "over", ticks=3, target_cpa=10)
@@ -404,10 +405,17 @@ def test_trouble_is_marked_and_listed_first(served, page):
     rows = [row.find_elements("css selector", "th, td") for row in page.all("#campaigns tr")]
     messages = [(cells[0].text, cells[1].text) for cells in rows]
     over = "over target"
-    assert messages == [("dear", f"open, {over}"), ("new", "open"), ("well", "open")] + [
-        ("over", f"ended, {over}")
+    assert messages == [
+        ("dear", f"open, {over}"),
+        ("spent", "open, over budget"),
+        ("new", "open"),
+        ("well", "open"),
+        ("over", f"ended, {over}"),
     ]
-    assert [cell.text for cell in page.all("#campaigns .trouble")] == [f"open, {over}"]
+    assert [cell.text for cell in page.all("#campaigns .trouble")] == [
+        f"open, {over}",
+        "open, over budget",
+    ]
     assert page("#figures .trouble").text == "30 / 14, over target"
     assert page("#cost svg").get_attribute("aria-label").endswith("14: over target.")
 

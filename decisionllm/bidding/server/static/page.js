@@ -12,7 +12,9 @@ const nameOf = (c) => (c.name || c.id).replace(HIDDEN, "\ufffd");
 const cpa = (t) => (t.conversions > 0 ? t.spend / t.conversions : null);
 // Without a conversion, what was spent is the least that one may cost.
 const overTarget = (c) => c.spend / Math.max(c.conversions, 1) > c.target_cpa;
-const troubled = (c) => c.status === "open" && overTarget(c);
+const overBudget = (c) => c.spend > c.budget * 1.0001; // else it is rounding
+const troubled = (c) => c.status === "open" && (overTarget(c) || overBudget(c));
+const statusOf = (c) => [c.status, overTarget(c) && "over target", overBudget(c) && "over budget"].filter(Boolean).join(", ");
 
 // Open campaigns with trouble first, then open ones, then ended ones; the newest of each first.
 function byTrouble(campaigns) {
@@ -75,7 +77,7 @@ function list(campaigns, chosen) {
   fill(body, campaigns.map((c) => ({
     key: c.id,
     cells: [
-      nameOf(c), overTarget(c) ? `${c.status}, over target` : c.status, `${say(cpa(c))} / ${say(c.target_cpa)}`, `${say(c.spend)} / ${say(c.budget)}`,
+      nameOf(c), statusOf(c), `${say(cpa(c))} / ${say(c.target_cpa)}`, `${say(c.spend)} / ${say(c.budget)}`,
       say(c.conversions), `${Math.min(c.step, c.horizon)} of ${c.horizon}`,
     ],
   })));
@@ -104,10 +106,10 @@ function show(campaign) {
   if (at("progress").textContent !== progress) at("progress").textContent = progress;
   const last = c.ticks.at(-1);
   figures({
-    "Spend / budget": `${say(c.spend)} / ${say(c.budget)}`, "Even pacing": say(even), Conversions: say(c.conversions),
+    "Spend / budget": `${say(c.spend)} / ${say(c.budget)}${overBudget(c) ? ", over budget" : ""}`, "Even pacing": say(even), Conversions: say(c.conversions),
     "CPA / target": `${say(cpa(now))} / ${say(c.target_cpa)}${over ? ", over target" : ""}`, Multiplier: say(last?.multiplier), Category: String(c.category ?? "–"),
     Model: c.model || "–",
-  }, over ? ["CPA / target"] : []);
+  }, [over && "CPA / target", overBudget(c) && "Spend / budget"].filter(Boolean));
   const points = (value, ticks) => ticks.map((t) => [t.index, value(t)]).filter(([, y]) => Number.isFinite(y));
   const rings = marks.length ? ` Rings mark ${marks.length} ticks with a guard or a fallback.` : "";
   draw("pacing", c.horizon, points((t) => t.spend, [...c.ticks, now]), {
