@@ -191,6 +191,8 @@ class Policy(WindowReader):
         Raises:
             ValueError: the model cannot read that many steps, or joint execution has no groups.
         """
+        if isinstance(tasks, str):
+            raise ValueError(f"tasks: expected a list of texts, got one text; write [{tasks!r}]")
         if self.execution != "joint":
             groups = None
         elif groups is None:

@@ -399,6 +399,8 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
         match="horizon: expected at most 15 steps.*got 16; train with tokenizer.timesteps=none",
     ):
         policy.begin([""], 16)
+    with pytest.raises(ValueError, match=r"tasks: expected a list of texts, .* write \['north'\]"):
+        policy.begin("north", 15)
     session = policy.begin(["", ""], 1)
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
         session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
