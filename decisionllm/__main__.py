@@ -20,6 +20,7 @@ from decisionllm.command_line import (
     UsageError,
     check_options,
     config_folder,
+    explain_dashes,
     explain_error,
     find_undecodable,
     store_choices,
@@ -97,6 +98,9 @@ def main() -> int:
         command = words[0] if words else arguments[0]
         if command not in COMMANDS:
             return fail(2, unknown_name_message("command", command, COMMANDS))
+        dashes = explain_dashes(arguments)
+        if dashes:
+            return fail(2, dashes)
         code = run(command, [*words[1:], *flags])
         sys.stdout.flush()
         return code

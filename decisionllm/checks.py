@@ -9,12 +9,14 @@ from numbers import Real
 
 
 def unknown_name_message(kind: str, name: object, names: Iterable[str]) -> str:
-    """The message for an unknown name, with the nearest that is known."""
+    """The message for an unknown name, with those that begin with it, or else the nearest."""
     names = list(names)
-    near = get_close_matches(str(name), names, 1)
+    near = [other for other in names if other.startswith(f"{name}-")]
+    if not near:
+        near = get_close_matches(str(name), names, 1)
     there_are = f"there are {', '.join(names) or 'none'}"
     if near:
-        there_are = f"did you mean {near[0]}? {there_are}"
+        there_are = f"did you mean {' or '.join(near)}? {there_are}"
     return f"no {kind} {name!r}; {there_are}"
 
 

@@ -3,6 +3,7 @@ its default, and no key is one that nothing reads.
 """
 
 import json
+import re
 import shlex
 from argparse import ArgumentParser
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from decisionllm.config import OPTIONAL, default_options, flatten, merge, to_pla
 from decisionllm.files import safe_name
 from decisionllm.registry import Node
 from decisionllm.schema import Json
-from decisionllm.sweep import parse_overrides, without_flags
+from decisionllm.sweep import BARE_FLAGS, VALUE_FLAGS, parse_overrides, without_flags
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -50,6 +51,13 @@ PATH_OPTIONS = (
     "probe_pairs",
 )
 
+
+# what reads the files of a format that is no name of a dataset
+FORMATS = {
+    **dict.fromkeys(("npz", "hdf5", "h5", "d4rl"), "dataset=arrays reads .npz and HDF5 files"),
+    **dict.fromkeys(("parquet", "arrow"), "dataset=huggingface reads Parquet and Arrow files"),
+    "csv": "dataset=arrays reads a CSV file once numpy has made it an .npz file, see docs/data.md",
+}
 
 HYDRA_KEYS = ("defaults", "hydra")  # keys of a file of configs/ that are no options
 
@@ -352,6 +360,24 @@ def convert_value(key: str, value: Any, default: Any) -> Any:
     raise UsageError(f"{key}: expected {KINDS[kind]}, got {json.dumps(value)}")
 
 
+def explain_dashes(words: Sequence[str]) -> str | None:
+    """Explain how to write the first option that is given with dashes, as other programs have it:
+    `--steps=10` or `--steps 10`; None without one.
+    """
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        is_flag = any(known.startswith(flag) for known in VALUE_FLAGS)
+        is_flag = is_flag or (not equals and any(known.startswith(flag) for known in BARE_FLAGS))
+        if not re.match("--[a-z]", word) or is_flag:
+            continue
+        if not equals:
+            behind = [each for each in words[i + 1 : i + 2] if not each.startswith("-")]
+            value = next(iter(behind), "...")
+        key = flag.removeprefix("--").replace("-", "_")
+        return f"{word}: options have no dashes; write {shlex.quote(f'{key}={value}')}"
+    return None
+
+
 def explain_error(command: str, words: list[str]) -> str | None:
     """Explain in one line what Hydra could not compose: the first choice or key that does not
     exist; None if it is something else.
@@ -389,6 +415,8 @@ def explain_choice(overrides: Sequence["Override"], groups: Mapping[str, list[st
         group = override.key_or_group
         for name in override_values(override):
             if group in groups and name not in groups[group]:
+                if group == "dataset" and name in FORMATS:
+                    return f"no dataset {name!r}; {FORMATS[name]}"
                 return unknown_name_message(group, name, groups[group])
     return None
 
@@ -417,6 +445,9 @@ def explain_option(
         )
         if needs_dataset and key.startswith("dataset."):
             return no_dataset_message()
+        group = key.rpartition(".")[0]
+        if group and select_value(config, group) == {}:
+            return f"no key {key!r} in the config; to add an option to {group}, write +{key}=..."
         return unknown_key_message(key, [*groups, *keys])
     return None
 

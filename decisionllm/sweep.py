@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+# Hydra's flags that stand alone, and --help
+BARE_FLAGS = (
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "--multirun",
+    "--shell-completion",
+)
 # Hydra's flags that take the next word
 VALUE_FLAGS = (
     "--cfg",

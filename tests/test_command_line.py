@@ -3,7 +3,12 @@
 import pytest
 
 from decisionllm.checks import unknown_key_message, unknown_name_message
-from decisionllm.command_line import UsageError, convert_value, explain_unquoted
+from decisionllm.command_line import (
+    UsageError,
+    convert_value,
+    explain_dashes,
+    explain_unquoted,
+)
 
 KEYS = ["dataset", "steps", "run", "optim.lr", "data.seed", "backbone.width", "backbone.lora_rank"]
 
@@ -29,10 +34,33 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all():
     names = ["gaussian", "bins"]
     expected = "no head 'gausian'; did you mean gaussian? there are gaussian, bins"
     assert unknown_name_message("head", "gausian", names) == expected
+    begins = unknown_name_message("env", "maze2d", ["tmaze", "maze2d-umaze", "maze2d-large"])
+    assert begins.startswith("no env 'maze2d'; did you mean maze2d-umaze or maze2d-large? there")
     assert (
         unknown_name_message("head", "elsewhere", names)
         == "no head 'elsewhere'; there are gaussian, bins"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "write"),
+    [
+        (["--steps=10"], "steps=10"),
+        (["seed=1", "--optim.lr", "1e-3"], "optim.lr=1e-3"),
+        (["--batch-size", "--steps=1"], "batch_size=..."),
+        (["--run=runs/x"], "run=runs/x"),
+        (["--text", "goal in words"], "'text=goal in words'"),
+    ],
+)
+def test_an_option_with_dashes_is_answered_with_how_to_write_it(words, write):
+    assert explain_dashes(words).endswith(f": options have no dashes; write {write}")
+
+
+@pytest.mark.parametrize(
+    "word", ["--multirun", "--cfg", "--cfg=job", "--config-dir", "-m", "x=--y"]
+)
+def test_a_flag_of_hydra_is_no_option_with_dashes(word):
+    assert explain_dashes(["seed=1", word, "job"]) is None
 
 
 @pytest.mark.parametrize(

@@ -483,6 +483,22 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
             page.read_text(encoding="utf-8"),
         ), page.name
     assert (tmp_path / "images" / "tokens.svg").is_file()
+    assert not dead_links(tmp_path)
+
+
+def dead_links(site):
+    """Return the links of a built site that lead to no file of it: "page: target"."""
+    dead = []
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for target in set(re.findall(r'(?:href|src)="([^"#?]+)', text)):
+            folder = (
+                site if target.startswith("/") else page.parent
+            )  # 404.html is asked for anywhere
+            is_local = not re.match(r"\w+:", target)
+            if is_local and not (folder / target.lstrip("/")).exists():
+                dead.append(f"{page.relative_to(site)}: {target}")
+    return dead
 
 
 def test_an_extra_is_installed_from_the_checkout():

@@ -251,6 +251,8 @@ def _numbers(store: Store, columns: Survey) -> Iterator[str]:
 
 def _texts(store: Store) -> str:
     """Return number and lengths of the texts, and one of them."""
+    if not any(store.tasks):
+        return "  text         none"
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     numbers = f"{len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens"
     return f"  text         {numbers}; of episode 0: {store.tasks[store.task[0]]!r}"
@@ -289,7 +291,7 @@ def window_lines(
     length = int(drawn.mask.sum())
     yield (
         f"one window of {T} steps: {ids.shape[1]} text tokens, then {length} steps of "
-        "the trajectory"
+        "the trajectory (R return-to-go, o observation, a action; raw units)"
     )
     if task:
         tokens = [str(own_tokenizer().decode([token])) for token in ids[0].tolist()]

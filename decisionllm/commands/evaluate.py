@@ -335,7 +335,7 @@ class Results:
         score, low, high = (format_number(x) for x in (row.score, row.low, row.high))
         self.print(
             f"{row.policy:24s} target {target:>6s}  score {score:>6s}  [{low}, {high}]  "
-            f"{row.seconds:.1f} s  {row.protocol}"
+            f"{row.protocol}, {row.n} episodes in {row.seconds:.1f} s"
         )
 
     def add_probe(self, row: Json) -> None:

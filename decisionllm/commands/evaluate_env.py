@@ -29,7 +29,7 @@ def build_env_node(run: OpenedRun, env_options: Node) -> tuple[Node, list[str]]:
     if is_none(own) and not changes:
         raise ValueError(
             f"{run.path}: env=none, there is no environment to roll out in; give one, such as "
-            "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
+            "env=gymnasium env.id=CartPole-v1"
         )
     is_same = changes.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in changes.items() if value == {}}  # instead of merged

@@ -67,12 +67,15 @@ def draw(policy: Policy, episodes: Sequence[Episode], title: str) -> "Figure | N
     if not measured or not len(measured[0][1]):
         return None
     longest = max(len(words) for words, _ in measured)
-    picture = figure(2 + 0.22 * longest, 1 + 1.3 * len(measured), title)
+    picture = figure(3 + 0.22 * longest, 1 + 1.3 * len(measured), title)
     axes = picture.subplots(len(measured), squeeze=False)[:, 0]
     for axis, (words, weights) in zip(axes, measured, strict=True):
         layers = range(len(weights))
-        axis.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
-        axis.set_xticks(range(len(words)), words, rotation=60, ha="right", fontsize=6)
+        image = axis.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
+        bar = picture.colorbar(image, ax=axis)
+        bar.set_label("attention", fontsize=7)
+        bar.ax.tick_params(labelsize=6)
+        axis.set_xticks(range(len(words)), words, rotation=60, ha="right", fontsize=7)
         axis.set_yticks(layers, [str(layer + 1) for layer in layers], fontsize=6)
         axis.set_ylabel("layer", fontsize=7)
     return picture

@@ -52,20 +52,19 @@ METRIC_SCORE = "_score"  # a metric whose name ends so is a column of the report
 # of the page's table: columns of a result with their headings
 HEADINGS = {
     "policy": "policy",
-    "world": "world",
-    "protocol": "protocol",
     "score": "mean score",
     "low": "95 % interval",
     "iqm": "interquartile mean",
+    "world": "environment",
+    "protocol": "protocol",
     "target_return": "target return",
     "text": "task text",
     "dataset": "training data",
     "return": "mean return",
     "seeds": "training seeds",
     "n": "episodes",
-    "seconds": "seconds",
 }
-LABELS = ("world", "protocol", "dataset", "text", "target_return")
+LABELS = ("world", "protocol", "dataset", "text", "target_return", "seeds", "n")
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
@@ -122,7 +121,6 @@ def pool_seeds(policy: str, rows: Sequence[Row]) -> Row:
         "return": float(np.mean([row["return"] for row in rows])),
         "seeds": len(rows),
         "n": sum(row["n"] for row in rows),
-        "seconds": sum(row["seconds"] for row in rows),
     }
     for key in first:
         values = [row[key] for row in rows if key in row]
@@ -184,7 +182,8 @@ def tables(results: Sequence[Row]) -> list["Table"]:
 def world_table(world: str, results: Sequence[Row]) -> "Table":
     """Return the table of one world, the best policies first; see `tables`.
 
-    A cell has the mean score and, below it, its 95 % interval.
+    A cell has the mean score and, below it, its 95 % interval. Where each policy has one protocol,
+    such as a policy beside scripted players, the protocol is a column and the scores are another.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -200,14 +199,26 @@ def world_table(world: str, results: Sequence[Row]) -> "Table":
     if set(targets) != {"-"}:
         labels["target"] = targets
     if len(set(counts)) > 1:
-        labels["episodes"] = counts
+        labels["seeds x episodes"] = counts
     else:
-        title.append(f"{counts[0]} episodes")
+        title.append(f"seeds x episodes: {counts[0]}")
+    has_one_protocol_each = all(len(scores) == 1 for scores in cells.values())
+    if has_one_protocol_each and len(protocols) > 1:
+        labels["protocol"] = tuple(next(iter(scores)) for scores in cells.values())
+        cells = {key: {"": next(iter(scores.values()))} for key, scores in cells.items()}
+        protocols = [""]
     title_line = ", ".join(filter(None, title))
-    table = Table(title=title_line, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title_line,
+        title_justify="left",
+        caption="mean score, below it its 95 % interval",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("policy", overflow="fold")
     for label in labels:
-        table.add_column(label, justify="right", no_wrap=True)
+        table.add_column(label, justify="right", overflow="fold")
     for protocol in protocols:
         name = protocol.removeprefix(shared).lstrip(", ")
         # a long number is broken, not cut
@@ -300,8 +311,13 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         labels=labels,
         probes=probes,
         rows=[json.dumps(row) for row in rows],
-        versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
+        versions=sorted({format_versions(row["versions"]) for row in rows if row.get("versions")}),
     )
+
+
+def format_versions(versions: Mapping[str, str | None]) -> str:
+    """Format the versions of a row: "decisionllm 0.3.0, torch 2.9.0, commit 0123456789ab"."""
+    return ", ".join(f"{name} {version or 'unknown'}" for name, version in versions.items())
 
 
 @dataclass(frozen=True)
@@ -310,13 +326,17 @@ class ResultTable:
 
     Attributes:
         headings: of the columns.
-        rows: (headline target or not, the cells) of each result.
+        rows: (bold or not, the cells) of each result. Headline targets are bold beside others.
         shared: what all results have in common and no column says, "task text: none".
+        has_sweep: a policy was also asked for other targets than its headline target.
+        num_protocols: of the results.
     """
 
     headings: list[str]
     rows: list[tuple[bool, list[str]]]
     shared: list[str]
+    has_sweep: bool
+    num_protocols: int
 
 
 def result_table(results: Sequence[Row]) -> ResultTable:
@@ -325,6 +345,8 @@ def result_table(results: Sequence[Row]) -> ResultTable:
     columns = HEADINGS | {key: key.replace("_", " ") for key in sorted(metrics)}
     if all(result["seeds"] == 1 for result in results):
         del columns["iqm"]  # the mean itself
+    if all(table_cell(result, "return") == table_cell(result, "score") for result in results):
+        del columns["return"]  # the score is the return
     cells = {}
     shared = []
     for key, heading in columns.items():
@@ -333,10 +355,18 @@ def result_table(results: Sequence[Row]) -> ResultTable:
             cells[heading] = values
         elif values[0] != "-":
             shared.append(f"{heading}: {values[0]}")
+    has_sweep = not all(result["headline"] for result in results)
     rows = []
     for i, result in enumerate(results):
-        rows.append((result["headline"], [values[i] for values in cells.values()]))
-    return ResultTable(headings=[*cells], rows=rows, shared=shared)
+        is_bold = has_sweep and result["headline"] and result["target_return"] is not None
+        rows.append((is_bold, [values[i] for values in cells.values()]))
+    return ResultTable(
+        headings=[*cells],
+        rows=rows,
+        shared=shared,
+        has_sweep=has_sweep,
+        num_protocols=len({result["protocol"] for result in results}),
+    )
 
 
 def table_cell(result: Row, key: str) -> str:

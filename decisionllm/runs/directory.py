@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from decisionllm import __version__
 from decisionllm.config import GROUPS, TrainConfig, default_options, flatten
 from decisionllm.datasets.store import Store
 from decisionllm.files import (
@@ -64,7 +65,7 @@ WHEN_LOSSES_ARE_MEASURED = ("log.every", "log.save_every")
 # what our own commands leave in a folder before there is a run in it
 BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")
 MOST_TASKS = 64  # task texts that run.json names
-PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
+PACKAGES = ("torch", "transformers", "peft", "numpy")
 
 
 def create(
@@ -388,7 +389,8 @@ def versions() -> dict[str, str | None]:
     """Return the versions of packages, and the commit where the code is a checkout; asked once in a
     process, which runs the code that it has imported.
     """
-    packages = {name: metadata.version(name) for name in PACKAGES}
+    packages: dict[str, str | None] = {"decisionllm": __version__}
+    packages |= {name: metadata.version(name) for name in PACKAGES}
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or not shutil.which("git"):
         return packages | {"commit": None}

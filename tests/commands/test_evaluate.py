@@ -511,7 +511,7 @@ def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, 
     ]
     printed = capsys.readouterr().out
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "2 x 3 episodes" in printed
+    assert "seeds x episodes: 2 x 3" in printed
     for name in ("nano, optim.lr=0.001", "nano, optim.lr=0.002"):
         assert sum(name in line for line in printed.splitlines()) == 1 and name in page
 

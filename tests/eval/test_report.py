@@ -49,7 +49,10 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
 def test_policies_of_one_world_share_a_table_whatever_they_were_trained_on():
     rows = [row(10), row(20, policy="q", dataset="other"), row(30, policy="r", world="v")]
     titles = [table.title for table in report.tables(report.summarise(rows))]
-    assert titles == ["v, standard, 1 x 10 episodes", "w, standard, 1 x 10 episodes"]
+    assert titles == [
+        "v, standard, seeds x episodes: 1 x 10",
+        "w, standard, seeds x episodes: 1 x 10",
+    ]
     assert sum("20.0" in line for line in printed(rows[:2], 100)) == 1
 
 
@@ -119,15 +122,50 @@ def test_the_interval_of_a_difference_adds_the_distances_in_squares():
 def test_a_column_that_says_the_same_in_all_rows_is_said_once():
     results = report.summarise([row(1), row(2, policy="q", text="goal", dataset="e")])
     table = report.result_table(results)
-    assert table.shared == ["world: w", "protocol: standard", "target return: 5.0"]
+    shared = ["environment: w", "protocol: standard", "target return: 5.0"]
+    assert table.shared == [*shared, "training seeds: 1", "episodes: 10"]
     assert table.headings[:4] == ["policy", "mean score", "95 % interval", "task text"]
-    assert table.rows[0] == (True, ["q", "2.0", "1.0 .. 3.0", "goal", "e", "4.0", "1", "10", "3.0"])
+    assert table.rows[0] == (False, ["q", "2.0", "1.0 .. 3.0", "goal", "e", "4.0"])
     assert report.result_table(report.summarise([row(1, target_return=None)])).shared == [
-        "world: w",
+        "environment: w",
         "protocol: standard",
         "task text: none",
         "training data: d",
+        "training seeds: 1",
+        "episodes: 10",
     ]
+
+
+def test_the_score_is_said_once_where_it_is_the_return():
+    table = report.result_table(report.summarise([row(1), row(2, policy="q", **{"return": 2})]))
+    assert "mean return" in table.headings
+    equal = [row(1, **{"return": 1}), row(2, policy="q", **{"return": 2})]
+    assert "mean return" not in report.result_table(report.summarise(equal)).headings
+
+
+def test_headline_targets_are_bold_beside_a_sweep_alone():
+    rows = [row(1), row(3, policy="random", protocol="scripted", target_return=None)]
+    table = report.result_table(report.summarise(rows))
+    assert [bold for bold, _ in table.rows] == [False, False] and table.num_protocols == 2
+    table = report.result_table(
+        report.summarise([*rows, row(2, headline=False, target_return=9.0)])
+    )
+    assert [(bold, cells[0]) for bold, cells in table.rows] == [
+        (False, "random"),
+        (True, "p"),
+        (False, "p"),
+    ]
+
+
+def test_policies_of_one_protocol_each_share_a_column_of_scores():
+    rows = [
+        row(10, protocol="goal-text"),
+        row(20, target_return=None, policy="expert", protocol="scripted"),
+    ]
+    lines = printed(rows, 100)
+    assert lines[1].split() == ["policy", "target", "protocol", "score"]
+    assert lines[3].split() == ["expert", "-", "scripted", "20.0"]
+    assert lines[-1].strip() == "mean score, below it its 95 % interval"
 
 
 def test_a_picture_keeps_its_heading_and_its_caption(tmp_path):
@@ -158,13 +196,7 @@ def test_a_policy_trained_on_other_data_is_named_by_it():
 
 def test_rows_of_several_seeds_are_one_result():
     (result,) = report.summarise([row(10, seed=0), row(20, seed=1), row(60, seed=2)])
-    assert (result["score"], result["return"], result["seeds"], result["n"], result["seconds"]) == (
-        30,
-        60,
-        3,
-        30,
-        9,
-    )
+    assert (result["score"], result["return"], result["seeds"], result["n"]) == (30, 60, 3, 30)
     assert result["iqm"] == 30
     # 4.303, Student's t of two degrees of freedom, times 26.46 / sqrt(3), the error of the mean
     assert (result["low"], result["high"]) == pytest.approx((30 - 65.72, 30 + 65.72), abs=0.01)
@@ -227,7 +259,7 @@ def test_a_table_has_a_row_for_each_policy_and_a_column_for_each_protocol():
         row(3, headline=False),
     ]
     lines = printed(rows, 100)
-    assert lines[0].strip() == "w, standard, 1 x 10 episodes"
+    assert lines[0].strip() == "w, standard, seeds x episodes: 1 x 10"
     assert lines[1].split() == ["policy", "target", "score", "50", "%"]
     assert lines[3].split() == ["p", "5.0", "10.0", "30.0"]
     assert lines[4].split() == ["9.0..11.0", "29.0..31.0"]
@@ -375,7 +407,8 @@ def test_published_scores_and_units_belong_to_one_world(tmp_path):
     published = {"auction": {"DT": 37.1}, "maze": {}}
     units = {"auction": "conversions", "maze": ""}
     text = Page(report.write_report(tmp_path, published, units).read_text(encoding="utf-8")).text
-    assert f"auction: conversionsmaze: {report.NORMALISED}old: score" in text
+    assert "Score in auction: conversions." in text and "Score in old: score." in text
+    assert f"Score in maze: {report.NORMALISED}." in text
     assert text.count("published scores") == 1 and "auction: published scores" in text
     labels = {"auction": "conversions", "maze": report.NORMALISED, "old": "score"}
     panels = pictures.draw_scores(
