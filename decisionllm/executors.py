@@ -286,4 +286,8 @@ def _enter(call: Call) -> int:
 
 
 def _exit(call: Call) -> None:
-    sys.exit(_enter(call))
+    code = _enter(call)
+    # All is saved: a driver that stops its workers, or Ctrl-C, need not interrupt the exit.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)

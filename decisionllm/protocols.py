@@ -83,6 +83,8 @@ class Env(Protocol):
         action_dim: A of continuous actions; a policy of another size is refused. None: not checked.
         action_range: least and greatest of each of A continuous numbers, each (A,); a note says
             where the data go beyond. None: not compared.
+        observation_range: least and greatest of each of S numbers of an observation, each (S,),
+            infinite where there is none; a note says where the data go beyond. None: not compared.
         observation_parts: (name, numbers) of the parts of an observation, in the order of its
             columns, to compare with those of the data;
             empty: unknown, or one vector.
@@ -110,6 +112,7 @@ class Env(Protocol):
     num_actions: int | None = None
     action_dim: int | None = None
     action_range: tuple[Sequence[float], Sequence[float]] | None = None
+    observation_range: tuple[Sequence[float], Sequence[float]] | None = None
     observation_parts: Sequence[tuple[str, int]] = ()
     categorical: Mapping[str, Any] | None = None
     action_parts: Sequence[int] = ()

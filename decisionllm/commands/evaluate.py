@@ -230,6 +230,8 @@ def introduce_run(run: OpenedRun, env: Env, options: EvaluateConfig, results: "R
         results.print(note)
     for warning in option_warnings(run, options.acting, options.seed):
         results.print(warning)
+    if run.info.get("mean_return"):
+        results.print(f"{run.path}: mean return of the log {run.info['mean_return']:.4g}")
     results.describe_world(run, env)
 
 
@@ -474,6 +476,8 @@ def policy_columns(run: OpenedRun, env: Env) -> Json:
         "fingerprint": info["fingerprint"],
         "versions": directory.versions(),
     }
+    if info.get("mean_return"):  # 0 of a log without rewards
+        columns["log_return"] = info["mean_return"]
     if isinstance(policy, Policy):
         columns |= env.probe(policy)
     if config.get("part"):

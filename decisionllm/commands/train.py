@@ -70,6 +70,8 @@ def fit(config: TrainConfig, accelerator: Accelerator) -> Path:
             due = due_after(config.log, training.step, progress, stopped=is_stopped)
             if due.log:
                 training.log(due, progress)
+            else:
+                training.print_progress(progress)
             if progress >= 1 or is_stopped:
                 break
             training.take_step(progress)

@@ -43,6 +43,7 @@ from decisionllm.schema import Batch, Json, Window
 
 ALL_ROWS = slice(None)
 PRINT_EVERY = 10  # seconds between printed lines where nobody watches a terminal
+MOST_SILENCE = 60  # seconds without a printed line
 
 
 class Training:
@@ -165,6 +166,8 @@ class Training:
             stack.callback(self.accelerator.end_training)
             self._wrapped_model.train()
             self._began = time.monotonic() - self.elapsed
+            self._last_print = self.elapsed
+            self._start = self.elapsed, self.measure_progress(False)[0]
             yield
 
     def measure_progress(self, stopped: bool) -> tuple[float, bool]:
@@ -220,6 +223,20 @@ class Training:
         self.step += 1
         self._num_summed += 1
 
+    def print_progress(self, progress: float) -> None:
+        """Print the step and the time that is left, if no line was printed for a minute.
+
+        progress: see `measure_progress`.
+        """
+        began, progress_then = self._start
+        is_early = self.elapsed - self._last_print < MOST_SILENCE or progress <= progress_then
+        if is_early:
+            return
+        self._last_print = self.elapsed
+        left = (1 - progress) * (self.elapsed - began) / (progress - progress_then)
+        line = log_line({}, self.step, progress, self.elapsed)
+        self.console.print(f"{self.run.name}: {line}about {left / 60:.0f} min left")
+
     def log(self, due: Due, progress: float) -> None:
         """Write a log line of the steps since the last one, if there are any, and save what is due.
 
@@ -244,7 +261,7 @@ class Training:
             self.console.print(self._history.stall_warning())
         is_late = self.elapsed - self._printed > PRINT_EVERY
         if due.say or is_late or self.console.is_terminal:
-            self._printed = self.elapsed
+            self._printed = self._last_print = self.elapsed
             line = log_line(values, self.step, progress, self.elapsed)
             self.console.print(f"{self.run.name}: {line}")
         if due.save:

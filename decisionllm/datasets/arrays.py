@@ -1,17 +1,19 @@
 """Your own data: episodes made in Python, arrays in D4RL's layout, or a data store that exists
 already."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 import numpy as np
+from gymnasium import spaces
 
 from decisionllm.checks import check_one_of, is_number_list
 from decisionllm.datasets.action_range import separate_bounds
-from decisionllm.datasets.action_spaces import check_action_parts
+from decisionllm.datasets.action_spaces import check_action_parts, encode_actions
 from decisionllm.datasets.d4rl_files import (
     ENDS,
     KEYS,
@@ -32,6 +34,7 @@ from decisionllm.datasets.store import Store, open_store, replace_task_texts
 from decisionllm.datasets.store_writer import check_episode, write_store
 from decisionllm.datasets.templates import describe_unread_task, fixed_task_text
 from decisionllm.datasets.text_columns import NO_COLUMN, choose_column, read_episode_texts
+from decisionllm.files import explain_errors
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Json, Spec
 
@@ -51,6 +54,8 @@ def load(
     high: Sequence[float] = [],
     clip: bool = False,
     ignore: Sequence[str] = [],
+    observation_parts: Mapping[str, int] | None = None,
+    action_parts: Sequence[int] = [],
 ) -> Source:
     """Read the episodes of an .npz or HDF5 file in D4RL's layout, see `split_episodes`, in blocks of
     rows.
@@ -71,6 +76,10 @@ def load(
         high: (A,) greatest action, raw units; empty: of the data.
         clip: clip actions to low and high; they are an error otherwise.
         ignore: columns that look like ends of episodes and are none.
+        observation_parts: {NAME: numbers} of the parts of an observation, in the order of its
+            columns, to compare with an environment; none: unknown.
+        action_parts: sizes of the parts of a MultiDiscrete action, such as [3, 2], whose columns are
+            integers from 0, or one index of their combination; empty: none.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -88,12 +97,18 @@ def load(
     check_ends(file, read_blocks(file, widths))
     check_other_columns(file, ignore)
     column = find_text_column(file, text, task_from)
-    spec = infer_spec(split_episodes(read_blocks(file, widths)), horizon, num_actions, low, high)
-    episodes = split_episodes(read_blocks(file, widths), task=fixed_text)
+    if len(action_parts):
+        num_actions = num_actions or prod(action_parts)
+    recorded = encode_parts(split_episodes(read_blocks(file, widths)), action_parts)
+    spec = infer_spec(recorded, horizon, num_actions, low, high)
+    episodes = encode_parts(
+        split_episodes(read_blocks(file, widths), task=fixed_text), action_parts
+    )
     if column:
         text = "episode"
         episodes = set_tasks(episodes, read_tasks(file, column))
     info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
+    info |= describe_layout(spec, list((observation_parts or {}).items()), action_parts)
     if clip:
         episodes = clip_actions(episodes, spec)
         info["clip"] = True
@@ -107,6 +122,36 @@ def load(
     if faults:
         info["faults"] = faults
     return Source(spec, episodes, info)
+
+
+def encode_parts(episodes: Iterable[Episode], action_parts: Sequence[int]) -> Iterator[Episode]:
+    """Yield episodes whose actions (n, parts) of a MultiDiscrete are one index, (n, 1); those that
+    are an index already stay.
+    """
+    for e, episode in enumerate(episodes):
+        if len(action_parts) < 2 or episode.actions.shape[1] == 1:
+            yield episode
+            continue
+        space = spaces.MultiDiscrete(list(action_parts))
+        with explain_errors(f"episode {e}: dataset.action_parts={list(action_parts)}", ValueError):
+            actions = encode_actions(episode.actions, space)
+        yield replace(episode, actions=actions)
+
+
+def describe_layout(
+    spec: Spec, observation_parts: Sequence[tuple[str, int]], action_parts: Sequence[int]
+) -> Json:
+    """Return the keys of a dataset's info about the parts that a user states; a ValueError if they
+    are not those of the spec.
+    """
+    layout: Json = {}
+    if observation_parts:
+        layout["observation_parts"] = check_observation_parts(
+            observation_parts, spec.observation_dim
+        )
+    if action_parts:
+        layout["action_parts"] = check_action_parts(action_parts, spec.num_actions)
+    return layout
 
 
 def check_bounds(low: object, high: object) -> None:
@@ -184,11 +229,7 @@ def from_episodes(
     if spec is None:
         episodes = list(episodes)
         spec = infer_spec(episodes)
-    info: Json = {"name": name}
-    if observation_parts:
-        info["observation_parts"] = check_observation_parts(observation_parts, spec.observation_dim)
-    if action_parts:
-        info["action_parts"] = check_action_parts(action_parts, spec.num_actions)
+    info: Json = {"name": name} | describe_layout(spec, observation_parts, action_parts)
     store = write_store(Path(path).expanduser(), Source(spec, episodes, info))
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 
@@ -314,6 +355,13 @@ def infer_spec(
         raise ValueError(
             f"num_actions: expected no bounds (low, high) of {num_actions} discrete actions, got "
             f"{list(low)} and {list(high)}"
+        )
+    if is_discrete and not is_bounded and A > 1:
+        raise ValueError(
+            f"actions: expected one index of a discrete action in each row, got {A} integers; if "
+            "they are the parts of a MultiDiscrete action, give their sizes, "
+            "dataset.action_parts=[3, 2], or encode them, see docs/environments.md; if they are "
+            "continuous, save floating-point numbers"
         )
     if is_discrete and not is_bounded and not num_actions:
         num_actions = 1 + int(actions.high.max())

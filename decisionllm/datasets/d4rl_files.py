@@ -237,7 +237,10 @@ def _check_finite(path: Path, key: str, x: np.ndarray, start: int) -> None:
         row = start + np.argwhere(~finite)[0, 0]
         wrong = x[~finite][0]
         kind = " (float32)" if np.isfinite(wrong) else ""
-        raise ValueError(f"{path}: expected finite {key}{kind}, got {wrong} in row {row}")
+        fix = ""
+        if key == "actions" and np.isnan(wrong):
+            fix = "; an action that was not recorded is NaN in all its numbers"
+        raise ValueError(f"{path}: expected finite {key}{kind}, got {wrong} in row {row}{fix}")
 
 
 class NpzColumn:

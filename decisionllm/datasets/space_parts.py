@@ -76,6 +76,21 @@ def observation_parts(space: AnySpace) -> list[tuple[str, int]]:
     return [(name or VECTOR, count_numbers(part, name)) for name, part in numbers]
 
 
+def observation_bounds(space: AnySpace) -> tuple[list[float], list[float]]:
+    """Return the least and the greatest value of each column that `flatten` gives, (S,) each."""
+    lows: list[float] = []
+    highs: list[float] = []
+    for name, part, _ in list_leaf_columns(space):
+        if isinstance(part, spaces.Box):
+            lows += part.low.ravel().tolist()
+            highs += part.high.ravel().tolist()
+        else:  # one-hot or bits
+            size = count_numbers(part, name)
+            lows += [0.0] * size
+            highs += [1.0] * size
+    return lows, highs
+
+
 def check_observation_parts(
     parts: Sequence[NamedPart], observation_dim: int
 ) -> list[list[str | int]]:

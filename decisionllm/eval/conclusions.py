@@ -72,9 +72,10 @@ def compare_best(contenders: Sequence[Row]) -> str:
     second = contenders[1]
     low, high = difference_interval(best, second)
     lead = format_number(best["score"] - second["score"])
-    verb = "beats" if low > 0 else "is not clearly better than"
-    return (
-        f"{best['policy']} {verb} {second['policy']} by {lead} ({format_interval(low, high)}): "
-        f"{score} against {format_number(second['score'])}"
-        + (f", the best of {len(contenders)} policies." if len(contenders) > 2 else ".")
+    interval = f"{lead} ({format_interval(low, high)})"
+    comparison = f"is not clearly better than {second['policy']}, with a lead of {interval}"
+    if low > 0:
+        comparison = f"beats {second['policy']} by {interval}"
+    return f"{best['policy']} {comparison}: {score} against {format_number(second['score'])}" + (
+        f", the best of {len(contenders)} policies." if len(contenders) > 2 else "."
     )

@@ -1,7 +1,7 @@
 """Checks of a run's environments against its data, before the first training step."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +10,7 @@ import numpy as np
 from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import mixture
 from decisionllm.datasets.mixture_parts import ONLY
+from decisionllm.datasets.space_parts import VECTOR
 from decisionllm.datasets.store import Store
 from decisionllm.eval.env_layout import check_env
 from decisionllm.eval.rollout import checked_reset, checked_step
@@ -20,6 +21,10 @@ from decisionllm.schema import Json, Spec
 
 # text options whose texts are new in each episode, so that those of the data need not come back
 SAMPLED_TEXTS = ("paraphrased", "template")
+MOST_EPISODES = 2000  # whose observations are compared
+MOST_DIFFERENCES = 3  # numbers of an observation that a note names
+ROUNDING = 1e-4  # of a bound, relative: a log may be float32, or of another version
+FAR = 5  # times the range of a number in the data
 WITHOUT = "env=none trains without an environment"
 
 
@@ -32,6 +37,9 @@ class TrainingData:
     spec: Spec
     info: Json  # of the dataset
     tasks: Collection[str]  # its distinct texts
+    longest: int = 0  # steps of its longest episode
+    # (S,) least and greatest of its observations, of many rows if not of all; None: not compared
+    observation_range: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list[str]:
@@ -100,10 +108,39 @@ def training_data(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[
         episodes = store.parts.get(label, np.arange(len(store.lengths)))
         tasks = [store.tasks[i] for i in np.unique(store.task[episodes])]
         env = part["env"] or no_choice()
-        yield TrainingData(f"env of {label}", env, store.spec, part["dataset"], tasks)
+        yield TrainingData(
+            env_name=f"env of {label}",
+            env=env,
+            spec=store.spec,
+            info=part["dataset"],
+            tasks=tasks,
+            longest=int(store.lengths[episodes].max(initial=0)),
+            observation_range=measure_observations(store, episodes),
+        )
     if not parts:
         store = stores[ONLY]
-        yield TrainingData("env", config.env, store.spec, store.info, store.tasks)
+        yield TrainingData(
+            env_name="env",
+            env=config.env,
+            spec=store.spec,
+            info=store.info,
+            tasks=store.tasks,
+            longest=int(store.lengths.max(initial=0)),
+            observation_range=measure_observations(store, np.arange(len(store.lengths))),
+        )
+
+
+def measure_observations(
+    store: Store, episodes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the least and the greatest of each number of an observation, (S,) each, in at most
+    `MOST_EPISODES` of these episodes; None without episodes.
+    """
+    if not len(episodes):
+        return None
+    stride = -(-len(episodes) // MOST_EPISODES)
+    observations = store.observations[store.list_rows(episodes[::stride])]
+    return observations.min(0), observations.max(0)
 
 
 def longest_episode(config: TrainConfig, spec: Spec) -> int | None:
@@ -132,7 +169,12 @@ def compare(env: Env, data: TrainingData, *, longest: int | None) -> list[str]:
     check_size(env, first_observations, data.spec, name)
     try_step(env, data.spec)
     check_horizon(env, longest, name)
-    notes = [layout_note, compare_texts(env, data, name)]
+    notes = [
+        layout_note,
+        compare_observations(env, first_observations, data),
+        compare_lengths(env, data),
+        compare_texts(env, data, name),
+    ]
     notes += [f"{name}: {line}" for line in env.notes()]
     return [note for note in notes if note]
 
@@ -192,6 +234,75 @@ def check_horizon(env: Env, longest: int | None, name: str) -> None:
         )
 
 
+def compare_observations(env: Env, first_observations: np.ndarray, data: TrainingData) -> str:
+    """Compare the observations of the data with those of an environment, number by number.
+
+    Args:
+        env: the environment; without an `observation_range`, its first observations alone are
+            compared.
+        first_observations: (N, S) after a reset.
+        data: of the run.
+
+    Returns:
+        A note where the data go beyond the bounds of the environment, or where the environment
+        begins far from all data; else "". Another order of the columns or another unit, such as an
+        image that is divided by 255 on one side alone, has one of the two.
+    """
+    if data.observation_range is None:
+        return ""
+    low, high = (bound.astype(float) for bound in data.observation_range)
+    names = name_columns(env.observation_parts, len(low))
+    differences = []
+    if env.observation_range is not None:
+        least, most = np.asarray(env.observation_range, float)
+        rounding = ROUNDING * (1 + np.maximum(np.abs(low), np.abs(high)))
+        for i in np.flatnonzero((low < least - rounding) | (high > most + rounding)):
+            differences.append(
+                f"{names[i]} is {low[i]:.4g} .. {high[i]:.4g} in the data, the environment has "
+                f"{least[i]:.4g} .. {most[i]:.4g}"
+            )
+    reach = FAR * (high - low)  # 0 of a constant number, which may vary in other episodes
+    starts = first_observations.astype(float)
+    is_far = ((starts < low - reach) | (starts > high + reach)) & (reach > 0)
+    if not differences:
+        for i in np.flatnonzero(is_far.any(0)):
+            start = starts[is_far[:, i], i][0]
+            differences.append(
+                f"{names[i]} is {low[i]:.4g} .. {high[i]:.4g} in the data, the environment begins "
+                f"with {start:.4g}"
+            )
+    if not differences:
+        return ""
+    others = len(differences) - MOST_DIFFERENCES
+    more = f", and {others} more numbers" if others > 0 else ""
+    return (
+        f"{data.env_name}: the observations of the data are unlike those of the environment: "
+        f"{'; '.join(differences[:MOST_DIFFERENCES])}{more}; a policy would read other numbers than "
+        "it was trained on: record the log with the order and the units of the environment"
+    )
+
+
+def name_columns(parts: Sequence[tuple[str, int]], size: int) -> list[str]:
+    """Return a name for each of `size` columns of observations, such as `goal [1]`."""
+    if sum(numbers for _, numbers in parts) != size:
+        parts = [(VECTOR, size)]
+    names = []
+    for part, numbers in parts:
+        names += [f"{part} [{i}]" for i in range(numbers)]
+    return names
+
+
+def compare_lengths(env: Env, data: TrainingData) -> str:
+    """Return a note where the data have longer episodes than the environment; else ""."""
+    if data.longest <= env.horizon:
+        return ""
+    return (
+        f"{data.env_name}: the longest episode of the data has {data.longest:,} steps, the "
+        f"environment ends one after {env.horizon:,}; check that the log marks where episodes were "
+        f"truncated (timeouts), or give env.horizon={data.longest}"
+    )
+
+
 def compare_texts(env: Env, data: TrainingData, name: str) -> str:
     """Compare the task texts of an environment with those of the data.
 
@@ -209,6 +320,11 @@ def compare_texts(env: Env, data: TrainingData, name: str) -> str:
             expected = f"texts such as {max(of_data)!r}, as in the data"
             got = "the environment has none"
         fix = "; ".join(env.notes()) or "give both the same, by text= or env.text="
+        if not any(of_data):
+            fix = (
+                "add the text of each episode to the data (a column `tasks` of an .npz or HDF5 file, "
+                "Episode.task), or read none, with neither text= nor env.task_from"
+            )
         raise ValueError(f"{name}: expected {expected}, {got}; {fix}")
     if of_data & of_env or env.text in SAMPLED_TEXTS or "wordings" in data.info:
         return ""

@@ -61,9 +61,12 @@ def _compare_observation_parts(dataset: Json, env: Env, name: str) -> str:
         return (
             "the data do not name the parts of an observation, the environment lays them out as "
             f"{describe_parts(of_env)}; if the data have another order, record them in this one and state "
-            "it: from_episodes(..., observation_parts=...)"
+            f"it: 'dataset.observation_parts={_as_option(dict(of_env))}' of dataset=arrays, "
+            "from_episodes(..., observation_parts=...)"
         )
     fix = LIKE_THE_DATA
+    if sorted(of_data) == sorted(of_env):
+        fix = "bring the columns of the data into the order of the environment"
     if env.categorical is not None and declared != env.categorical:
         fix = _declare_alike(declared, env.categorical)
     raise ValueError(
@@ -125,7 +128,7 @@ def _compare_action_parts(dataset: Json, env: Env, name: str) -> str:
     return (
         "the data do not name the parts of an action, the environment reads an index as "
         f"np.ravel_multi_index(parts, {of_env}); state it if the data's are the same: "
-        f"from_episodes(..., action_parts={of_env})"
+        f"dataset.action_parts={of_env} of dataset=arrays, from_episodes(..., action_parts={of_env})"
     )
 
 
@@ -173,6 +176,11 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
             f"are indices of actions, train again with dataset.{option} (from_episodes: a spec "
             f"with {option})"
         )
+    if _are_parts(spec, env.action_parts):
+        fix += (
+            "; if the log's actions are the parts of a MultiDiscrete action, train again with "
+            f"dataset.action_parts={list(env.action_parts)} of dataset=arrays"
+        )
     raise ValueError(
         f"{name}: trained on {_kind(spec.num_actions)} actions, the environment has "
         f"{_kind(env.num_actions)} ones; {fix}"
@@ -191,3 +199,14 @@ def _are_indices(spec: Spec, num_actions: int) -> bool:
         return False
     low, high = float(spec.low[0]), float(spec.high[0])
     return 0 <= low <= high < num_actions and low.is_integer() and high.is_integer()
+
+
+def _are_parts(spec: Spec, action_parts: Sequence[int]) -> bool:
+    """Return whether continuous actions may be the parts of a MultiDiscrete action, as floats, by
+    their bounds.
+    """
+    if spec.num_actions or spec.action_dim != len(action_parts):
+        return False
+    low, high = np.array(spec.low), np.array(spec.high)
+    are_whole = np.array_equal(low, np.rint(low)) and np.array_equal(high, np.rint(high))
+    return are_whole and bool(np.all(low >= 0) and np.all(high < np.array(action_parts)))

@@ -25,7 +25,12 @@ from decisionllm.datasets.env_texts import (
     to_text,
     values_by_path,
 )
-from decisionllm.datasets.space_parts import observation_parts, text_parts, text_values
+from decisionllm.datasets.space_parts import (
+    observation_bounds,
+    observation_parts,
+    text_parts,
+    text_values,
+)
 from decisionllm.datasets.spaces import flatten, flatten_one, stack
 from decisionllm.datasets.templates import TEXTS, fixed_task_text, make_text_writer
 from decisionllm.eval.env_results import (
@@ -119,6 +124,7 @@ class GymnasiumEnv(Env):
                 envs[0].observation_space, part, categorical, "env.categorical"
             )
             self.observation_parts = observation_parts(self.observation_space)
+            self.observation_range = observation_bounds(self.observation_space)
         self.categorical = categorical_sizes(self.observation_space)
         texts = text_parts(self.observation_space)
         self.task_from = choose_task_from("env", task_from, text, texts)
@@ -290,7 +296,12 @@ def make(
             fix = f"near are {', '.join(near)}"
         raise ValueError(f"env.id: {error} {fix}") from error
     except (ImportError, *ERRORS) as error:
-        fix = "; install the package that it needs" if isinstance(error, ImportError) else ""
+        fix = ""
+        if isinstance(error, ImportError):
+            fix = (
+                "; install the package that it needs, or put the folder of your own module on "
+                "PYTHONPATH (PYTHONPATH=. for this one)"
+            )
         raise ValueError(
             f"env.id={id}, env.arguments={dict(arguments)}: could not be made ({error}){fix}"
         ) from error

@@ -61,10 +61,20 @@ HEADINGS = {
     "text": "task text",
     "dataset": "training data",
     "return": "mean return",
+    "log_return": "mean return of the log",
     "seeds": "training seeds",
     "n": "episodes",
 }
-LABELS = ("world", "protocol", "dataset", "text", "target_return", "seeds", "n")
+LABELS = (
+    "world",
+    "protocol",
+    "dataset",
+    "text",
+    "target_return",
+    "log_return",
+    "seeds",
+    "n",
+)
 CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 
 
@@ -119,6 +129,7 @@ def pool_seeds(policy: str, rows: Sequence[Row]) -> Row:
         "low": low,
         "high": high,
         "return": float(np.mean([row["return"] for row in rows])),
+        "log_return": first.get("log_return"),
         "seeds": len(rows),
         "n": sum(row["n"] for row in rows),
     }

@@ -282,7 +282,7 @@ def _labels(members: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
 
 def shorten(value: object) -> str:
     """Cut a long value for a label; a digest tells it from others that begin alike."""
-    text = str(value)
+    text = str(value) or "none"
     if len(text) <= LONGEST:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=2).hexdigest()

@@ -114,6 +114,7 @@ def _describe_dataset(store: Store) -> Json:
         "dataset": {key: value for key, value in store.info.items() if key != "parts"},
         "fingerprint": store.fingerprint,
         "episodes": len(store.lengths),
+        "mean_return": float(store.returns.mean()),  # of all of them, raw reward units
     }
     if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info:
         keys["tasks"] = store.tasks

@@ -96,7 +96,9 @@ def create_folder(
     parts = mixture.evaluation_parts(config.dataset, stores)
     for label, part in parts.items():
         each = data[part["embodiment"]]
-        part["targets"] = return_quantiles(config, each, each.store.parts.get(label, each.episodes))
+        episodes = each.store.parts.get(label, each.episodes)
+        part["targets"] = return_quantiles(config, each, episodes)
+        part["mean_return"] = float(each.store.returns[episodes].mean())
     keys: Json = {"parts": parts, "frozen": fingerprint(model.backbone)}
     directory.create(Path(config.run), asdict(config), stores, targets, **keys)
 

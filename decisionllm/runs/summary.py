@@ -47,7 +47,7 @@ def data_summary(data: Data, *, held_out_share: float) -> Iterator[str]:
         num_groups = len(np.unique(data.store.group))
         held_out += f" (data.held_out={held_out_share:g} of {num_groups:,} groups leaves none)"
     yield f"data: {name}, {len(data.episodes):,} episodes, {lengths.sum():,} steps; {held_out}"
-    returns = data.store.returns[data.episodes]
+    returns = data.store.returns  # of all episodes, those held out too
     if returns.any():  # a log without rewards has none
         yield f"returns of the log: {returns.mean():.4g} on average, {returns.max():.4g} at best"
 

@@ -5,6 +5,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation
 
 from decisionllm.eval.pictures import figure
 from decisionllm.scaling.law import Law
@@ -80,6 +81,15 @@ def draw_figures(grid: pd.DataFrame, fits: Json, values: pd.DataFrame) -> dict[s
     return panels.finish()
 
 
+class PlainLogFormatter(LogFormatterSciNotation):
+    """Write the ticks of a logarithmic axis as 4.6 or 2,000 where they are short, others as 10^8."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        label: str = super().__call__(x, pos)
+        is_short = 1e-3 <= abs(x) < 1e6
+        return f"{x:,.6g}" if label and is_short else label
+
+
 class Panels:
     """Figures of one panel each, by name."""
 
@@ -103,7 +113,11 @@ class Panels:
         """
         for name, drawing in self.figures.items():
             axes = drawing.axes[0]
-            axes.set(**{f"{which}scale": "log" for which in self.log[name]})
+            for which in self.log[name]:
+                axes.set(**{f"{which}scale": "log"})
+                axis = axes.xaxis if which == "x" else axes.yaxis
+                axis.set_major_formatter(PlainLogFormatter())
+                axis.set_minor_formatter(PlainLogFormatter())
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7)
         return self.figures

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from decisionllm import hardware
 from decisionllm.bidding.serve import model_info
+from decisionllm.commands import training
 from decisionllm.commands.train_schedule import due_after
 from decisionllm.commands.training import tracker_options
 from decisionllm.config import LogOptions, OptimOptions, train_config
@@ -174,6 +175,16 @@ def test_what_is_due_after_a_step(step, progress, stopped, expected):
     log = LogOptions(every=4, save_every=5, rollout_every=6)
     due = due_after(log, step, progress, stopped=stopped)
     assert {name for name, is_due in vars(due).items() if is_due} == expected
+
+
+def test_a_silent_training_says_how_much_time_is_left(tmp_path, capsys, monkeypatch):
+    words = ("train", *LOOP, *NANO, "steps=3", "log.every=100", "log.save_every=100")
+    assert command(*words, f"run={tmp_path}/short") == 0
+    assert "min left" not in capsys.readouterr().out
+    monkeypatch.setattr(training, "MOST_SILENCE", 0)
+    assert command(*words, f"run={tmp_path}/long") == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"long: step +(\d)  +\d+ %  +\d+ s  about 0 min left", printed) == ["1", "2"]
 
 
 def test_a_window_that_no_episode_fills_is_noted(tmp_path, capsys):

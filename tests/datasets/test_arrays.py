@@ -552,3 +552,67 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
 
 def test_arrays_in_memory_are_split_too():
     assert [e.task for e in split_episodes([columns()], task="Fill.")] == ["Fill."] * 3
+
+
+PARTS = np.array([[0, 0], [2, 1], [1, 0], [0, 1], [2, 0]])  # of MultiDiscrete([3, 2])
+
+
+@pytest.mark.parametrize("actions", [PARTS, PARTS.astype(float), np.array([0, 5, 2, 1, 4])])
+def test_parts_of_a_multidiscrete_action_become_an_index(tmp_path, actions):
+    source = load(path=put(tmp_path / "mine.npz", actions=actions), action_parts=[3, 2])
+    indices = np.concatenate([each.actions for each in source.episodes])
+    assert indices.tolist() == [[0], [5], [2], [1], [4]]
+    assert (source.spec.num_actions, source.info["action_parts"]) == (6, [3, 2])
+
+
+def test_a_missing_action_of_parts_stays_missing(tmp_path):
+    actions = PARTS.astype(float)
+    actions[1] = np.nan
+    source = load(path=put(tmp_path / "mine.npz", actions=actions), action_parts=[3, 2])
+    first, *_ = source.episodes
+    assert first.action_weight.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"got 2 integers; .*give their sizes, dataset.action_parts="),
+        ({"action_parts": [2, 2]}, r"episode 0: dataset.action_parts=\[2, 2\]"),
+        ({"action_parts": [3, 2], "num_actions": 5}, "sizes whose product is 5"),
+    ],
+)
+def test_parts_of_another_action_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(path=put(tmp_path / "mine.npz", actions=PARTS), **options)
+
+
+def test_a_file_says_the_parts_of_its_observations(tmp_path):
+    path = put(tmp_path / "mine.npz")
+    source = load(path=path, observation_parts={"goal": 1, "arm": 1})
+    assert source.info["observation_parts"] == [["goal", 1], ["arm", 1]]
+    with pytest.raises(ValueError, match="sizes that add up to 2, .* got goal 3, 3 in all"):
+        load(path=path, observation_parts={"goal": 3})
+
+
+def test_one_number_of_an_action_that_is_missing_is_refused(tmp_path):
+    actions = PARTS.astype(float)
+    actions[1, 0] = np.nan
+    with pytest.raises(ValueError, match="got nan in row 1; an action that was not recorded is"):
+        load(path=put(tmp_path / "mine.npz", actions=actions))
+
+
+def test_a_training_states_the_return_of_the_whole_log(tmp_path, capsys):
+    ends = np.arange(80) % 2 == 1
+    log = columns(
+        observations=np.zeros((80, 2)),
+        actions=np.linspace(-1, 1, 80)[:, None],
+        rewards=np.arange(80.0),
+        terminals=ends,
+        timeouts=None,
+    )
+    np.savez(tmp_path / "log.npz", **log)
+    words = ["dataset=arrays", f"dataset.path={tmp_path / 'log.npz'}", "env=none"]
+    words += ["data.held_out=0.5", f"run={tmp_path / 'run'}"]
+    assert command("train", *LOOP[2:], *NANO, *words) == 0
+    # 40 episodes with the returns 1, 5, ..., 157, half of them held out
+    assert "returns of the log: 79 on average, 157 at best" in "".join(capsys.readouterr())

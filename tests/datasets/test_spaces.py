@@ -23,6 +23,7 @@ from decisionllm.datasets.categorical import (
 )
 from decisionllm.datasets.space_parts import (
     check_observation_parts,
+    observation_bounds,
     observation_parts,
     replace_texts,
     text_parts,
@@ -49,6 +50,12 @@ def test_parts_are_sorted_by_name_at_every_level():
     ]
     assert observation_parts(NESTED) == [("arm.at", 2), ("arm.turn", 3), ("pos", 2)]
     assert flatten(stack(seen), NESTED).tolist() == [[3, 4, 0, 1, 0, 1, 2], [7, 8, 1, 0, 0, 5, 6]]
+
+
+def test_bounds_are_in_the_order_of_the_columns():
+    image = spaces.Box(np.array([[0, 1]]), np.array([[255, 9]]), dtype=np.uint8)
+    space = spaces.Dict({"pixels": image, "held": spaces.Discrete(2), "say": spaces.Text(9)})
+    assert observation_bounds(space) == ([0, 0, 0, 1], [1, 1, 255, 9])
 
 
 def test_an_observation_without_names_is_one_part():

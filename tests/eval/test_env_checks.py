@@ -2,13 +2,14 @@
 study.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.eval.env_checks import TrainingData, compare
+from decisionllm.eval.env_checks import TrainingData, compare, compare_observations
 from decisionllm.eval.gymnasium import make
 from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
@@ -42,6 +43,19 @@ class Small(Env):
         return np.zeros((rows, self.size)), np.zeros(rows), over, over
 
 
+class Begins(Small):
+    """An environment whose reset returns this."""
+
+    def __init__(self, result, **members):
+        super().__init__()
+        self.result = result
+        for name, value in members.items():
+            setattr(self, name, value)
+
+    def reset(self, seed):
+        return self.result
+
+
 def trained(tasks=("",), **changes):
     facts = {"env_name": "env", "env": {}, "spec": PLANE, "info": {}, "tasks": tasks}
     return TrainingData(**facts | changes)
@@ -65,7 +79,8 @@ def trained(tasks=("",), **changes):
         (
             Small(text="Go."),
             20,
-            "env: expected no texts, as in the data, the environment has such as 'Go.'",
+            "env: expected no texts, as in the data, the environment has such as 'Go.'; add the text "
+            "of each episode to the data .a column `tasks`",
         ),
     ],
 )
@@ -102,6 +117,92 @@ def test_what_may_be_meant_so_is_a_note():
         == "env: no text of the environment, such as 'Run.', is in the data, which have such as 'Go.'"
     )
     assert compare(Small(text="Run."), trained(["Go."], info={"wordings": {}}), longest=20) == []
+
+
+def ranges(*columns):
+    """The range of observations whose numbers have these (least, greatest)."""
+    low, high = zip(*columns, strict=True)
+    return np.float32(low), np.float32(high)
+
+
+def bounded(start=(0.0, 0.0), **members):
+    """An environment whose observation is a part `goal` within -1 .. 1 and a part `pixel`."""
+    members = {"observation_range": ([-1, 0], [1, 255])} | members
+    parts = [("goal", 1), ("pixel", 1)]
+    return Begins(np.array([start]), observation_parts=parts, **members)
+
+
+def alike(env, observation_range):
+    """Data with this range of observations, whose parts are those of the environment."""
+    info = {"observation_parts": env.observation_parts}
+    return trained(info=info, observation_range=observation_range)
+
+
+@pytest.mark.parametrize(
+    ("env", "observation_range", "message"),
+    [
+        (
+            bounded(),
+            ranges((0, 255), (-1, 1)),
+            r"goal \[0\] is 0 .. 255 in the data, the environment has -1 .. 1; pixel \[0\] is -1 ..",
+        ),
+        (
+            bounded([0.0, 255.0]),
+            ranges((-1, 1), (0, 1)),
+            r"pixel \[0\] is 0 .. 1 in the data, the environment begins with 255",
+        ),
+        (
+            Begins(np.array([[0.0, 90.0]])),
+            ranges((-1, 1), (-2, 2)),
+            r"observation \[1\] is -2 .. 2 in the data, the environment begins with 90",
+        ),
+    ],
+)
+def test_observations_of_another_order_or_unit_get_a_note(env, observation_range, message):
+    (note,) = compare(env, alike(env, observation_range), longest=20)
+    assert re.search(message, note) and "the order and the units" in note
+
+
+@pytest.mark.parametrize(
+    ("env", "observation_range"),
+    [
+        (bounded(), ranges((-1, 1), (0, 255))),
+        (bounded(), ranges((-1.00001, 1), (0, 255.01))),  # rounded
+        (bounded([0.0, 1.0]), ranges((-1, 1), (0, 0))),  # the log never has this category
+        (bounded(observation_range=([-np.inf] * 2, [np.inf] * 2)), ranges((-9, 9), (0, 1))),
+        (Begins(np.array([[0.0, 9.0]])), ranges((-1, 1), (-2, 2))),
+    ],
+)
+def test_observations_like_those_of_the_data_get_no_note(env, observation_range):
+    assert compare(env, alike(env, observation_range), longest=20) == []
+
+
+def test_a_note_names_three_numbers_and_counts_the_others():
+    env = Begins(np.zeros((1, 5)), observation_range=([0] * 5, [1] * 5))
+    spec = replace(PLANE, observation_dim=5)
+    data = trained(spec=spec, observation_range=ranges(*[(0, 2)] * 5))
+    note = compare_observations(env, np.zeros((1, 5)), data)
+    assert "observation [2]" in note and "observation [3]" not in note
+    assert "and 2 more numbers" in note
+
+
+def test_episodes_longer_than_those_of_the_environment_get_a_note():
+    (note,) = compare(Small(horizon=20), trained(longest=78), longest=None)
+    assert "has 78 steps, the environment ends one after 20; check that the log marks" in note
+    assert compare(Small(horizon=20), trained(longest=20), longest=None) == []
+
+
+def test_a_run_measures_the_observations_of_its_log(tmp_path, capsys):
+    still = replace(episode([1, 1, 1], S=3), actions=np.zeros((3, 1), np.float32))
+    swapped = np.tile(np.float32([[-7, 0, 1]]), (3, 1))  # Pendulum has cos, sin and a speed up to 8
+    episodes = [replace(still, observations=swapped, group=e) for e in range(40)]
+    spec = Spec(3, 1, horizon=200, low=(-2.0,), high=(2.0,))
+    from_episodes(episodes, tmp_path / "log", name="log", spec=spec)
+    words = [*LOOP[2:], *NANO, "dataset=store", f"dataset.path={tmp_path / 'log'}"]
+    words += ["env=gymnasium", "env.id=Pendulum-v1", f"run={tmp_path / 'run'}"]
+    assert command("train", *words) == 0
+    shown = " ".join("".join(capsys.readouterr()).split())
+    assert "observation [0] is -7 .. -7 in the data, the environment has -1 .. 1" in shown
 
 
 def spec_of(**actions):
@@ -217,19 +318,6 @@ SEEN, OVER = np.zeros((1, 2)), np.ones(1, bool)
 def test_a_step_that_returns_something_else_is_refused_before_training(result, message):
     with pytest.raises(ValueError, match=message):
         compare(Wrong(result), trained(), longest=20)
-
-
-class Begins(Small):
-    """An environment whose reset returns this."""
-
-    def __init__(self, result, **members):
-        super().__init__()
-        self.result = result
-        for name, value in members.items():
-            setattr(self, name, value)
-
-    def reset(self, seed):
-        return self.result
 
 
 @pytest.mark.parametrize(

@@ -197,3 +197,32 @@ def test_actions_beyond_the_range_of_the_environment_get_a_note(low, high, noted
     env.action_range = (low,), (high,)
     note = check_env(spec, {}, env, "env")
     assert ("the data's actions reach from [-1.0] .. [1.0], the environment takes" in note) == noted
+
+
+def test_data_in_another_order_are_told_to_change_it():
+    message = "bring the columns of the data into the order of the environment"
+    with pytest.raises(ValueError, match=message):
+        note_of([["pos", 2], ["goal", 1]], an_env(*GOAL_POS))
+
+
+def test_a_note_about_parts_is_an_option_of_an_array_file():
+    note = note_of(None, an_env(*GOAL_POS))
+    assert "'dataset.observation_parts={goal: 1, pos: 2}' of dataset=arrays" in note
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        ((0.0, 0.0), (2.0, 1.0), True),
+        ((0.0, 0.0), (3.0, 1.0), False),
+        ((-1.0, 0.0), (2.0, 1.0), False),
+        ((0.0, 0.0), (1.5, 1.0), False),
+    ],
+)
+def test_actions_that_may_be_the_parts_of_one_name_the_option(low, high, told):
+    spec = Spec(observation_dim=3, action_dim=2, horizon=9, low=low, high=high)
+    env = an_env()
+    env.action_parts = [3, 2]
+    with pytest.raises(ValueError, match="trained on continuous actions") as error:
+        check_actions(spec, env, "env")
+    assert ("dataset.action_parts=[3, 2]" in str(error.value)) == told

@@ -130,7 +130,8 @@ def test_options_reach_the_environment_and_the_text_the_policy():
         ),
         (
             {"id": "no_such_package:Xyzzy-v1"},
-            "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named",
+            "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named.*"
+            "PYTHONPATH=. for this one",
         ),
         (
             {"id": "Pendulum-v1", "arguments": {"gee": 3}},

@@ -14,6 +14,7 @@ from decisionllm.config import TrainConfig
 from decisionllm.eval import pictures, report
 from decisionllm.eval.conclusions import conclusions, difference_interval
 from decisionllm.eval.pictures import draw_curves, draw_scores
+from decisionllm.eval.result_groups import shorten
 from decisionllm.registry import discover
 
 
@@ -105,8 +106,8 @@ def test_the_best_policy_of_each_protocol_stands_first():
 def test_policies_of_one_protocol_each_are_compared_across_them():
     rows = [row(31, policy="goal", protocol="goal-text"), row(30, policy="dt")]
     assert concluded(rows) == [
-        "w: goal (goal-text) is not clearly better than dt (standard) by 1.0 (-0.414 .. 2.4): 31.0 "
-        "against 30.0."
+        "w: goal (goal-text) is not clearly better than dt (standard), with a lead of 1.0 "
+        "(-0.414 .. 2.4): 31.0 against 30.0."
     ]
     rows.append(row(20, policy="third", run="runs/third"))
     assert concluded(rows)[0].endswith("31.0 against 30.0, the best of 3 policies.")
@@ -117,6 +118,19 @@ def test_the_interval_of_a_difference_adds_the_distances_in_squares():
     second = {"score": 4.0, "low": 1.0, "high": 8.0}
     low, high = difference_interval(first, second)
     assert (low, high) == pytest.approx((6 - 5, 6 + 10**0.5))
+
+
+def test_the_table_shows_the_return_of_the_log_beside_that_of_the_policy():
+    rows = [row(1, log_return=-1.5), row(2, policy="random", run=None, protocol="scripted")]
+    table = report.result_table(report.summarise(rows))
+    column = table.headings.index("mean return of the log")
+    assert [cells[column] for _, cells in table.rows] == ["-", "-1.5"]
+    same = report.summarise([row(1, log_return=-1.5), row(2, policy="q", log_return=-1.5)])
+    assert "mean return of the log: -1.5" in report.result_table(same).shared
+
+
+def test_an_empty_value_of_an_option_is_called_none_in_a_label():
+    assert shorten("") == "none" and shorten("loss") == "loss"
 
 
 def test_a_column_that_says_the_same_in_all_rows_is_said_once():

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import time
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from decisionllm import executors
@@ -73,3 +74,15 @@ def book(root):
 
 def driver(root, n, count, run=note):
     workers.drive(root, ledger.plan(root, jobs(n)), run, executors.start_process, count)
+
+
+def end_slowly(folder):
+    """Return at once, in a process that takes a moment to end and then is interrupted."""
+
+    def interrupt_self():
+        (folder / "ends").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Finalize(None, interrupt_self, exitpriority=1)
+    return 0

@@ -17,7 +17,19 @@ import pytest
 from decisionllm import executors
 from decisionllm.scaling import ledger, workers
 from tests.conftest import PATIENCE
-from tests.scaling.spawned import book, die, driver, fail, fill, held, hold, jobs, note, overflow
+from tests.scaling.spawned import (
+    book,
+    die,
+    driver,
+    end_slowly,
+    fail,
+    fill,
+    held,
+    hold,
+    jobs,
+    note,
+    overflow,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -219,6 +231,13 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path, capfd):
             1,
         )
     assert "missing 4 required positional arguments" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_interrupted_when_it_ends_says_nothing(tmp_path, capfd):
+    worker = executors.start_process(partial(end_slowly, tmp_path))
+    worker.join()
+    assert (tmp_path / "ends").exists() and worker.exitcode == 0
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_worker_ends_with_its_driver(tmp_path):

@@ -359,3 +359,17 @@ def test_the_page_of_the_studies_shows_every_published_figure():
     assert {STUDIES / name for name in shown} == {*STUDIES.glob("*/*.png")} and list(
         STUDIES.glob("*/study.json")
     )
+
+
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers():
+    axes = Figure().subplots()
+    axes.plot([3000, 60000], [3.6, 4.8])
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(figures.PlainLogFormatter())
+        axis.set_major_formatter(figures.PlainLogFormatter())
+    axes.figure.canvas.draw()
+    labels = [text.get_text() for text in axes.get_yticklabels(minor=True)]
+    assert "4.2" in labels and not any("10" in label for label in labels)
+    assert "10,000" in [text.get_text() for text in axes.get_xticklabels()]
+    assert "10^{8}" in figures.PlainLogFormatter()(1e8)
