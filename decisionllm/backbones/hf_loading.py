@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
+CUSTOM_CODE = "custom code"  # is in the error of transformers for a model that needs some
 Part = TypeVar("Part")  # a model, its config or its tokenizer
 
 
@@ -60,7 +61,7 @@ def load_whole_model(source: str, **options: object) -> "PreTrainedModel":
 
     model: PreTrainedModel
     wrong_sizes = "its weights have other sizes than its config.json says"
-    with explain_errors(wrong_sizes, RuntimeError, raised=OSError):
+    with quiet_loading(), explain_errors(wrong_sizes, RuntimeError, raised=OSError):
         model, loading = AutoModel.from_pretrained(
             source, output_loading_info=True, trust_remote_code=False, **options
         )
@@ -74,9 +75,11 @@ def read_config(source: str, *, local_files_only: bool) -> "PreTrainedConfig":
     """Load the config of a language model, of a folder or of the hub."""
     from transformers import AutoConfig
 
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        source, local_files_only=local_files_only, trust_remote_code=False
-    )
+    config: PreTrainedConfig
+    with as_os_error("its config.json names no model of this version of transformers"):
+        config = AutoConfig.from_pretrained(
+            source, local_files_only=local_files_only, trust_remote_code=False
+        )
     attention = config._attn_implementation
     if isinstance(attention, str) and "/" in attention:
         raise OSError(
@@ -90,13 +93,46 @@ def read_tokenizer(source: str, *, local_files_only: bool) -> "PreTrainedTokeniz
     """Load the tokenizer of a folder or of the hub; raise an OSError if it has none."""
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source, local_files_only=local_files_only, trust_remote_code=False
-    )
+    tokenizer: PreTrainedTokenizerBase
+    with as_os_error("expected the files of a tokenizer, tokenizer.json among them"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, local_files_only=local_files_only, trust_remote_code=False
+        )
     # without the files of a tokenizer, transformers makes one that drops every word
     if not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise OSError(f"expected the files of a tokenizer, found none at {source}")
     return tokenizer
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Leave out the bars of transformers and its report of weights that a body has no use for, such
+    as those of the head; missing ones are an error, see `load_whole_model`.
+    """
+    from transformers.utils import logging
+
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def as_os_error(what: str) -> Iterator[None]:
+    """Raise an OSError of one line in place of a ValueError of transformers, but for a model that
+    needs code of its own.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if CUSTOM_CODE in str(error):
+            raise
+        raise OSError(f"{what} ({str(error).splitlines()[0]})") from error
 
 
 @contextmanager
@@ -114,7 +150,7 @@ def explain_load_errors(source: str, likely_cause: str) -> Iterator[None]:
             f"backbone {source}: could not be loaded ({likely_cause}): {reason}"
         ) from error
     except ValueError as error:
-        if "custom code" not in str(error):
+        if CUSTOM_CODE not in str(error):
             raise
         raise ValueError(
             f"backbone {source}: expected a model of transformers itself, got one that needs code "

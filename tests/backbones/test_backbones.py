@@ -707,8 +707,10 @@ def with_option(file, name, value):
         (lambda at: with_option(at / "config.json", "hidden_size", 64), "have other sizes than"),
         (lambda at: with_option(at / "config.json", "num_hidden_layers", "two"), "num_hidden_la"),
         (lambda at: cut_off(at / "tokenizer.json"), "line 1|Unterminated|Expecting"),
+        (lambda at: with_option(at / "config.json", "model_type", "new"), "names no model of this"),
+        (lambda at: (at / "tokenizer.json").unlink(), "expected the files of a tokenizer"),
     ],
-    ids=["weights", "sizes", "config", "tokenizer"],
+    ids=["weights", "sizes", "config", "tokenizer", "unknown model", "no tokenizer"],
 )
 def test_a_damaged_folder_is_named(tmp_path, spoil, why):
     spoil(write(tmp_path))
