@@ -22,6 +22,7 @@ from decisionllm.schema import Json, Spec
 # text options whose texts are new in each episode, so that those of the data need not come back
 SAMPLED_TEXTS = ("paraphrased", "template")
 MOST_EPISODES = 2000  # whose observations are compared
+MOST_ROWS = 200_000  # of them: an episode may be a log of days
 MOST_DIFFERENCES = 3  # numbers of an observation that a note names
 ROUNDING = 1e-4  # of a bound, relative: a log may be float32, or of another version
 FAR = 5  # times the range of a number in the data
@@ -134,12 +135,13 @@ def measure_observations(
     store: Store, episodes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the least and the greatest of each number of an observation, (S,) each, in at most
-    `MOST_EPISODES` of these episodes; None without episodes.
+    `MOST_ROWS` rows of `MOST_EPISODES` of these episodes; None without episodes.
     """
     if not len(episodes):
         return None
     stride = -(-len(episodes) // MOST_EPISODES)
-    observations = store.observations[store.list_rows(episodes[::stride])]
+    rows = store.list_rows(episodes[::stride])
+    observations = store.observations[rows[:: -(-len(rows) // MOST_ROWS)]]
     return observations.min(0), observations.max(0)
 
 
