@@ -496,7 +496,7 @@ def test_integer_actions_of_episodes_are_discrete(tmp_path):
     ]
     pair = [Episode(np.zeros((2, 3)), np.ones((2, 2), int), np.ones(2))]
     with pytest.raises(
-        ValueError, match="one index, got 2 numbers; continuous actions are floating-point numbers"
+        ValueError, match="expected one index .*, got 2 integers; .* save floating-point numbers"
     ):
         from_episodes(pair, tmp_path / "pair", name="pair")
 
