@@ -126,7 +126,8 @@ def test_a_window_by_hand(tmp_path):
     pieces = shown.removeprefix("  text ").split("|")
     assert "".join(pieces) == "Walk to the goal in the north." and len(pieces) > 1
     assert (
-        head == f"one window of 3 steps: {len(pieces)} text tokens, then 1 steps of the trajectory"
+        head == f"one window of 3 steps: {len(pieces)} text tokens, then 1 steps of the trajectory "
+        "(R return-to-go, o observation, a action; raw units)"
     )
     assert step.split() == ["t=0", "R", "4.50", "o", "50.000", "50.000", "a", "0.500"]
     assert rest == "  2 steps of padding, masked"
@@ -148,7 +149,8 @@ def test_a_window_begins_at_any_step(tmp_path):
         assert (
             shown == "  no text"
             and head
-            == f"one window of 3 steps: 0 text tokens, then {3 - start} steps of the trajectory"
+            == f"one window of 3 steps: 0 text tokens, then {3 - start} steps of the trajectory "
+            "(R return-to-go, o observation, a action; raw units)"
         )
         heads.add(head)
     assert len(heads) == 3
