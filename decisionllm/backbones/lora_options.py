@@ -4,7 +4,7 @@ why it refuses the others, and those of an adapter that peft saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,12 @@ def check_lora_options(options: Mapping[str, Any], tune: str) -> None:
         return
     if tune != "lora":
         raise ValueError(f"backbone.lora: expected backbone.tune=lora with it, got tune={tune}")
+    check_lora_names(options)
+    check_lora_values(options)
+
+
+def check_lora_names(options: Iterable[str]) -> None:
+    """Raise a ValueError for an option that peft does not have, or that a backbone does not take."""
     from peft import LoraConfig
 
     peft_names = {field.name for field in fields(LoraConfig)}
@@ -83,6 +89,10 @@ def check_lora_options(options: Mapping[str, Any], tune: str) -> None:
             f"backbone.lora.{name}: peft has this option and a backbone does not take it, since "
             f"{reason}; there are {', '.join(SUPPORTED)}"
         )
+
+
+def check_lora_values(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a value that an option cannot have."""
     init = options.get("init_lora_weights", True)
     if init not in INITS:
         raise ValueError(
@@ -94,20 +104,24 @@ def check_lora_options(options: Mapping[str, Any], tune: str) -> None:
         raise ValueError(
             f"backbone.lora.lora_dropout: expected a share from 0 and below 1, got {dropout}"
         )
-    ranks = {"r": options.get("r", 1)}
-    for name, rank in (options.get("rank_pattern") or {}).items():
-        ranks[f"rank_pattern.{name}"] = rank
-    for name, rank in ranks.items():
+    for name, rank in values_of(options, "r", "rank_pattern").items():
         if not isinstance(rank, int) or rank < 1:
             raise ValueError(
                 f"backbone.lora.{name}: expected a whole number, 1 or more, got {rank}"
             )
-    alphas = {"lora_alpha": options.get("lora_alpha", 1)}
-    for name, alpha in (options.get("alpha_pattern") or {}).items():
-        alphas[f"alpha_pattern.{name}"] = alpha
-    for name, alpha in alphas.items():
+    for name, alpha in values_of(options, "lora_alpha", "alpha_pattern").items():
         if not isinstance(alpha, int | float) or not alpha > 0:
             raise ValueError(f"backbone.lora.{name}: expected more than 0, got {alpha}")
+
+
+def values_of(options: Mapping[str, Any], name: str, pattern: str) -> dict[str, Any]:
+    """Return the value of an option, and those of the modules that its pattern names; 1 if it is
+    not given.
+    """
+    values = {name: options.get(name, 1)}
+    for module, value in (options.get(pattern) or {}).items():
+        values[f"{pattern}.{module}"] = value
+    return values
 
 
 def read_adapter_options(folder: str) -> dict[str, Any]:

@@ -116,10 +116,13 @@ def training_data(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[
             info=part["dataset"],
             tasks=tasks,
             longest=int(store.lengths[episodes].max(initial=0)),
-            observation_range=measure_observations(store, episodes),
+            # without an environment there is nothing to compare them with
+            observation_range=None if is_none(env) else measure_observations(store, episodes),
         )
     if not parts:
         store = stores[ONLY]
+        episodes = np.arange(len(store.lengths))
+        has_env = not is_none(config.env)
         yield TrainingData(
             env_name="env",
             env=config.env,
@@ -127,7 +130,7 @@ def training_data(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[
             info=store.info,
             tasks=store.tasks,
             longest=int(store.lengths.max(initial=0)),
-            observation_range=measure_observations(store, np.arange(len(store.lengths))),
+            observation_range=measure_observations(store, episodes) if has_env else None,
         )
 
 
