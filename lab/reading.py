@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.datasets.paraphrases import Paraphrases, held_out_kinds
+from decisionllm.hardware import resolve_precision
 from decisionllm.registry import build, choice
 from decisionllm.runs import directory
 from decisionllm.schema import Json
@@ -52,12 +53,15 @@ class Namer(nn.Module):
         self.backbone = backbone
         self.token = nn.Parameter(2 * torch.randn(1, 1, backbone.width))
         self.head = nn.Linear(backbone.width, goals)
+        self.narrow = resolve_precision("cpu", "auto") == "bf16"
 
     def forward(self, texts: Sequence[str]) -> Tensor:
         """The scores of each goal for each text: (U, goals)."""
         ids, mask = self.backbone.encode(texts)
         tokens = self.token.expand(len(texts), 1, -1)
-        hidden = self.backbone(tokens, ids, mask, torch.arange(len(texts)))
+        # as `decisionllm train` does: in float32, weights of 16 bits would be widened in each step
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.narrow):
+            hidden = self.backbone(tokens, ids, mask, torch.arange(len(texts)))
         scores: Tensor = self.head(hidden[:, 0].float())
         return scores
 
@@ -148,6 +152,7 @@ def measured(model: str, options: Json, maze: str, *, steps: int, lr: float, see
         "options": options,
         "steps": steps,
         "lr": lr,
+        "precision": resolve_precision("cpu", "auto"),
         "seed": seed,
         "understood": shares,
         "cpu_seconds": round(time.process_time() - began),

@@ -172,6 +172,10 @@ def drive(
 
     Returns:
         {name: state}.
+
+    Raises:
+        KeyboardInterrupt: all workers have saved their state and ended.
+        OSError: a worker could not work.
     """
     root = Path(root)
     workers: list[Worker] = []
@@ -195,6 +199,11 @@ def drive(
                 for _ in range(min(count - len(workers), len(planned))):
                     workers.append(start(call))
                 time.sleep(max(0.05, 2 * seconds))  # a large ledger is listed less often
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(
+                f"stopped with {len(ended)} of {len(names)} runs over; those that were begun are "
+                "saved, and the same command continues them"
+            ) from error
         finally:
             stop_workers(workers)
 

@@ -57,7 +57,10 @@ class Counts:
         )
         self.outcome = cache(outcomes.labels)
         self.notices = counter(
-            "_notices", "Notices of bids that were open, and wins after a loss.", "kind"
+            "_notices",
+            "Notices that changed what a bid costs: the first of an open bid, and later wins that "
+            "cost more, after a loss or at a higher price.",
+            "kind",
         )
         self.first_price = counter(
             "_first_price",
