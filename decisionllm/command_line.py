@@ -121,19 +121,21 @@ def policy_name(choice: str, *, _root_: "DictConfig") -> str:
 
     Returns:
         The last word of backbone._target_ if it is not that of the choice; the name of
-        backbone.folder or backbone.hub_id; or the choice.
+        backbone.folder or backbone.hub_id; or the choice. Behind it the weights, unless pretrained.
     """
     from omegaconf import OmegaConf
 
-    target, folder, hub_id = (
-        OmegaConf.select(_root_, f"backbone.{key}") for key in ("_target_", "folder", "hub_id")
+    target, folder, hub_id, weights = (
+        OmegaConf.select(_root_, f"backbone.{key}")
+        for key in ("_target_", "folder", "hub_id", "weights")
     )
     if target != registry.discover()["backbone"].get(choice, {}).get("_target_"):
         return str(target).rpartition(".")[2]
     source = str(folder or hub_id or "")
     name = Path(source).expanduser().absolute().name if source else ""
     safe = safe_name(name.removesuffix(".gguf")).strip("-.")
-    return safe or choice
+    suffix = f"-{weights}" if weights not in (None, "pretrained") else ""
+    return (safe or choice) + suffix
 
 
 def check_options(

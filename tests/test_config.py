@@ -97,6 +97,10 @@ def test_a_value_is_one_of_those_that_are_known():
         ("backbone=pretrained backbone.folder=/", "pretrained"),
         ("backbone=pretrained backbone.hub_id=Qwen/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
         ("backbone=pretrained backbone.folder=/x/SmolLM name=mine", "mine"),
+        ("backbone=smollm2 backbone.weights=shuffled", "smollm2-shuffled"),
+        ("experiment=umaze-llm", "smollm2-summary"),
+        ("experiment=umaze-llm backbone=pretrained-summary backbone.folder=/x/Qwen.gguf", "Qwen"),
+        ("experiment=umaze-llm backbone=nano", "nano"),
         ("backbone=pretrained backbone.folder=/x/SmolLM experiment=auction", "nano"),
     ],
 )

@@ -84,3 +84,14 @@ def test_the_trainings_of_a_lab_note_compose():
             except HydraException as error:
                 wrong.append(f"{name}: {command}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_recipe_of_a_language_model_fits_models_of_any_depth():
+    """How many blocks there are, and how many read texts, are shares, or all, or none."""
+    wrong = []
+    for name in EXPERIMENTS:
+        backbone = compose_config(name)["backbone"]
+        for option in ("text_layers", "layers"):
+            if "text_summary" in backbone and backbone.get(option, 0) >= 1:
+                wrong.append(f"{name}: {option}={backbone[option]}")
+    assert not wrong, wrong
