@@ -131,7 +131,7 @@ class Training:
         # sums of the loss terms since the last log line
         self._loss_sums: defaultdict[str, Tensor | float] = defaultdict(float)
         self._num_summed = 0  # over so many steps
-        self._printed = -math.inf  # `elapsed` at the last printed line
+        self._last_print = -math.inf  # `elapsed` at the last printed line
         self._score_watch = None
         if config.log.rollout_every:
             accelerator.wait_for_everyone()  # until run.json is written
@@ -166,7 +166,6 @@ class Training:
             stack.callback(self.accelerator.end_training)
             self._wrapped_model.train()
             self._began = time.monotonic() - self.elapsed
-            self._last_print = self.elapsed
             self._start = self.elapsed, self.measure_progress(False)[0]
             yield
 
@@ -229,8 +228,8 @@ class Training:
         progress: see `measure_progress`.
         """
         began, progress_then = self._start
-        is_early = self.elapsed - self._last_print < MOST_SILENCE or progress <= progress_then
-        if is_early:
+        silence = self.elapsed - max(self._last_print, began)
+        if silence < MOST_SILENCE or progress <= progress_then:
             return
         self._last_print = self.elapsed
         left = (1 - progress) * (self.elapsed - began) / (progress - progress_then)
@@ -259,9 +258,9 @@ class Training:
         self._history.add(values)
         if "score" in values and self._history.has_stalled():
             self.console.print(self._history.stall_warning())
-        is_late = self.elapsed - self._printed > PRINT_EVERY
+        is_late = self.elapsed - self._last_print > PRINT_EVERY
         if due.say or is_late or self.console.is_terminal:
-            self._printed = self._last_print = self.elapsed
+            self._last_print = self.elapsed
             line = log_line(values, self.step, progress, self.elapsed)
             self.console.print(f"{self.run.name}: {line}")
         if due.save:
