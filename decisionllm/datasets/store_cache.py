@@ -3,12 +3,14 @@
 import hashlib
 import json
 import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from decisionllm.datasets.dataset_reader import (
     data_node,
@@ -46,7 +48,8 @@ def prepare_store(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRA
         version = get_reader(transform).version
         key = _hash_json([version, store.fingerprint, source.info, dict(transform)])
         name = f"{_folder_prefix(transform)}-{key}"
-        store = _write_once(Path(cache_dir).expanduser() / "stores" / name, source)
+        path = Path(cache_dir).expanduser() / "stores" / name
+        store = _write_once(path, lambda: source, transform["_target_"])
     with_texts = set_task_texts(store, dataset)
     if with_texts.tasks == store.tasks and np.array_equal(with_texts.task, store.task):
         return with_texts
@@ -78,33 +81,49 @@ def _open_canonical_store(dataset: Node, cache_dir: str | Path) -> Store:
     if (path / "card.json").is_file():
         return open_store(path)
     if has_option(dataset["_target_"], "opened"):
-        source = build(dataset, partial(prepare_store, cache_dir=cache_dir))
+        read = partial(build, dataset, partial(prepare_store, cache_dir=cache_dir))
     else:
-        source = build(dataset)
-    if isinstance(source, Store):
-        return source
-    if not isinstance(source, Source) or "name" not in source.info:
-        got = f"info {source.info}" if isinstance(source, Source) else type(source).__name__
-        raise ValueError(
-            f"{dataset['_target_']}: expected a decisionllm.protocols.Source(spec, episodes, "
-            f'{{"name": ...}}) of a reader, got {got}'
-        )
-    return _write_once(path, source)
+        read = partial(build, dataset)
+    return _write_once(path, read, dataset["_target_"])
 
 
-def _write_once(path: Path, source: Source) -> Store:
-    """Open the store at cache_dir/stores/NAME. The first process that asks for it writes it; the
-    others wait.
+def _write_once(path: Path, read: Callable[[], object], target: str) -> Store:
+    """Open the store at cache_dir/stores/NAME. The first process that asks for it reads its source
+    and writes it; the others wait.
+
+    Args:
+        path: of the store.
+        read: reads its source, or opens another store, which is then returned. It may take long.
+        target: what `read` calls, for errors.
     """
     locks = path.parents[1] / "locks"
     locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / path.name):
+    with _wait_for_lock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
+        source = read()
+        if isinstance(source, Store):
+            return source
+        if not isinstance(source, Source) or "name" not in source.info:
+            got = f"info {source.info}" if isinstance(source, Source) else type(source).__name__
+            raise ValueError(
+                f"{target}: expected a decisionllm.protocols.Source(spec, episodes, "
+                f'{{"name": ...}}) of a reader, got {got}'
+            )
         # This process has the lock, so that a partial store is left of a process that was killed.
         for partial_store in path.parent.glob(f".partial-*-{path.name}"):
             shutil.rmtree(partial_store)
         return write_store(path, source)
+
+
+def _wait_for_lock(file: Path) -> AcquireReturnProxy[FileLock]:
+    """Return the acquired lock of a store, and say so where another process has it."""
+    lock = FileLock(file)
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for another process that reads {file.name}", file=sys.stderr, flush=True)
+        return lock.acquire()
 
 
 def _folder_prefix(node: Node) -> str:

@@ -565,17 +565,16 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
     ) == [whole.path.name]
 
 
-def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
+def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch, capsys):
+    """Also by a reader whose work is done before it returns its source, as `imagined` is."""
     made = []
 
-    def slow():
-        made.append(1)
+    def read(dataset):
+        made.append(dataset)
         time.sleep(0.2)
-        yield from endless(3)
+        return Source(WIDE, endless(3), NAMED)
 
-    monkeypatch.setattr(
-        "decisionllm.datasets.store_cache.build", lambda _: Source(WIDE, slow(), NAMED)
-    )
+    monkeypatch.setattr("decisionllm.datasets.store_cache.build", read)
     with ThreadPoolExecutor(2) as pool:
         stores = list(
             pool.map(
@@ -588,6 +587,7 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
         and stores[0].fingerprint == stores[1].fingerprint
         and stores[1].rewards.sum() == 3000
     )
+    assert "waiting for another process that reads synthetic-" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("room", [200_000, 30])
