@@ -48,19 +48,29 @@ def conclusions(results: Sequence[Row], scripted: set[tuple[str, str]]) -> list[
     for world, members in group_by(headlines, "world").items():
         players = [each for each in members if (world, each["policy"]) in scripted]
         policies = [each for each in members if (world, each["policy"]) not in scripted]
-        by_protocol = group_by(policies, "protocol")
-        if len(by_protocol) > 1 and len(group_by(policies, "policy")) == len(policies):
-            named = []
-            for each in policies:
-                named.append(each | {"policy": f"{each['policy']} ({each['protocol']})"})
-            groups = {world: named}
-        else:
-            groups = {f"{world}, {name}": each for name, each in by_protocol.items()}
-        beside = [f"{each['policy']} {format_number(each['score'])}" for each in players]
-        for label, contenders in groups.items():
-            scripted_scores = f" Scripted players: {', '.join(beside)}." if beside else ""
-            lines.append(f"{label}: {compare_best(contenders)}{scripted_scores}")
+        beside = describe_players(players)
+        for label, contenders in group_contenders(world, policies).items():
+            lines.append(f"{label}: {compare_best(contenders)}{beside}")
     return lines
+
+
+def group_contenders(world: str, policies: Sequence[Row]) -> dict[str, Sequence[Row]]:
+    """Return the policies of a world that are compared with each other, by the label of each group,
+    see `conclusions`.
+    """
+    by_protocol = group_by(policies, "protocol")
+    if len(by_protocol) > 1 and len(group_by(policies, "policy")) == len(policies):
+        named = []
+        for each in policies:
+            named.append(each | {"policy": f"{each['policy']} ({each['protocol']})"})
+        return {world: named}
+    return {f"{world}, {name}": each for name, each in by_protocol.items()}
+
+
+def describe_players(players: Sequence[Row]) -> str:
+    """Return a sentence with the scores of scripted players; empty without any."""
+    scores = [f"{each['policy']} {format_number(each['score'])}" for each in players]
+    return f" Scripted players: {', '.join(scores)}." if scores else ""
 
 
 def compare_best(contenders: Sequence[Row]) -> str:

@@ -249,18 +249,19 @@ def differences(results: Sequence[Sequence[Row]]) -> list[list[str]]:
     for members in results:
         keys |= options_in(members[0]).keys()
     all_labels = [_labels(members, sorted(keys)) for members in results]
-    values: dict[str, set[str | None]] = {}
-    for labels in all_labels:
-        for key in labels:
-            values[key] = {other.get(key) for other in all_labels}
-    words = []
-    for labels in all_labels:
-        words.append([labels[key] for key in values if len(values[key]) > 1 and key in labels])
+    differing = find_differing_keys(all_labels)
+    words = [[labels[key] for key in differing if key in labels] for labels in all_labels]
     configurations = {_key(members[0], ("decode",)) for members in results}
     if len(set(map(str, words))) < len(configurations):
         for label, members in zip(words, results, strict=True):
             label.append(f"data {str(members[0].get('fingerprint'))[:8]}")
     return words
+
+
+def find_differing_keys(all_labels: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys of which labels {key: words} have not all the same words."""
+    keys = dict.fromkeys(key for labels in all_labels for key in labels)
+    return [key for key in keys if len({labels.get(key) for labels in all_labels}) > 1]
 
 
 def _labels(members: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
