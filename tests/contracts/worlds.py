@@ -85,7 +85,7 @@ DATASETS = {
     "lerobot": {
         "path": str(TESTS / "fixtures" / "lerobot" / "reach"),
         "task": "Go on.",
-        "task_from": "none",
+        "text": "none",
     },
     "huggingface": huggingface,
     "mixture": {"parts": PARTS},

@@ -171,7 +171,7 @@ def test_without_a_reward_success_is_the_reward_of_the_last_step(tmp_path):
         (
             {"prompt": ["a", "b", "c", "c", "c"]},
             {"task_from": "prompt"},
-            "expected one task text throughout the episode, got 'a' and then 'b'; .*task_from=none",
+            "expected one task text throughout the episode, got 'a' and then 'b'; .*text=none",
         ),
     ],
 )
