@@ -85,7 +85,6 @@ DATASETS = {
     "lerobot": {
         "path": str(TESTS / "fixtures" / "lerobot" / "reach"),
         "task": "Go on.",
-        "text": "none",
     },
     "huggingface": huggingface,
     "mixture": {"parts": PARTS},

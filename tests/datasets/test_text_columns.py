@@ -142,6 +142,10 @@ def test_text_none_leaves_the_texts_of_a_store_out(tmp_path):
     assert prepare_store(node("dataset", "store", path=path), tmp_path).tasks == ("a", "b")
     store = prepare_store(node("dataset", "store", path=path, text="none"), tmp_path)
     assert store.tasks == ("",)
+    parts = {"one": {"dataset": "store", "path": path}}
+    for text, tasks in {"auto": ("a", "b"), "none": ("",)}.items():
+        mixture = node("dataset", "mixture", parts=parts, text=text)
+        assert prepare_store(mixture, tmp_path).tasks == tasks
     assert store.fingerprint != open_folder(path=path).fingerprint
 
 
