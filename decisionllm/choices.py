@@ -48,7 +48,7 @@ CHOICES = {
     },
     "dataset": {
         "arrays": dict(_target_="decisionllm.datasets.arrays.load", text="${text}"),
-        "store": dict(_target_="decisionllm.datasets.arrays.open_folder"),
+        "store": dict(_target_="decisionllm.datasets.arrays.open_folder", text="${text}"),
         "minari": dict(_target_="decisionllm.datasets.minari.load", text="${text}"),
         "lerobot": dict(_target_="decisionllm.datasets.lerobot.load", text="${text}"),
         "huggingface": dict(_target_="decisionllm.datasets.huggingface.load", text="${text}"),

@@ -122,9 +122,9 @@ class TrainConfig:
     objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))
     # plans each action in a learned model of the environment; none: the policy acts alone
     planner: Node = field(default_factory=registry.no_choice)
-    # task text of every episode: one that the dataset offers, see its option `text`; `none`: no
-    # other than those that the episodes of a log have, which dataset.task_from=none leaves out
-    text: str = "none"
+    # task text of every episode: one that the dataset offers, see its option `text`; `auto`: the
+    # texts that a log or an environment of yours has, no texts of our environments; `none`: no texts
+    text: str = "auto"
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     # another reader of the texts than the backbone: features of a frozen language model
     text_encoder: Node = field(default_factory=registry.no_choice)

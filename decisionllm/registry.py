@@ -217,7 +217,7 @@ def build(node: Node, *supplied: object) -> Any:
         ValueError: there is no such callable, or an option is missing or unknown.
     """
     target = node["_target_"]
-    options = {key: value for key, value in node.items() if key != "_target_"}
+    options = {key: value for key, value in resolve_text(node).items() if key != "_target_"}
     missing = sorted(key for key, value in options.items() if value == "???")
     if missing:
         raise ValueError(f"{target}: give a value to {', '.join(missing)}")
@@ -232,12 +232,24 @@ def build(node: Node, *supplied: object) -> Any:
 
 def needs_text(node: Node, text: str | None) -> bool:
     """Return whether a dataset or an environment of a user's own is to be given the task text of a
-    run, as those of the tables are: there is a text, and the callable has this option and no other
+    run, as those of the tables are: it is not `auto`, and the callable has this option and no other
     value of it.
     """
-    if text in (None, "none") or "text" in node:
+    if text in (None, "auto") or "text" in node:
         return False
     return has_option(node["_target_"], "text")
+
+
+def resolve_text(node: Node) -> Node:
+    """Return the config node of a dataset or an environment with the default of its callable in
+    place of text=auto: `none` of our environments, `auto` of those that have texts of their own.
+    """
+    if node.get("text") != "auto":
+        return node
+    option = signature(_import_callable(node["_target_"])).parameters.get("text")
+    if option is None or option.default is Parameter.empty:
+        return node
+    return node | {"text": option.default}
 
 
 def has_option(target: str, option: str) -> bool:

@@ -55,7 +55,7 @@ def main():
                     worlds,
                     agents=str(agents),
                     actions=config["dataset"]["actions"],
-                    text=config["text"],
+                    text=policy.info["dataset"]["text"],
                 )
                 took = np.stack([decisions(policy, env) for _ in range(arguments.rounds)])[
                     :, env.horizon // 4 :

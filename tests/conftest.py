@@ -206,7 +206,7 @@ def damage(file):
 def node(group, name, /, **options):
     """The config node of a registered choice."""
     choice = discover()[group][name]
-    return choice | ({"text": "none"} if "text" in choice else {}) | options
+    return choice | ({"text": "auto"} if "text" in choice else {}) | options
 
 
 def gemma3(

@@ -57,7 +57,7 @@ def test_importing_the_package_imports_no_torch():
 def test_a_run_is_loaded_and_acts_on_histories(run):
     policy = decisionllm.load(run)
     assert (
-        isinstance(policy, Policy) and policy.config["window"] == 5 and policy.info["format"] == 4
+        isinstance(policy, Policy) and policy.config["window"] == 5 and policy.info["format"] == 5
     )
     assert policy.target_return == policy.info["targets"]["0.9"]
     S = policy.model.spec.observation_dim

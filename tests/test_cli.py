@@ -386,11 +386,11 @@ class World(env.PointEnv):
 @pytest.mark.parametrize("verb", ["data", "train"])
 def test_a_text_that_no_episode_has_is_refused(verb, tmp_path, capsys):
     make_store(tmp_path / "store", [episode([1, 2])] * 2)
-    words = ["dataset=store", f"dataset.path={tmp_path}/store", "text=goal"]
+    words = ["dataset=store", f"dataset.path={tmp_path}/store", "text=episode"]
     if verb == "train":
         words += [*LOOP[2:], *NANO, f"run={tmp_path}/run"]
     assert command(verb, *words) == 1
-    assert "text=goal: expected episodes with a task text, got none" in capsys.readouterr().err
+    assert "text=episode: expected episodes with a task text, got none" in capsys.readouterr().err
 
 
 def test_numbers_take_the_type_of_their_default(tmp_path):

@@ -115,7 +115,7 @@ def test_a_policy_is_named_after_what_is_built(words, name, capsys):
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["name"] == name
     if "experiment" not in words:
-        assert composed["run"] == f"runs/synthetic/{name}-none-3"
+        assert composed["run"] == f"runs/synthetic/{name}-auto-3"
 
 
 # options that break each rule of a config, by what the message begins with
@@ -222,7 +222,7 @@ def test_in_python_a_wrong_option_is_one_clear_error(wrong, message):
 def test_in_python_an_option_left_out_has_its_default_and_a_reference_its_value():
     options = {"dataset": choice("dataset", "synthetic"), "backbone": {}, "head": {}, "steps": "7"}
     config = train_config(options | {"optim": {"lr": 0.5}})
-    assert config.dataset["text"] == config.text == "none"
+    assert config.dataset["text"] == config.text == "auto"
     assert (config.steps, config.optim.lr_backbone) == (7, 0.5)
     with pytest.raises(ValueError, match="missing mandatory value: head"):
         train_config({"dataset": {}, "backbone": {}})

@@ -22,6 +22,7 @@ from decisionllm import registry
 from decisionllm.__main__ import run
 from decisionllm.choices import CHOICES as CHOICES_OF_CORE
 from decisionllm.command_line import config_folder, store_choices
+from decisionllm.datasets.store_cache import prepare_store
 from decisionllm.datasets.windows import load_steps
 from decisionllm.protocols import Env, Estimator, Objective, Planner
 from decisionllm.registry import build, choice, discover, function_targets
@@ -266,6 +267,14 @@ def test_a_choice_made_in_python_takes_the_callables_own_defaults():
         ValueError, match="decisionllm.eval.gymnasium.recover: give a value to minari_id"
     ):
         build(choice("env", "minari"), 1)
+
+
+def test_text_auto_of_our_own_data_and_environments_is_none(tmp_path):
+    nodes = [choice("dataset", "synthetic", episodes=4, text=text) for text in ("auto", "none")]
+    auto, none = (prepare_store(node, tmp_path) for node in nodes)
+    assert auto.path == none.path and auto.tasks == none.tasks == ("",)
+    env = build(choice("env", "synthetic", text="auto"), 2)
+    assert env.text == "none" and not any(env.tasks)
 
 
 def test_a_path_in_a_choice_is_text_in_its_config():

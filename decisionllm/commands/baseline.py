@@ -70,7 +70,7 @@ class BaselineConfig:
 
     algorithm: str = word(*ALGORITHMS)
     time_limits: str = word("bootstrap", "terminal")
-    text: str = word("none")
+    text: str = word("auto")
     steps: int = more_than(0)
     optim: OptimOptions
     log: LogOptions

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from decisionllm.config import merge, resolve_env_options
 from decisionllm.eval.result_groups import nearest_choice, resolve_default
 from decisionllm.policy.open_runs import OpenedRun
-from decisionllm.registry import Node, is_none, needs_text
+from decisionllm.registry import Node, is_none, needs_text, resolve_text
 
 # options of acting that a result row has in a column, or in the name of its policy
 IN_COLUMNS = ("act.decode", "act.planning_horizon", "team.execution")
@@ -24,7 +24,7 @@ def build_env_node(run: OpenedRun, env_options: Node) -> tuple[Node, list[str]]:
     Raises:
         ValueError: there is no environment.
     """
-    own = run.config["env"]
+    own = resolve_text(run.config["env"])
     changes = resolve_env_options(run.config, env_options)
     if is_none(own) and not changes:
         raise ValueError(
@@ -33,7 +33,7 @@ def build_env_node(run: OpenedRun, env_options: Node) -> tuple[Node, list[str]]:
         )
     is_same = changes.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in changes.items() if value == {}}  # instead of merged
-    node = merge(own if is_same else {}, changes) | emptied
+    node = resolve_text(merge(own if is_same else {}, changes) | emptied)
     if not is_same and needs_text(node, run.config["text"]):
         node["text"] = run.config["text"]
     if not changes:

@@ -24,7 +24,7 @@ from decisionllm.commands.train_schedule import Due
 from decisionllm.config import TrainConfig, one_agent_reads
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import open_data, to_batch
-from decisionllm.datasets.store import Store, check_texts, describe_own_texts
+from decisionllm.datasets.store import Store, check_texts
 from decisionllm.eval.env_checks import check_environments
 from decisionllm.eval.eval_callback import EvalCallback
 from decisionllm.files import append_line
@@ -91,8 +91,7 @@ class Training:
         if self.is_main and not is_resumed:
             check_texts(config.text, stores.values(), config.dataset)
             check_text_readers(config, stores)
-            notes = describe_own_texts(config.text, stores.values())
-            for line in [*notes, *check_environments(config, stores)]:
+            for line in check_environments(config, stores):
                 self.console.print(f"note: {line}")
         return stores
 

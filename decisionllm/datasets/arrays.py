@@ -32,13 +32,14 @@ from decisionllm.datasets.running_statistics import RunningStatistics
 from decisionllm.datasets.space_parts import check_observation_parts
 from decisionllm.datasets.store import Store, open_store, replace_task_texts
 from decisionllm.datasets.store_writer import check_episode, write_store
-from decisionllm.datasets.templates import describe_unread_task, fixed_task_text
-from decisionllm.datasets.text_columns import NO_COLUMN, choose_column, read_episode_texts
+from decisionllm.datasets.templates import describe_unread_task, fixed_task_text, label_text
+from decisionllm.datasets.text_columns import choose_column, read_episode_texts
 from decisionllm.files import explain_errors
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Json, Spec
 
-TEXTS = ("none", "constant", "episode")  # values of the option `text`
+TEXTS = ("auto", "none", "constant", "episode")  # values of the option `text`
+OWN_TEXTS = ("auto", "episode")  # those that read the texts of the episodes
 
 
 def load(
@@ -47,7 +48,7 @@ def load(
     name: str = "",
     task: str = "",
     task_from: str = "",
-    text: str = "none",
+    text: str = "auto",
     horizon: int = 0,
     num_actions: int = 0,
     low: Sequence[float] = [],
@@ -66,9 +67,9 @@ def load(
         task: the text of every episode, read with text=constant.
         task_from: the column of task texts, one for each row or episode, or a table of texts beside
             `task_index`; empty: the one called `tasks`, `language_instruction` or alike, see
-            `text_columns.TEXT_NAMES`; `none`: no texts are read.
-        text: `constant`: the task; `episode`: the column of texts, which has to be there; `none`:
-            the column of texts, if there is one.
+            `text_columns.TEXT_NAMES`.
+        text: `auto`: the column of texts, if there is one; `none`: no texts; `constant`: the task;
+            `episode`: the column of texts, which has to be there.
         horizon: refuse longer episodes; 0: the longest one.
         num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers
             without bounds, else they are continuous.
@@ -104,8 +105,8 @@ def load(
     episodes = encode_parts(
         split_episodes(read_blocks(file, widths), task=fixed_text), action_parts
     )
+    text = label_text(text, has_own=bool(column))
     if column:
-        text = "episode"
         episodes = set_tasks(episodes, read_tasks(file, column))
     info: Json = {"name": name or file.stem, "text": text, "file": str(file)}
     info |= describe_layout(spec, list((observation_parts or {}).items()), action_parts)
@@ -168,20 +169,20 @@ def clip_actions(episodes: Iterable[Episode], spec: Spec) -> Iterator[Episode]:
         yield replace(episode, actions=np.clip(episode.actions, low, high))
 
 
-def open_folder(*, path: str, task_from: str = "") -> Store:
+def open_folder(*, path: str, text: str = "auto") -> Store:
     """Open a data store that `from_episodes` or `store_writer.write_store` wrote; the folder must stay.
 
     Args:
         path: the folder.
-        task_from: empty: episodes have their own texts; `none`: no texts are read.
+        text: `auto` or `episode`: the texts of the episodes; `none`: no texts, see `select_texts`.
     """
-    check_one_of("dataset.task_from", task_from, ("", NO_COLUMN))
+    check_one_of("dataset.text", text, ("auto", "none", "episode"))
     return open_store(Path(path).expanduser())
 
 
-def select_texts(store: Store, *, task_from: str = "", **options: object) -> Store:
-    """Return the store with its texts, or without texts if `task_from` is `none`."""
-    if task_from != NO_COLUMN or not any(store.tasks):
+def select_texts(store: Store, *, text: str = "auto", **options: object) -> Store:
+    """Return the store with its texts, or without texts if `text` is `none`."""
+    if text != "none" or not any(store.tasks):
         return store
     return replace_task_texts(store, "none", [""] * len(store.task), {})
 
@@ -231,7 +232,8 @@ def from_episodes(
         spec = infer_spec(episodes)
     info: Json = {"name": name} | describe_layout(spec, observation_parts, action_parts)
     store = write_store(Path(path).expanduser(), Source(spec, episodes, info))
-    return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
+    folder = str(store.path.absolute())
+    return {"_target_": f"{__name__}.open_folder", "path": folder, "text": "${text}"}
 
 
 def split_episodes(blocks: Iterable[Columns], *, task: str = "") -> Iterator[Episode]:
@@ -291,8 +293,8 @@ def find_text_column(path: Path, text: str, task_from: str) -> str:
         ValueError: text=episode asks for one and there is none; text=constant has another text; or
             see `choose_column`.
     """
-    if text == "constant":
-        if task_from not in ("", NO_COLUMN):
+    if text not in OWN_TEXTS:
+        if text == "constant" and task_from:
             raise ValueError(
                 f"dataset.task_from: expected none with text=constant, which reads dataset.task, got "
                 f"{task_from!r}; take text=episode to read it"
@@ -378,5 +380,5 @@ def infer_spec(
 # the card says where next observations contradict the rows. Version 3: the card says where float32
 # rounds observations visibly. Version 4: flags are 0 or 1. Version 5: texts of the file are read; the
 # card names the columns that are not, and has the faults of actions, rewards and final observations; a
-# column that marks other ends of episodes is refused.
-READER = DatasetReader(version=5, files=files, set_texts=select_texts)
+# column that marks other ends of episodes is refused. Version 6: text=none reads no texts.
+READER = DatasetReader(version=6, files=files, set_texts=select_texts)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from decisionllm.datasets.store import Store
-from decisionllm.registry import Node, is_reference
+from decisionllm.registry import Node, is_reference, resolve_text
 from decisionllm.schema import Json
 
 
@@ -68,10 +68,10 @@ def get_reader(node: Node) -> DatasetReader:
 
 def reader_options(dataset: Node) -> Json:
     """Return the options of a config node, without those that still refer to another option and so
-    have their default.
+    have their default; text=auto is resolved.
     """
     options: Json = {}
-    for key, value in dataset.items():
+    for key, value in resolve_text(dataset).items():
         if key != "_target_" and not is_reference(value):
             options[key] = value
     return options
@@ -83,7 +83,7 @@ def data_node(dataset: Node) -> Json:
     """
     data_options = get_reader(dataset).data_options
     if data_options is None:
-        return dataset
+        return resolve_text(dataset)
     return {"_target_": dataset["_target_"], **data_options(**reader_options(dataset))}
 
 

@@ -18,12 +18,15 @@ def choose_task_from(group: str, task_from: str, text: str, parts: Sequence[str]
     Args:
         group: of the options, `env` or `dataset`, for messages.
         task_from: the option.
-        text: the option `text`; `episode` reads the one part of an observation that is a text.
+        text: the option `text`; `episode` reads the one part of an observation that is a text,
+            `none` no text.
         parts: names of the parts of an observation that are texts.
 
     Raises:
         ValueError: the options do not name one source of texts.
     """
+    if text == "none":
+        return ""
     named = [f"observation.{part}" for part in parts]
     root, _, key = task_from.partition(".")
     if task_from and (root not in ROOTS or not key):
@@ -31,9 +34,9 @@ def choose_task_from(group: str, task_from: str, text: str, parts: Sequence[str]
             f"{group}.task_from: expected info.KEY, a key of the info, or observation.NAME, a part of "
             f"the observation, got {task_from!r}"
         )
-    if task_from and text not in ("none", "episode"):
+    if task_from and text not in ("auto", "episode"):
         raise ValueError(
-            f"{group}.task_from: expected text=episode or text=none beside {task_from}, got "
+            f"{group}.task_from: expected text=auto, episode or none beside {task_from}, got "
             f"text={text}, which has texts of its own; leave one of the two out"
         )
     if root == "observation" and task_from not in named:

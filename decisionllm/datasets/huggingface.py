@@ -5,11 +5,11 @@ row for each step, or for each episode.
 from collections.abc import Sequence
 from pathlib import Path
 
+from decisionllm.datasets.arrays import OWN_TEXTS
 from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.datasets.hf_hub import find_folder
 from decisionllm.datasets.step_tables import StepTable, build_source
 from decisionllm.datasets.table_files import ROW, is_number, read_types, require_pyarrow
-from decisionllm.datasets.text_columns import NO_COLUMN
 from decisionllm.protocols import Source
 from decisionllm.schema import Json
 
@@ -32,7 +32,7 @@ def load(
     step: str = "",
     task: str = "",
     task_from: str = "",
-    text: str = "none",
+    text: str = "auto",
     horizon: int = 0,
     num_actions: int = 0,
     low: Sequence[float] = [],
@@ -60,9 +60,9 @@ def load(
             episode.
         step: column that has to go up within an episode; empty: not checked.
         task: the text of every episode, read with text=constant.
-        task_from: column of task texts; empty or `none`: no texts are read.
-        text: `constant`: the task; `episode`: the column of texts, which has to be named; `none`:
-            the column of texts, if it is named.
+        task_from: column of task texts; empty: no texts are read.
+        text: `auto`: the column of texts, if it is named; `none`: no texts; `constant`: the task;
+            `episode`: the column of texts, which has to be named.
         horizon: refuse longer episodes; 0: the longest one.
         num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers
             without bounds, else they are continuous.
@@ -91,9 +91,9 @@ def load(
         rewards=rewards,
         success=success,
         terminals=terminals,
-        episode=ROW if episode == NO_COLUMN else episode,
+        episode=ROW if episode == "none" else episode,
         step=step,
-        task="" if text == "constant" or task_from == NO_COLUMN else task_from,
+        task=task_from if text in OWN_TEXTS else "",
     )
     info: Json = {"name": name or repo_id or root.stem, "file": str(root)}
     unread = [column for column in types if column not in table.columns]
@@ -143,4 +143,5 @@ def files(
     return list_table_files(root, pattern)
 
 
-READER = DatasetReader(version=1, files=files)
+# Version 2: text=none reads no texts.
+READER = DatasetReader(version=2, files=files)

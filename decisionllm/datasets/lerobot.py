@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm.checks import unknown_name_message
+from decisionllm.datasets.arrays import OWN_TEXTS
 from decisionllm.datasets.dataset_reader import DatasetReader
 from decisionllm.datasets.hf_hub import find_folder
 from decisionllm.datasets.step_tables import PREFIX, StepTable, build_source
@@ -20,7 +21,6 @@ from decisionllm.datasets.table_files import (
     read_types,
     require_pyarrow,
 )
-from decisionllm.datasets.text_columns import NO_COLUMN
 from decisionllm.files import AGAIN, explain_errors
 from decisionllm.protocols import Source
 from decisionllm.schema import Json
@@ -51,8 +51,7 @@ def load(
     success: str = "",
     terminals: str = "",
     task: str = "",
-    task_from: str = "",
-    text: str = "none",
+    text: str = "auto",
     horizon: int = 0,
     num_actions: int = 0,
     low: Sequence[float] = [],
@@ -76,8 +75,7 @@ def load(
         terminals: column of flags, whether the task ended the episode; empty: that of `success`, or
             else `next.done` or `done`; `none`: a time limit ended all.
         task: the text of every episode, read with text=constant.
-        task_from: `none`: no texts are read; empty: the tasks of the dataset.
-        text: `constant`: `task`; `episode` or `none`: the task of the episode.
+        text: `auto` or `episode`: the task of the episode; `none`: no texts; `constant`: `task`.
         horizon: refuse longer episodes; 0: the longest one.
         num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers
             without bounds, else they are continuous.
@@ -103,12 +101,7 @@ def load(
             raise ValueError(describe_missing_column(root, column, features, numbers))
     success = find_column("success", success, SUCCESS, types)
     own_terminals = () if success and not terminals else TERMINALS
-    reads_tasks = text != "constant" and task_from != NO_COLUMN
-    if task_from not in ("", NO_COLUMN):
-        raise ValueError(
-            f"dataset.task_from: expected {NO_COLUMN}, or nothing for the tasks of the dataset, got "
-            f"{task_from!r}"
-        )
+    reads_tasks = text in OWN_TEXTS
     table = StepTable(
         files=data_files,
         observations=list(observations),
@@ -216,7 +209,7 @@ def describe_features(features: Mapping[str, Json]) -> str:
 
 def find_column(option: str, name: str, defaults: Sequence[str], types: Mapping[str, Any]) -> str:
     """Return the column of an option: the one that it names, or else the first default; "": none."""
-    if name == NO_COLUMN:
+    if name == "none":
         return ""
     if name and name not in types:
         raise ValueError(f"dataset.{option}: {unknown_name_message('column', name, types)}")
@@ -242,7 +235,7 @@ def read_tasks(root: Path) -> dict[int, str]:
     if "task_index" not in table.column_names or len(texts) != 1:
         raise ValueError(
             f"{root / TASKS}: expected task_index and a column of texts, got "
-            f"{', '.join(table.column_names)}; {AGAIN}, or take dataset.task_from={NO_COLUMN}"
+            f"{', '.join(table.column_names)}; {AGAIN}, or take text=none"
         )
     indices = table["task_index"].to_pylist()
     return dict(zip(indices, table[texts[0]].to_pylist(), strict=True))
@@ -280,4 +273,5 @@ def files(
     return [*filter(Path.is_file, meta), *list_data_files(root)]
 
 
-READER = DatasetReader(version=1, files=files)
+# Version 2: text=none reads no texts.
+READER = DatasetReader(version=2, files=files)

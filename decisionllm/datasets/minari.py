@@ -33,6 +33,7 @@ from decisionllm.datasets.templates import (
     TEXTS,
     describe_unread_task,
     fixed_task_text,
+    label_text,
     make_text_writer,
 )
 from decisionllm.files import AGAIN, explain_errors
@@ -70,7 +71,7 @@ class MinariRepair(Protocol):
 def load(
     *,
     minari_id: str,
-    text: str = "none",
+    text: str = "auto",
     task: str = "",
     task_from: str = "",
     goal: str = "fixed",
@@ -85,7 +86,7 @@ def load(
     Args:
         minari_id: its id on this machine, or the path of its folder; or a remote one, such as
             `hf://farama-minari/D4RL/door/human-v2`, which is downloaded unless it is here.
-        text: `none`; `constant`: the task, or else the dataset's id and description; `template`:
+        text: `auto`: the text that `task_from` names, if any; `none`: no texts; `constant`: the task, or else the dataset's id and description; `template`:
             the task with the numbers of parts of the first observation, see `templates.make_text_writer`;
             `episode`: the text that `task_from` names.
         task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to
@@ -164,12 +165,12 @@ def load(
     info: Json = {
         "name": dataset.id,
         "env": "minari",
-        "text": "episode" if task_from else text,
+        "text": label_text(text, has_own=bool(task_from)),
     }
     unread_paths.pop(task_from, None)
     if unread_paths:
         info["unread"] = list(unread_paths)
-    faults = [*describe_unread_task(text, task), *describe_early_ends(early_ends)]
+    faults = [*describe_unread_task(info["text"], task), *describe_early_ends(early_ends)]
     if faults:
         info["faults"] = faults
     if clip:
@@ -392,5 +393,5 @@ def read_env_spec(dataset: "MinariDataset") -> Json:
 # `spaces.flatten` too. Version 3: a missing action is no part of the bounds of an action without
 # bounds. Version 4: the card has the faults of actions, rewards and final observations, and names the
 # infos that are not read. Version 5: of categorical parts, the spec has each one-hot group, and grids
-# as entities.
-READER = DatasetReader(version=5, files=files)
+# as entities. Version 6: text=none reads no texts.
+READER = DatasetReader(version=6, files=files)

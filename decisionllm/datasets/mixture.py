@@ -23,6 +23,7 @@ from decisionllm.datasets.mixture_parts import ONLY, Part, PartsOption, parse_pa
 from decisionllm.datasets.rng import Stream, make_step_rng
 from decisionllm.datasets.store import Store, replace_task_texts
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
+from decisionllm.datasets.templates import label_text
 from decisionllm.protocols import Source
 from decisionllm.registry import Node, build
 from decisionllm.schema import Episode, Json, Spec
@@ -47,7 +48,7 @@ def load(
     *,
     parts: PartsOption,
     options: Json | None = None,
-    text: str = "none",
+    text: str = "auto",
     text_wordings: int = 0,
 ) -> Source:
     """Join datasets of one observation and action space, which differ in their texts.
@@ -58,7 +59,8 @@ def load(
         opened: a part by its config node.
         parts: names, or dicts, see `mixture_parts`.
         options: of all parts, unless a part has its own.
-        text: task text of all parts, such as `none` or `goal`.
+        text: task text of all parts, such as `goal`; `auto`: the texts that a part has of its own;
+            `none`: no texts.
         text_wordings: of all parts: with text=paraphrased, train on so many sentence frames; 0: all.
 
     Raises:
@@ -102,7 +104,8 @@ def join_sources(
         wordings |= source.info.get("wordings", {})
         facts |= source.facts
     names = ", ".join(source.info["name"] for source in sources.values())
-    info = {"name": f"mixture({names})", "env": "mixture", "text": text, "parts": infos} | layout
+    label = label_text(text, has_own=False)
+    info = {"name": f"mixture({names})", "env": "mixture", "text": label, "parts": infos} | layout
     if wordings:
         info["wordings"] = wordings
     return Source(spec, episodes(), info, facts)
@@ -187,7 +190,8 @@ def set_texts(store: Store, **options: Unpack[MixtureOptions]) -> Store:
         texts[episodes] = [part_store.tasks[i] for i in part_store.task]
         infos[label] = part.card(part_store.info)
         wordings |= part_store.info.get("wordings", {})
-    mixture = replace_task_texts(store, options.get("text", "none"), texts.tolist(), wordings)
+    text = label_text(options.get("text", "auto"), has_own=False)
+    mixture = replace_task_texts(store, text, texts.tolist(), wordings)
     # in the order in which the store was written, whatever the order of the option `parts`
     ordered = {label: infos[label] for label in store.part_infos}
     return replace(mixture, info=mixture.info | {"parts": ordered})
@@ -248,7 +252,7 @@ def embodiments(
     *,
     parts: PartsOption,
     options: Json | None = None,
-    text: str = "none",
+    text: str = "auto",
     text_wordings: int = 0,
 ) -> Source:
     """Name datasets of several spaces, each read by an embodiment of one language model.

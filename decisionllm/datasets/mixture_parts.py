@@ -45,7 +45,7 @@ class Part:
 
 
 def parse_parts(
-    parts: PartsOption, options: Json | None = None, text: str = "none", text_wordings: int = 0
+    parts: PartsOption, options: Json | None = None, text: str = "auto", text_wordings: int = 0
 ) -> dict[str, Part]:
     """Return the parts by label.
 

@@ -19,7 +19,7 @@ from decisionllm.datasets.minari import describe_early_ends
 from decisionllm.datasets.row_blocks import Columns, regroup_blocks, to_flags
 from decisionllm.datasets.space_parts import VECTOR
 from decisionllm.datasets.table_files import ROW, is_number, is_text, read_blocks, read_types
-from decisionllm.datasets.templates import describe_unread_task, fixed_task_text
+from decisionllm.datasets.templates import describe_unread_task, fixed_task_text, label_text
 from decisionllm.files import AGAIN
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Json, raise_for_first
@@ -95,7 +95,7 @@ def build_source(
     check_types(table)
     early_ends: list[int] = []
     spec = infer_spec(read_episodes(table, fixed_text, early_ends), horizon, num_actions, low, high)
-    info = info | {"text": "episode" if table.task else text}
+    info = info | {"text": label_text(text, has_own=bool(table.task))}
     info["observation_parts"] = list_observation_parts(table)
     faults = [*describe_unread_task(info["text"], task), *describe_early_ends(early_ends)]
     if not (table.rewards or table.success):
@@ -236,7 +236,7 @@ def episode_text(table: StepTable, rows: Columns) -> str:
     if len(texts) > 1:
         raise ValueError(
             f"expected one task text throughout the episode, got {texts[0]!r} and then {texts[1]!r}; "
-            "end the episode there, or take dataset.task_from=none"
+            "end the episode there, or take text=none"
         )
     return str(texts[0])
 

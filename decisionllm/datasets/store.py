@@ -288,11 +288,19 @@ def check_texts(text: str, stores: Collection[Store], dataset: Node) -> None:
     """Raise a ValueError if a run asks for task texts that its data do not follow.
 
     Args:
-        text: the option of the run. `episode` asks for the texts that the data have.
+        text: the option of the run. `episode` asks for the texts that the data have, `none` for no
+            texts, `auto` for nothing.
         stores: of the run.
         dataset: the config node of the data.
     """
+    if text == "auto":
+        return
     if text == "none":
+        if "text" not in dataset and has_texts(stores):
+            raise ValueError(
+                f"text=none: expected a dataset with the option `text`, got {dataset['_target_']}, "
+                "whose episodes have their own texts; let it leave them out, or give text=auto"
+            )
         return
     if not has_texts(stores):
         raise ValueError(
@@ -313,19 +321,12 @@ def check_texts(text: str, stores: Collection[Store], dataset: Node) -> None:
         )
 
 
-def describe_own_texts(text: str, stores: Collection[Store]) -> list[str]:
-    """Return a note if a run with text=none reads texts all the same: those that a log has itself.
+def find_text_option(info: Json, *, has_texts: bool) -> str:
+    """Return the option `text` that data were read with: `episode` for texts of their own.
 
-    Args:
-        text: the option of the run.
-        stores: of the run.
+    info: of the dataset; those of a store made by a user do not say it.
     """
-    if text != "none" or not has_texts(stores):
-        return []
-    return [
-        "text=none: the episodes have task texts of their own, which the model reads; "
-        "dataset.task_from=none trains without them, and text=episode says that they are meant"
-    ]
+    return str(info.get("text") or ("episode" if has_texts else "none"))
 
 
 def has_texts(stores: Iterable[Store]) -> bool:

@@ -12,11 +12,13 @@ from decisionllm.datasets.space_parts import VECTOR
 
 # values of the option `text` of Minari data and Gymnasium environments
 TEXTS = (
+    "auto",  # its own text where `task_from` names one
     "none",
     "constant",
     "template",
     "episode",  # its own text, from where `task_from` says
 )
+WRITTEN = ("constant", "template")  # those that read the option `task`
 NAME = re.compile(r"\{([^{}]*)\}")  # str.format would read the dot of a nested name as an attribute
 
 
@@ -80,9 +82,9 @@ def fixed_task_text(
     group: str,
     text: str,
     task: str,
-    choices: Sequence[str] = ("none", "constant"),
+    choices: Sequence[str],
 ) -> str:
-    """Return the task text of every episode, or its template; "" with text=none and text=episode.
+    """Return the task text of every episode, or its template; "" unless `text` is of `WRITTEN`.
 
     Args:
         group: of the options, for messages.
@@ -91,7 +93,7 @@ def fixed_task_text(
         choices: values of the option `text`.
     """
     check_one_of(f"{group}.text", text, choices)
-    if text in ("none", "episode"):
+    if text not in WRITTEN:
         return ""
     if not task:
         raise ValueError(f"{group}.task: text={text} needs a text, got none; give {group}.task=...")
@@ -100,6 +102,15 @@ def fixed_task_text(
 
 def describe_unread_task(text: str, task: str) -> list[str]:
     """Return the fault of a task text that is given but not read; see `data_quality.list_faults`."""
-    if not task or text not in ("none", "episode"):
+    if not task or text in WRITTEN:
         return []
     return [f"the task text {task!r} is not read, since text={text}"]
+
+
+def label_text(text: str, *, has_own: bool) -> str:
+    """Return the option `text` for results: `episode` where the episodes' own texts are read, and
+    `none` where text=auto reads none.
+    """
+    if has_own:
+        return "episode"
+    return "none" if text == "auto" else text

@@ -37,7 +37,6 @@ TEXT_NAMES = (
 )
 # names of a column that says which entry of a table of texts belongs to a row or an episode
 INDEX_NAMES = ("task_index", "task_indices", "task_id", "task_ids")
-NO_COLUMN = "none"  # the value of `task_from` that reads no texts
 BLOCK = 1 << 16  # texts that are read at a time
 
 Column = Any  # with `shape` and `dtype`, rows by a slice
@@ -67,14 +66,12 @@ def choose_column(path: Path, columns: Mapping[str, Column], task_from: str) -> 
     Args:
         path: of the file, for messages.
         columns: all columns of the file.
-        task_from: the option: a column; `none`: no texts are read; empty: the column that has one
-            of `TEXT_NAMES` and holds texts.
+        task_from: the option: a column; empty: the column that has one of `TEXT_NAMES` and holds
+            texts.
 
     Raises:
         ValueError: there is no such column, or several could be meant, or it holds no texts.
     """
-    if task_from == NO_COLUMN:
-        return ""
     if task_from:
         if task_from not in columns:
             raise ValueError(
@@ -107,7 +104,7 @@ def no_texts_error(path: Path, key: str, column: Column) -> ValueError:
     kind = "Python objects, which are not unpickled" if is_object(column) else f"{column.dtype}"
     return ValueError(
         f"{path}: expected {key} as texts, got {kind}; save it as numpy.array(texts, dtype=str), "
-        f"or take dataset.task_from={NO_COLUMN}"
+        "or take text=none"
     )
 
 
@@ -185,7 +182,7 @@ def read_episode_values(path: Path, column: Column, key: str, offsets: np.ndarra
             raise ValueError(
                 f"{path}: expected one value of {key} in an episode, got {values[e]!r} and then "
                 f"{block[i]!r} in row {rows[i]}, step {rows[i] - offsets[e]} of episode {e}; end the "
-                f"episode there, or take dataset.task_from={NO_COLUMN}"
+                "episode there, or take text=none"
             )
     return values
 
@@ -198,7 +195,7 @@ def check_size(
     if size != (n if of_rows else E):
         raise ValueError(
             f"{path}: expected {key} with a value for each of {n:,} rows or {E:,} episodes, got "
-            f"{size:,}; bring it to one of these lengths, or take dataset.task_from={NO_COLUMN}"
+            f"{size:,}; bring it to one of these lengths, or take text=none"
         )
 
 
@@ -207,7 +204,7 @@ def to_texts(path: Path, key: str, column: Column, rows: slice) -> np.ndarray:
     with explain_errors(
         f"{path}: expected {key} as texts in UTF-8",
         UnicodeDecodeError,
-        fix="encode it again, or take dataset.task_from=none",
+        fix="encode it again, or take text=none",
     ):
         if isinstance(column, h5py.Dataset):
             strings = column.asstr("utf-8") if is_text(column) else column

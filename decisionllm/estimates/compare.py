@@ -17,7 +17,6 @@ from decisionllm.estimates.compare_options import CompareConfig
 from decisionllm.estimates.compared_log import (
     check_one_space,
     check_run,
-    get_log_text,
     open_log,
     print_log,
     print_overlap,
@@ -71,9 +70,8 @@ def compare(config: Node) -> Path:
     out = Path(options.out or paths[0].parent)
     check_writable(out, "compare.json", "compare.png")  # now, not after estimators are fitted
     store, is_other_log = open_log(runs[0], options)
-    text = get_log_text(runs[0], options)
     for run in runs:
-        check_run(run, store, text)
+        check_run(run, store)
 
     # -- the episodes that estimators are fitted to, and those that policies are judged on --
     fitting, held_out = split_episodes(store, runs[0], options, other=is_other_log)

@@ -10,7 +10,7 @@ from rich.console import Console
 from decisionllm.config import merge
 from decisionllm.datasets import sampling
 from decisionllm.datasets.mixture_parts import ONLY
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, find_text_option, has_texts
 from decisionllm.datasets.store_cache import NO_TRANSFORM, prepare_store
 from decisionllm.estimates.compare_options import CompareConfig
 from decisionllm.estimates.logged_episodes import FEWEST_GROUPS
@@ -41,16 +41,6 @@ def open_log(first: OpenedRun, options: CompareConfig) -> tuple[Store, bool]:
     return prepare_store(node, cache), True
 
 
-def get_log_text(first: OpenedRun, options: CompareConfig) -> str:
-    """Return the option `text` that the log of `open_log` is read with."""
-    overrides = options.dataset
-    if overrides.get("text"):
-        return str(overrides["text"])
-    if "_target_" in overrides and options.text:
-        return str(options.text)
-    return str(first.config["text"])
-
-
 def check_one_space(paths: Sequence[Path]) -> None:
     """Raise a ValueError if a run has a head for each of several spaces."""
     for path in paths:
@@ -63,16 +53,15 @@ def check_one_space(paths: Sequence[Path]) -> None:
             )
 
 
-def check_run(run: OpenedRun, store: Store, text: str) -> None:
+def check_run(run: OpenedRun, store: Store) -> None:
     """Raise a ValueError if a run acts for a team, or reads other spaces or texts than those of the
     data.
-
-    text: option of the log.
     """
     if isinstance(run.policy, Policy):
         if run.policy.model.team is not None:
             raise ValueError(f"{run.path}: expected a run of single agents, got one of teams")
-        own_text = run.config["text"]
+        text = find_text_option(store.info, has_texts=has_texts([store]))
+        own_text = directory.find_data_text(run.info)
         if own_text != text:
             raise ValueError(
                 f"{run.path}: expected a run of text={text}, as the log is read, got "

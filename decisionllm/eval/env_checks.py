@@ -328,7 +328,8 @@ def compare_texts(env: Env, data: TrainingData, name: str) -> str:
         if not any(of_data):
             fix = (
                 "add the text of each episode to the data (a column `tasks` of an .npz or HDF5 file, "
-                "Episode.task), or read none, with neither text= nor env.task_from"
+                "Episode.task), or read none, by text=none, which an environment of your own gets as "
+                "its option `text`"
             )
         raise ValueError(f"{name}: expected {expected}, {got}; {fix}")
     if of_data & of_env or env.text in SAMPLED_TEXTS or "wordings" in data.info:

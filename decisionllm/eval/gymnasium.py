@@ -32,7 +32,7 @@ from decisionllm.datasets.space_parts import (
     text_values,
 )
 from decisionllm.datasets.spaces import flatten, flatten_one, stack
-from decisionllm.datasets.templates import TEXTS, fixed_task_text, make_text_writer
+from decisionllm.datasets.templates import TEXTS, fixed_task_text, label_text, make_text_writer
 from decisionllm.eval.env_results import (
     ERRORS,
     describe_result,
@@ -92,7 +92,7 @@ class GymnasiumEnv(Env):
         envs: Sequence[Any],
         *,
         task: str = "",
-        text: str = "none",
+        text: str = "auto",
         reference: Sequence[float] = (),
         part: str = "",
         task_from: str = "",
@@ -128,7 +128,8 @@ class GymnasiumEnv(Env):
         self.categorical = categorical_sizes(self.observation_space)
         texts = text_parts(self.observation_space)
         self.task_from = choose_task_from("env", task_from, text, texts)
-        self.text = "episode" if self.task_from else text
+        self.text = label_text(text, has_own=bool(self.task_from))
+        self.is_silent = text == "none"  # no text is read, and none is named as unread
         self.write = None
         if text == "template":
             self.write = make_text_writer("env.task", task, self.observation_parts, texts=texts)
@@ -155,7 +156,7 @@ class GymnasiumEnv(Env):
             self.tasks = [get_task_text(each, self.task_from) for each in values]
         elif self.write is not None:
             self.tasks = [self.write(row, self._texts(i)) for i, row in enumerate(rows)]
-        else:
+        elif not self.is_silent:
             self.unread_texts = find_texts(self._values(0, infos[0]))
         return rows
 
@@ -258,7 +259,7 @@ def make(
     reference: Sequence[float] = [],
     task: str = "",
     task_from: str = "",
-    text: str = "none",
+    text: str = "auto",
     categorical: Declaration = None,
 ) -> GymnasiumEnv:
     """Make N copies of `gymnasium.make(id, **arguments)`.
@@ -274,8 +275,9 @@ def make(
         task_from: `info.KEY`: the text of an episode is what the info of `reset` has under KEY;
             `observation.NAME`: the part NAME of its observations, which is a text; empty: neither is
             read, but with text=episode the one part that is a text.
-        text: `none`, `constant`, or `template`: `{NAME}` in the task stands for that part of the
-            first observation; `episode`: the text that `task_from` names.
+        text: `auto`: the text that `task_from` names, if any; `none`: no text; `constant`: the task;
+            `template`: `{NAME}` in the task stands for that part of the first observation;
+            `episode`: the text that `task_from` names.
         categorical: {NAME: sizes} or [NAME] of the parts of an observation that are integers and
             name categories, which are read one-hot; see `datasets.categorical.as_categorical`.
 
@@ -320,7 +322,7 @@ def recover(
     *,
     minari_id: str,
     goal: str = "fixed",
-    text: str = "none",
+    text: str = "auto",
     task: str = "",
     task_from: str = "",
     categorical: Declaration = None,

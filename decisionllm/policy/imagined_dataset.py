@@ -28,7 +28,7 @@ OUTSIDE = 0.1
 def load(
     *,
     run: str,
-    text: str = "none",
+    text: str = "auto",
     episodes: int = 2400,
     steps: int = 60,
     noise: float = 0.0,
@@ -40,8 +40,8 @@ def load(
 
     Args:
         run: directory of a run that was trained with planner=value.
-        text: that of the run, whose task texts the episodes have, or `paraphrased`: these in the
-            wordings of their facts, where the run's dataset has both. Empty: that of the run.
+        text: `auto` or that of the run, whose task texts the episodes have, or `paraphrased`: these
+            in the wordings of their facts, where the run's dataset has both.
         episodes: number of episodes.
         steps: steps of each episode, unless the task ends it.
         noise: standard deviation of the noise on continuous actions, in half ranges; the stored
@@ -55,7 +55,7 @@ def load(
     check_at_least("dataset.steps", steps, 1)
     policy = loading.load_policy(run)
     config: Node = policy.config
-    own = check_text(run, text, config)
+    own = check_text(run, text, config, policy.info)
     imagined = policy.model.planner
     if not isinstance(imagined, ImaginedValue):
         raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
@@ -85,7 +85,7 @@ def load(
         "name": f"imagined({policy.info['dataset']['name']})",
         "env": "imagined",
         "run": run,
-        "text": text or own,
+        "text": own if text == "auto" else text,
         "noise": noise,
         "outside_support": outside,
         "seed": seed,
@@ -191,41 +191,43 @@ def supported_episodes(played: ImaginedEpisodes, tasks: Sequence[str]) -> list[E
     return made
 
 
-def data_options(*, run: str, text: str = "none", **options: object) -> Json:
+def data_options(*, run: str, text: str = "auto", **options: object) -> Json:
     """See `datasets.store`.
 
     The texts of the data are those of the run; a ValueError for a `text` that can't be made of
     them.
     """
-    check_text(run, text, directory.read(run)[0])
-    return {"run": run, "text": "", **options}
+    config, info = directory.read(run)
+    check_text(run, text, config, next(iter(info["embodiments"].values())))
+    return {"run": run, "text": "auto", **options}
 
 
-def reword_texts(store: Store, *, text: str = "none", **options: object) -> Store:
+def reword_texts(store: Store, *, text: str = "auto", **options: object) -> Store:
     """See `datasets.store`."""
-    return replace_task_texts(
-        store, text or store.info["text"], [store.tasks[i] for i in store.task]
-    )
+    own = store.info["text"]
+    tasks = [store.tasks[i] for i in store.task]
+    return replace_task_texts(store, own if text == "auto" else text, tasks)
 
 
-def check_text(run: str, text: str, config: Json) -> str:
+def check_text(run: str, text: str, config: Json, info: Json) -> str:
     """The text that a run reads.
 
     Args:
         run: directory of the run.
-        text: of the dataset; empty: that of the run.
+        text: of the dataset; `auto`: that of the run.
         config: of the run.
+        info: of its embodiment.
 
     Raises:
         ValueError: `text` is neither what the run reads nor that in other wordings. Its environment
             would have other texts than the episodes.
     """
-    read: str = config["dataset"].get("text", config["text"])
+    read = directory.find_data_text(info)
     offered = [read]
     # Its data are those of text=paraphrased, so that its texts have facts.
     if data_node(config["dataset"] | {"text": "paraphrased"})["text"] == read:
         offered.append("paraphrased")
-    if text and text not in offered:
+    if text != "auto" and text not in offered:
         reason = f"{run} reads text={read}, and so must what imitates it"
         raise ValueError(
             f"dataset.text={text}: {reason}; give {' or '.join(f'text={each}' for each in offered)}"

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from decisionllm import __version__
 from decisionllm.config import GROUPS, TrainConfig, default_options, flatten
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, find_text_option
 from decisionllm.files import (
     DIGESTS,
     PARTIAL,
@@ -45,7 +45,8 @@ from decisionllm.runs.hub import is_hub_folder, read_hub_folder
 from decisionllm.schema import Json, Spec
 from decisionllm.trust import check_config, check_nodes
 
-FORMAT = 4  # of run.json, config.yaml and the names of weights
+FORMAT = 5  # of run.json, config.yaml and the names of weights
+SILENT_TEXTS = 4  # the format before, whose text=none read the texts that a log has of its own
 ROOM = "make room or choose another run=..."
 UPGRADE = (
     "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md "
@@ -150,6 +151,11 @@ def has_texts(info: Json) -> bool:
     if "tasks" not in info:  # they are more than MOST_TASKS, or each has many wordings
         return True
     return any(info["tasks"])
+
+
+def find_data_text(info: Json) -> str:
+    """Return the option `text` that the data of a run were read with. info: of its embodiment."""
+    return find_text_option(info["dataset"], has_texts=has_texts(info))
 
 
 def options_that_may_differ(config: Mapping[str, object]) -> tuple[str, ...]:
@@ -299,14 +305,42 @@ def read(path: str | Path) -> tuple[Json, Json]:
         config, info = read_file(path / "config.yaml"), read_file(path / "run.json")
     else:
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    if info.get("format") != FORMAT:
+    if info.get("format") not in (SILENT_TEXTS, FORMAT):
         raise ValueError(
             f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; "
             f"{UPGRADE}"
         )
     check_config(config, path / "config.yaml")
     check_nodes(info, path / "run.json")
-    return config, info
+    return (config, info) if info["format"] == FORMAT else convert_texts(config, info)
+
+
+def convert_texts(config: Json, info: Json) -> tuple[Json, Json]:
+    """Return config and run.json of a run of format 4 as they are today: text=none was what
+    text=auto is, and dataset.task_from=none is text=none.
+    """
+    nodes = {key: convert_node(config[key]) for key in ("dataset", "env") if key in config}
+    text = "auto" if config.get("text") == "none" else config.get("text")
+    parts = {}
+    for label, part in info.get("parts", {}).items():
+        parts[label] = part | {"env": convert_node(part["env"])} if part.get("env") else part
+    return config | nodes | {"text": text}, info | {"parts": parts, "format": FORMAT}
+
+
+def convert_node(node: Node) -> Node:
+    """Return a config node of a run of format 4 as it is today, see `convert_texts`; one of the
+    user's own stays as it is.
+    """
+    converted = dict(node)
+    if not node["_target_"].startswith("decisionllm."):
+        return converted
+    if node.get("text") == "none":
+        converted["text"] = "auto"
+    if node.get("task_from") in ("", "none"):
+        del converted["task_from"]
+    if node.get("task_from") == "none":
+        converted["text"] = "none"
+    return converted
 
 
 def read_file(path: Path) -> Json:

@@ -153,7 +153,7 @@ def test_options_that_do_not_fit_are_refused(words, message, whole_run, capsys):
 
 
 def test_a_baseline_has_no_language_model(tmp_path):
-    (tmp_path / "run.json").write_text('{"format": 4}', encoding="utf-8")
+    (tmp_path / "run.json").write_text('{"format": 5}', encoding="utf-8")
     (tmp_path / "config.yaml").write_text("policy: {}", encoding="utf-8")
     with pytest.raises(ValueError, match="expected a run of `decisionllm train`, got a baseline"):
         export_language_model(tmp_path, tmp_path / "out")

@@ -288,7 +288,7 @@ def test_a_run_without_weights_says_so(run):
     ("words", "message"),
     [
         (["algorithm=sac"], "algorithm: expected one of awac, cql, iql, rebrac, td3bc, got 'sac'"),
-        (["text=goal"], "text: expected one of none, got 'goal'"),
+        (["text=goal"], "text: expected one of auto, got 'goal'"),
         (["time_limits=maybe"], "time_limits: expected one of bootstrap, terminal, got 'maybe'"),
         (["steps=0"], "steps: expected more than 0, got 0"),
         (

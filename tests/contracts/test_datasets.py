@@ -118,7 +118,9 @@ def test_the_same_options_are_the_same_episodes_and_another_seed_is_not(name, so
 @pytest.mark.parametrize(
     "name", [name for name in DATASETS if "text" in discover()["dataset"][name]]
 )
-def test_there_is_no_text_by_itself_and_an_unknown_one_is_refused(name, source_of, tmp_path):
-    assert {episode.task for episode in source_of(name).episodes} == {""}
-    with pytest.raises(ValueError, match="text: expected one of none, .*, got 'paper'"):
+def test_text_none_is_no_text_and_an_unknown_one_is_refused(name, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    assert {episode.task for episode in read(name, folder, text="none").episodes} == {""}
+    with pytest.raises(ValueError, match="text: expected one of .*none, .*, got 'paper'"):
         read(name, tmp_path, text="paper")

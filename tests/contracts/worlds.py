@@ -85,7 +85,6 @@ DATASETS = {
     "lerobot": {
         "path": str(TESTS / "fixtures" / "lerobot" / "reach"),
         "task": "Go on.",
-        "task_from": "none",
     },
     "huggingface": huggingface,
     "mixture": {"parts": PARTS},

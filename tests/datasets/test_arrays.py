@@ -10,8 +10,10 @@ import pytest
 
 from decisionllm.datasets import d4rl_files
 from decisionllm.datasets.arrays import from_episodes, load, split_episodes
+from decisionllm.datasets.mixture_parts import ONLY
 from decisionllm.datasets.store import open_store
 from decisionllm.datasets.store_cache import prepare_store
+from decisionllm.runs import directory
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
@@ -178,7 +180,7 @@ def test_a_constant_text_needs_a_task(tmp_path):
     ):
         load(path=put(tmp_path / "a.npz"), text="constant")
     with pytest.raises(
-        ValueError, match="dataset.text: expected one of none, constant, episode, got 'goal'"
+        ValueError, match="dataset.text: expected one of auto, none, constant, episode, got 'goal'"
     ):
         load(path=put(tmp_path / "a.npz"), text="goal")
 
@@ -455,7 +457,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_episodes_made_in_python_are_trained_on(tmp_path, capsys):
+def test_episodes_made_in_python_are_trained_on(tmp_path):
     made = [episode([1, 2, 3], S=3, A=2, start=i, task="Go.") for i in range(6)]
     dataset = from_episodes(made, tmp_path / "mine", name="mine")
     store = prepare_store(dataset, tmp_path / "cache")
@@ -474,12 +476,9 @@ def test_episodes_made_in_python_are_trained_on(tmp_path, capsys):
         "optim.batch_size=4",
         f"run={tmp_path / 'run'}",
     ]
-    assert command("train", *loop, *NANO, *words) == 0
-    note = "note: text=none: the episodes have task texts of their own, which the model reads"
-    assert note in capsys.readouterr().out
-    for word in ("text=episode", "dataset.task_from=none"):
-        assert command("train", *loop, *NANO, *words, word, "fresh=true") == 0
-        assert note not in capsys.readouterr().out
+    for text, tasks in {"auto": ["Go."], "none": [""]}.items():
+        assert command("train", *loop, *NANO, *words, f"text={text}", "fresh=true") == 0
+        assert directory.read(tmp_path / "run")[1]["embodiments"][ONLY]["tasks"] == tasks
 
 
 def test_integer_actions_of_episodes_are_discrete(tmp_path):

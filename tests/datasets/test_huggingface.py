@@ -57,6 +57,7 @@ def test_named_columns_are_episodes(rows, tmp_path, monkeypatch):
         (False, True),
     ]
     assert [e.task for e in episodes] == ["Go left.", "Fahre.", ""]
+    assert {e.task for e in read(path, task_from="prompt", text="none")[1]} == {""}
     assert [e.group for e in episodes] == [0, 1, 2] and source.spec.horizon == 2
     assert source.info["observation_parts"] == [["state", 2], ["angle", 1]]
     assert source.info["name"] == "mine" and source.info["text"] == "episode"
@@ -171,7 +172,7 @@ def test_without_a_reward_success_is_the_reward_of_the_last_step(tmp_path):
         (
             {"prompt": ["a", "b", "c", "c", "c"]},
             {"task_from": "prompt"},
-            "expected one task text throughout the episode, got 'a' and then 'b'; .*task_from=none",
+            "expected one task text throughout the episode, got 'a' and then 'b'; .*text=none",
         ),
     ],
 )

@@ -77,11 +77,10 @@ def test_columns_are_chosen_by_name():
 
 
 def test_texts_are_left_out_or_replaced():
-    assert {e.task for e in read(task_from="none")[1]} == {""}
+    source, episodes = read(text="none")
+    assert {e.task for e in episodes} == {""} and source.info["text"] == "none"
     source, episodes = read(text="constant", task="Go.")
     assert {e.task for e in episodes} == {"Go."} and source.info["text"] == "constant"
-    with pytest.raises(ValueError, match="task_from: expected none, or nothing .*, got 'tasks'"):
-        read(task_from="tasks")
 
 
 def test_texts_are_read_whatever_the_name_of_their_index(copied):
@@ -129,7 +128,7 @@ def test_a_task_that_changes_within_an_episode_is_refused(copied):
     rewrite(copied, change_last)
     with pytest.raises(ValueError, match="expected one task text throughout the episode, got 'Öff"):
         read(copied)
-    assert len(read(copied, task_from="none")[1]) == 7
+    assert len(read(copied, text="none")[1]) == 7
 
 
 def test_an_incomplete_download_is_refused(copied):

@@ -367,7 +367,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         load(minari_id="mine/none-v0")
     with pytest.raises(
         ValueError,
-        match="dataset.text: expected one of none, constant, template, episode, got 'goal'",
+        match="dataset.text: expected one of auto, none, constant, template, episode, got 'goal'",
     ):
         load(minari_id="mine/none-v0", text="goal")
     with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
@@ -458,6 +458,8 @@ def test_task_from_reads_the_texts_of_recorded_infos():
     assert [each.task for each in source.episodes] == ["Go left.", "Fahre nach Köln."]
     assert source.info["text"] == "episode" and "unread" not in source.info
     assert load(minari_id="mine/told-v0").info["unread"] == ["info.goal.text"]
+    silent = load(minari_id="mine/told-v0", task_from="info.goal.text", text="none")
+    assert {each.task for each in silent.episodes} == {""} and silent.info["text"] == "none"
 
 
 def test_recorded_texts_that_cannot_be_read_are_refused():

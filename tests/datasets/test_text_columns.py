@@ -7,6 +7,7 @@ import pytest
 from decisionllm.commands.data import card
 from decisionllm.datasets import text_columns
 from decisionllm.datasets.arrays import from_episodes, load, open_folder
+from decisionllm.datasets.store import check_texts
 from decisionllm.datasets.store_cache import prepare_store
 from tests.conftest import LOOP, NANO, command, episode, node
 from tests.datasets.test_arrays import columns, put
@@ -77,11 +78,11 @@ def test_texts_of_hdf5(fixed, texts, key, tmp_path):
     assert tasks_of(write_hdf5(tmp_path / "mine.hdf5", **{key: values})) == TASKS
 
 
-def test_task_from_names_a_column_or_none(tmp_path):
+def test_task_from_names_a_column_and_text_none_reads_no_texts(tmp_path):
     path = put(tmp_path / "mine.npz", tasks=np.array(TASKS), remark=np.array(["x", "y", "z"]))
     assert tasks_of(path, task_from="remark") == ["x", "y", "z"]
-    assert tasks_of(path, task_from="none") == [""] * 3
-    assert load(path=path, task_from="none").info["unread"] == ["tasks (text)", "remark (text)"]
+    assert tasks_of(path, task_from="remark", text="none") == [""] * 3
+    assert load(path=path, text="none").info["unread"] == ["tasks (text)", "remark (text)"]
     assert load(path=path).info["unread"] == ["remark (text)"]
     assert tasks_of(path, text="constant", task="Fill.") == ["Fill."] * 3
 
@@ -135,12 +136,16 @@ def test_columns_that_are_not_read_are_on_the_card_and_said_by_train(tmp_path, c
     assert "note: not read of the log: images, speed" in capsys.readouterr().out
 
 
-def test_task_from_none_leaves_the_texts_of_a_store_out(tmp_path):
+def test_text_none_leaves_the_texts_of_a_store_out(tmp_path):
     episodes = [episode([1, 2], task=task, group=i) for i, task in enumerate("ab")]
     path = from_episodes(episodes, tmp_path / "store", name="mine")["path"]
     assert prepare_store(node("dataset", "store", path=path), tmp_path).tasks == ("a", "b")
-    store = prepare_store(node("dataset", "store", path=path, task_from="none"), tmp_path)
+    store = prepare_store(node("dataset", "store", path=path, text="none"), tmp_path)
     assert store.tasks == ("",)
+    parts = {"one": {"dataset": "store", "path": path}}
+    for text, tasks in {"auto": ("a", "b"), "none": ("",)}.items():
+        mixture = node("dataset", "mixture", parts=parts, text=text)
+        assert prepare_store(mixture, tmp_path).tasks == tasks
     assert store.fingerprint != open_folder(path=path).fingerprint
 
 
@@ -150,9 +155,14 @@ def test_a_text_option_that_the_texts_of_a_log_do_not_follow_is_refused(tmp_path
     words = [*NANO, *LOOP[2:], f"run={tmp_path / 'run'}", "dataset=store", f"dataset.path={path}"]
     for text in ("paraphrased", "constant"):
         assert command("train", *words, f"text={text}") == 1
-        assert f"text={text}: expected a dataset with the option `text`" in capsys.readouterr().err
+        message = f"dataset.text: expected one of auto, none, episode, got '{text}'"
+        assert message in capsys.readouterr().err
     parts = f"dataset.parts={{one: {{dataset: store, path: {path}}}}}"
     mixed = [*NANO, *LOOP[2:], f"run={tmp_path / 'run'}", "dataset=mixture", parts]
     for text in ("paraphrased", "constant"):
         assert command("train", *mixed, f"text={text}") == 1
     assert command("train", *words, "text=episode") == 0
+    with pytest.raises(
+        ValueError, match="text=none: expected a dataset with the option `text`, got"
+    ):
+        check_texts("none", [open_folder(path=path)], {"_target_": "mylab.load"})

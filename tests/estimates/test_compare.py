@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(runs, tmp_path, capsys):
     several.mkdir()
     (several / "config.yaml").write_text("run: several", encoding="utf-8")
     (several / "run.json").write_text(
-        json.dumps({"format": 4, "embodiments": {"a": {}, "b": {}}}), encoding="utf-8"
+        json.dumps({"format": 5, "embodiments": {"a": {}, "b": {}}}), encoding="utf-8"
     )
     cases = {
         f"run={runs}/none": "expected a run directory (with run.json), found none",

@@ -11,6 +11,7 @@ import gymnasium as gym
 import minari
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
@@ -26,6 +27,7 @@ from decisionllm.eval.env_checks import TrainingData, compare
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import DIGESTS
+from decisionllm.policy.loading import load_policy
 from decisionllm.registry import build
 from decisionllm.runs import directory
 from decisionllm.schema import Spec
@@ -139,7 +141,7 @@ def test_options_reach_the_environment_and_the_text_the_policy():
         ),
         (
             {"id": "Pendulum-v1", "text": "goal"},
-            "env.text: expected one of none, constant, template, episode, got 'goal'",
+            "env.text: expected one of auto, none, constant, template, episode, got 'goal'",
         ),
     ],
 )
@@ -726,6 +728,47 @@ def test_train_names_the_text_that_the_environment_has_and_nobody_reads(robot, t
     assert command("evaluate", f"run={tmp_path / 'other'}", *options) == 0
     row = json.loads((tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert (row["text"], row["protocol"]) == ("episode", "task-text")
+
+
+def test_text_none_is_a_control_that_reads_no_text_in_training_and_evaluation(robot, tmp_path):
+    made = [episode([1, 2, 3, 4], S=1, task=task) for task in ("Go to left.", "Go to right.") * 2]
+    path = from_episodes(made, tmp_path / "told", name="told")["path"]
+    words = [*NANO, *LOOP[2:], "env=gymnasium", f"env.id={robot}", "env.task_from=info.task.text"]
+    words += ["dataset=store", f"dataset.path={path}"]
+    for text in ("auto", "none"):
+        run = f"run={tmp_path / text}"
+        assert command("train", *words, f"text={text}", run) == 0
+        assert command("evaluate", run, "episodes=2", "report=false", "baselines=false") == 0
+    lines = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["text"] for row in rows] == ["episode", "none"]
+    assert [
+        directory.has_texts(load_policy(tmp_path / text).info) for text in ("auto", "none")
+    ] == [True, False]
+    env = make(2, id=robot, task_from="info.task.text", text="none")
+    env.reset(0)
+    assert env.tasks == ["", ""] and not env.notes(), "what is left out on purpose is no note"
+
+
+def test_a_run_of_format_4_reads_the_texts_that_it_was_trained_with(robot, tmp_path):
+    made = [episode([1, 2, 3, 4], S=1, task=task) for task in ("Go to left.", "Go to right.") * 2]
+    path = from_episodes(made, tmp_path / "told", name="told")["path"]
+    run = tmp_path / "run"
+    train = ["train", *NANO, *LOOP[2:], "env=gymnasium", f"env.id={robot}", f"run={run}"]
+    train += ["env.task_from=info.task.text", "dataset=store", f"dataset.path={path}"]
+    assert command(*train) == 0
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config["text"] = config["env"]["text"] = "none"
+    config["dataset"] = {"_target_": config["dataset"]["_target_"], "path": path, "task_from": ""}
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps(info | {"format": 4}), encoding="utf-8")
+    (run / DIGESTS).unlink()
+    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false") == 0
+    row = json.loads((tmp_path / "results.jsonl").read_text(encoding="utf-8"))
+    assert row["text"] == "episode"
+    assert command(*train) == 0, "it goes on"
+    assert command(*train, "text=none") == 1, "another run"
 
 
 class Plain(gym.Env):

@@ -63,7 +63,7 @@ def save_run(path, config, *, noise=1):
         [(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))]
     )
     info = {
-        "format": 4,
+        "format": 5,
         "embodiments": {ONLY: {"spec": asdict(SPEC), "targets": {"0.9": 30.0}}},
         "parts": {},
         "frozen": fingerprint(model.backbone),
@@ -332,7 +332,7 @@ WRONG = {
     "another format": (
         "run.json",
         lambda f: f.update(format=3),
-        "expected a run of format 4, got format 3; train again",
+        "expected a run of format 5, got format 3; train again",
     ),
     "empty config": (
         "config.yaml",

@@ -6,6 +6,7 @@ import pytest
 
 import decisionllm
 from decisionllm import choice
+from decisionllm.runs.directory import FORMAT, convert_node, convert_texts
 from tests.conftest import LOOP, NANO, command
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,20 @@ def test_a_run_on_one_dataset_is_described_as_one_of_several(tmp_path):
     ((name, data),) = info["embodiments"].items()
     assert name == "data" and data["dataset"]["name"] == "synthetic" and data["targets"]
     assert info["fingerprint"] == data["fingerprint"] and info["parts"] == {}
+
+
+def test_text_none_of_format_4_is_auto_and_task_from_none_is_text_none():
+    target = "decisionllm.datasets.arrays.load"
+    log = {"_target_": target, "text": "none", "task_from": ""}
+    world = {"_target_": "mylab.World", "text": "none"}
+    config, info = convert_texts(
+        {"text": "none", "dataset": log, "env": world},
+        {"format": 4, "parts": {"few": {"env": log | {"task_from": "info.task"}}}},
+    )
+    assert config == {"text": "auto", "dataset": {"_target_": target, "text": "auto"}, "env": world}
+    env = {"_target_": target, "text": "auto", "task_from": "info.task"}
+    assert info == {"format": FORMAT, "parts": {"few": {"env": env}}}
+    assert convert_node(log | {"task_from": "none"}) == {"_target_": target, "text": "none"}
 
 
 def test_a_run_records_the_command_line_that_made_it(tmp_path):

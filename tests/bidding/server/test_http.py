@@ -1549,7 +1549,7 @@ def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
             serve(fill_defaults("serve", {"run": str(tmp_path), option: -1}))
     with pytest.raises(ValueError, match="port: expected 0 .. 65535, got 99999"):
         serve(fill_defaults("serve", {"run": str(tmp_path), "port": 99999}))
-    (tmp_path / "run.json").write_text('{"format": 4}', encoding="utf-8")
+    (tmp_path / "run.json").write_text('{"format": 5}', encoding="utf-8")
     (tmp_path / "config.yaml").write_text("policy: {}", encoding="utf-8")
     with pytest.raises(
         ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"
