@@ -119,7 +119,7 @@ class Panels:
                 axis.set_major_formatter(PlainLogFormatter())
                 axis.set_minor_formatter(PlainLogFormatter())
             if axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize=7)
+                axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
         return self.figures
 
 

@@ -260,10 +260,12 @@ def describe_best_size(
     if len(sizes) < 2 or means.isna().any():
         return []
     best = means.idxmax()
+    pairs = {size: paired_differences(grid, metric, "size", size, best) for size in sizes}
+    if all(len(pairs[size]) < 2 for size in sizes if size != best):
+        return [f"{what}: {best} has the best mean; one run of a size tells it from no other."]
     alike = []
     for size in sizes:
-        pairs = paired_differences(grid, metric, "size", size, best)
-        low, high = over_runs(pairs) if len(pairs) > 1 else (0.0, 0.0)
+        low, high = over_runs(pairs[size]) if len(pairs[size]) > 1 else (0.0, 0.0)
         if low <= 0 <= high:
             alike.append(size)
     if len(alike) == 1:
