@@ -258,6 +258,12 @@ def has_option(target: str, option: str) -> bool:
     return callable(called) and option in signature(called).parameters
 
 
+def has_return_type(target: str, kind: type) -> bool:
+    """Return whether a path names a function that is annotated to return this class."""
+    called = _import_callable(target)
+    return callable(called) and signature(called).return_annotation in (kind, kind.__name__)
+
+
 def fill_option_defaults(node: Node) -> Node:
     """Add the default of each option of its callable that a node lacks."""
     options = dict(node)

@@ -65,7 +65,8 @@ USAGE = {
 
 
 def test_defaults_that_name_an_option_of_another_choice_are_all_named(capsys):
-    assert command("train", "experiment=umaze-llm", "backbone=nano") == 2
+    words = ("name=${backbone.weights}", "run=${backbone.weights}")
+    assert command("train", "dataset=synthetic", "backbone=nano", *words) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("decisionllm: name, run: expected values of their own; ")
     assert "'backbone.weights' not found" in printed

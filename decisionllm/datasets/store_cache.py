@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from filelock import AcquireReturnProxy, FileLock, Timeout
@@ -22,7 +23,14 @@ from decisionllm.datasets.dataset_reader import (
 from decisionllm.datasets.store import FORMAT, Store, get_columns, hash_store, open_store
 from decisionllm.datasets.store_writer import write_store
 from decisionllm.protocols import Source
-from decisionllm.registry import Node, build, has_option, is_none, no_choice
+from decisionllm.registry import (
+    Node,
+    build,
+    has_option,
+    has_return_type,
+    is_none,
+    no_choice,
+)
 
 NO_TRANSFORM = no_choice()
 
@@ -66,6 +74,8 @@ def _open_canonical_store(dataset: Node, cache_dir: str | Path) -> Store:
     that stores of an older reader are made again.
     """
     dataset = data_node(dataset)
+    if has_return_type(dataset["_target_"], Store):  # a store that exists: nothing is written
+        return cast(Store, build(dataset))
     stamps: list[object] = []
     for file in list_files(dataset):
         stat = file.stat()
