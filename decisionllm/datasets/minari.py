@@ -86,9 +86,10 @@ def load(
     Args:
         minari_id: its id on this machine, or the path of its folder; or a remote one, such as
             `hf://farama-minari/D4RL/door/human-v2`, which is downloaded unless it is here.
-        text: `auto`: the text that `task_from` names, if any; `none`: no texts; `constant`: the task, or else the dataset's id and description; `template`:
-            the task with the numbers of parts of the first observation, see `templates.make_text_writer`;
-            `episode`: the text that `task_from` names.
+        text: `auto`: the text that `task_from` names, if any; `none`: no texts; `constant`: the
+            task, or else the dataset's id and description; `template`: the task with the numbers of
+            parts of the first observation, see `templates.make_text_writer`; `episode`: the text
+            that `task_from` names.
         task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to
             {desired_goal}."
         task_from: `info.KEY`: the text of an episode is what its recorded infos have under KEY;

@@ -139,18 +139,33 @@ class GymnasiumEnv(Env):
         self.observations = []
         infos = []
         for env, start in zip(self.envs, derive_seeds(seed, len(self.envs)).tolist(), strict=True):
-            with explain_call(self.name, f"reset(seed={start})", RESET):
-                result = env.reset(seed=start)
-                if not isinstance(result, tuple) or len(result) != 2:
-                    raise ValueError(f"expected two values, got {describe_result(result)}")
-                observation, info = result
-                if not isinstance(info, Mapping):
-                    raise ValueError(f"expected a dict as info, got {describe_result(info)}")
+            observation, info = self._reset_episode(env, start)
             self.observations.append(observation)
             infos.append(info)
         self.ended = np.zeros(len(self.envs), bool)
         self.steps = 0
         rows = self._rows()
+        self._read_task_texts(rows, infos)
+        return rows
+
+    def _reset_episode(self, env: Any, seed: int) -> tuple[Any, Mapping[str, Any]]:
+        """Return the first observation of an environment and its info; a ValueError if they are
+        none.
+        """
+        with explain_call(self.name, f"reset(seed={seed})", RESET):
+            result = env.reset(seed=seed)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise ValueError(f"expected two values, got {describe_result(result)}")
+            observation, info = result
+            if not isinstance(info, Mapping):
+                raise ValueError(f"expected a dict as info, got {describe_result(info)}")
+        return observation, info
+
+    def _read_task_texts(self, rows: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> None:
+        """Set the task text of each episode, or what texts of the environment are not read.
+
+        rows, infos: of the reset.
+        """
         if self.task_from:
             values = [self._values(i, info) for i, info in enumerate(infos)]
             self.tasks = [get_task_text(each, self.task_from) for each in values]
@@ -158,7 +173,6 @@ class GymnasiumEnv(Env):
             self.tasks = [self.write(row, self._texts(i)) for i, row in enumerate(rows)]
         elif not self.is_silent:
             self.unread_texts = find_texts(self._values(0, infos[0]))
-        return rows
 
     def _texts(self, episode: int) -> dict[str, str]:
         """Return the parts of the last observation of an episode that are texts, by name."""
